@@ -135,7 +135,7 @@ class Explained:
         str,
         typer.Option(
             metavar="NAME",
-            help=f"What importances explain: {', '.join(objective_names())}; default: what fits.",
+            help=f"What importances explain: {', '.join(objective_names(prompts=True))}; default: what fits.",
             rich_help_panel=ANALYSES,
         ),
     ] = ""

@@ -30,15 +30,21 @@ def main_measure(study: AnalysisResult) -> str:
 
 def importance_tables(study: AnalysisResult) -> Iterator[Any]:
     """The heads needed most and least with intervals, and how the rankings agree."""
-    from rich import box
-    from rich.table import Table
-
     main = main_measure(study)
     if not main:
         return
-    ranked = _ranked(study, main)
+    ranked = ranked_rows(study, main)
+    yield most_and_least(ranked, f"the heads that the model needs most and least, by {measure_of(main).words}", main)
+    if len(study.tables["importance_agreement"]):
+        yield _agreement(study.tables["importance_agreement"], main)
+
+
+def most_and_least(ranked: pd.DataFrame, title: str, main: str) -> Table:
+    """The first and the last of ranked heads."""
+    from rich import box
+    from rich.table import Table
+
     count = min(MOST, len(ranked) // 2)
-    title = f"the heads that the model needs most and least, by {measure_of(main).words}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("rank", justify="right")
     table.add_column("head", no_wrap=True)
@@ -50,10 +56,8 @@ def importance_tables(study: AnalysisResult) -> Iterator[Any]:
         if number and 2 * count < len(ranked):
             table.add_row("…")
         for row in part.to_dict("records"):
-            table.add_row(*_cells(row))
-    yield table
-    if len(study.tables["importance_agreement"]):
-        yield _agreement(study.tables["importance_agreement"], main)
+            table.add_row(*head_cells(row))
+    return table
 
 
 def importance_answers(study: AnalysisResult) -> Iterator[str]:
@@ -61,9 +65,9 @@ def importance_answers(study: AnalysisResult) -> Iterator[str]:
     main = main_measure(study)
     if not main:
         return
-    ranked = _ranked(study, main)
+    ranked = ranked_rows(study, main)
     first, last = ranked.iloc[0], ranked.iloc[-1]
-    named = [f"{_name(row)} ({_number(row['value'])}, {_interval(row)})" for row in (first, last)]
+    named = [f"{head_name(row)} ({number_text(row['value'])}, {interval_text(row)})" for row in (first, last)]
     yield f"by {main} the model needs {named[0]} most and {named[1]} least"
     tested = ranked["p_adjusted"].dropna()
     if len(tested):
@@ -86,31 +90,35 @@ def importance_answers(study: AnalysisResult) -> Iterator[str]:
         )
 
 
-def _ranked(study: AnalysisResult, main: str) -> pd.DataFrame:
-    """The heads with a number, needed most first, and their functions."""
-    table = study.tables["importance"]
+def ranked_rows(study: AnalysisResult, main: str, *, group: str = "importance") -> pd.DataFrame:
+    """The heads with a number, needed most first, and their functions; `group` is the table that has the measure."""
+    table = study.tables[group]
     rows = table[(table["measure"] == main) & table["value"].notna()]
     functions = study.heads[["site", "layer", "head", "functions"]]
     return rows.merge(functions, on=["site", "layer", "head"]).sort_values("rank", kind="stable")
 
 
-def _cells(row: dict[Any, Any]) -> list[str]:
+def head_cells(row: dict[Any, Any]) -> list[str]:
+    """Rank, head, value, interval, whether it can be told from zero, functions."""
     p = row["p_adjusted"]
     from_zero = "" if p != p else "not told" if p > LEVEL else "above" if row["value"] > 0 else "below"
     functions = row["functions"].replace(";", " ")
-    return [str(row["rank"]), _name(row), _number(row["value"]), _interval(row), from_zero, functions]
+    return [str(row["rank"]), head_name(row), number_text(row["value"]), interval_text(row), from_zero, functions]
 
 
-def _name(row: Any) -> str:
+def head_name(row: Any) -> str:
+    """The head of a row."""
     return f"{row['site']}.{row['layer']}.{row['head']}"
 
 
-def _number(value: float) -> str:
+def number_text(value: float) -> str:
+    """Three digits."""
     return f"{value:.3g}"
 
 
-def _interval(row: Any) -> str:
-    return f"{_number(row['value_low'])} to {_number(row['value_high'])}"
+def interval_text(row: Any) -> str:
+    """The interval of a row."""
+    return f"{number_text(row['value_low'])} to {number_text(row['value_high'])}"
 
 
 def _agreement(pairs: pd.DataFrame, main: str) -> Table:

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from headscope.api.analysis import Finished
 
 COMPANIONS = ("format", "dicts", "hp", "bpe")
-TEXT = ("source", "target", "source2", "pairs", "labels", "parse", "max_sentences", "mask")
+TEXT = (
+    *("source", "target", "source2", "pairs", "labels", "clean", "corrupt", "answer", "parse", "max_sentences", "mask"),
+)
 
 
 def command_line(*words: object, options: Mapping[str, Any] | None = None, names: tuple[str, ...] = ()) -> str:

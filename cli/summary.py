@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headscope.cli import console
 from headscope.cli.importance import importance_answers, importance_tables
 from headscope.cli.next_commands import after_analysis
+from headscope.cli.patching import patching_answers, patching_tables
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def summary(finished: Finished, *, following: bool = True) -> Iterator[Any]:
         yield _unsupported(finished)
     if "importance" in study.tables:
         yield from importance_tables(study)
-    elif "confidence" in study.heads:
+    if "patching" in study.tables:
+        yield from patching_tables(study)
+    if "confidence" in study.heads and study.tables.keys().isdisjoint({"importance", "patching"}):
         yield _sharpest(finished)
     if "faithfulness_rankings" in study.tables:
         yield _rankings(finished)
@@ -38,7 +41,7 @@ def summary(finished: Finished, *, following: bool = True) -> Iterator[Any]:
         yield Text(f" {line}")
     yield Text(str(finished.signature), style="dim")
     yield from console.ending(
-        [*_function_answer(finished), *importance_answers(study)],
+        [*_function_answer(finished), *importance_answers(study), *patching_answers(study)],
         finished.folder,
         after_analysis(finished) if following else "",
         page=finished.page,

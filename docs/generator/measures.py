@@ -36,9 +36,14 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 CODE, ROWS = re.compile(r"`[^`]*`"), re.MULTILINE
 
 
-def analyses(*, importance: bool) -> str:
-    """A section for every analysis, in the order of their columns in heads.csv."""
-    chosen = sorted((each for _, each in ANALYSES if (each.group == "importance") == importance), key=lambda e: e.order)
+GROUPS = {"importance": "`--importance`", "patching": "unasked where there are prompts"}
+"""Groups of analyses that have a part of the page to themselves, and what else runs them."""
+
+
+def analyses(*, group: str = "") -> str:
+    """A section for every analysis of a group, or of none, in the order of their columns in heads.csv."""
+    members = (each for _, each in ANALYSES if (each.group if each.group in GROUPS else "") == group)
+    chosen = sorted(members, key=lambda each: each.order)
     rows = (f"| {_link(each)} | {_cell(each.summary)} | {_columns(each)} |" for each in chosen)
     sections = (line for each in chosen for line in _analysis(each))
     return "\n".join(["| analysis | what it measures | columns |", "| --- | --- | --- |", *rows, "", *sections])
@@ -62,12 +67,16 @@ def _analysis(cls: Any) -> Iterator[str]:
     facts = {
         "Sites": ", ".join(site.value for site in sorted(cls.sites)) if len(cls.sites) < 3 else "all",
         "Needs": ", ".join(f"{NEEDS[need]}" for need in sorted(cls.needs)),
-        "Runs": "unasked" if cls.default else f"with `--also {cls.name}`" + " or `--importance`" * bool(cls.group),
+        "Runs": "unasked" if cls.default else " or ".join([f"with `--also {cls.name}`", *_also(cls)]),
         "Labels": ", ".join(f"`{function.name}`" for function in cls.functions),
         "Options": ", ".join(f"`{flag(option.name)}`" for option in fields(cls.Options)),
         "In signatures": f"`m:{cls.name}.v{cls.version}`",
     }
     yield from (" · ".join(f"{name}: {value}" for name, value in facts.items() if value), "")
+
+
+def _also(cls: Any) -> list[str]:
+    return [GROUPS[cls.group]] if cls.group in GROUPS else []
 
 
 NEEDS = {
@@ -76,6 +85,7 @@ NEEDS = {
     "labels": "what decoders should predict (`--target` for encoder–decoders)",
     "objective": "an objective",
     "gradient": "an objective and its gradients",
+    "contrast": "prompts (`--clean`, `--corrupt`, `--answer`)",
 }
 
 
@@ -136,8 +146,9 @@ def rules() -> str:
 
 
 GENERATED: dict[str, Callable[[], str]] = {
-    "analyses": lambda: analyses(importance=False),
-    "importances": lambda: analyses(importance=True),
+    "analyses": analyses,
+    "importances": lambda: analyses(group="importance"),
+    "patching": lambda: analyses(group="patching"),
     "criteria": criteria,
     "variants": variants,
     "objectives": objectives,

@@ -96,7 +96,7 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
 
 def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> Finished:
     began = time.monotonic()
-    chosen_analyses(config)
+    chosen_analyses(config, prompts=config.clean is not None)
     corpus = open_text(config.text, parses=conllu_file(config), max_sentences=config.max_sentences)
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
@@ -136,7 +136,7 @@ def measure_heads(
     such as where the text comes from. HeadscopeError for whatever the user can fix.
     """
     began = time.monotonic()
-    analyses = chosen_analyses(options)
+    analyses = chosen_analyses(options, prompts=corpus.has_contrast)
     options = replace(options, analysis_options=checked_options(options.analysis_options))
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
     batching = BatchingOptions(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
@@ -193,10 +193,11 @@ def save_measurement(
     return out, [out / "figures" / path.name for path in drawn]
 
 
-def chosen_analyses(options: AnalyzeOptions) -> list[type[Analysis]]:
-    """The analyses that options ask for; ConfigError where an option is about none of them."""
+def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
+    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
     importance = options.importance or (options.faithfulness and not options.only)
-    also = (*options.also, *(["importance"] if importance else []))
+    groups = {"importance": importance, "patching": prompts and not options.only}
+    also = (*options.also, *(group for group, wanted in groups.items() if wanted))
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
@@ -224,7 +225,11 @@ def _try_rankings(
         random_orders=config.faithfulness_seeds,
         bleu=config.faithfulness_bleu,
         objective=choose_objective(
-            config.objective, checkpoint, has_target=corpus.has_target, has_labels=corpus.has_labels
+            config.objective,
+            checkpoint,
+            has_target=corpus.has_target,
+            has_labels=corpus.has_labels,
+            has_answers=corpus.has_contrast,
         ),
         seed=config.seed,
         replicates=config.bootstrap,

@@ -213,7 +213,7 @@ def study_of(
     Options, text and folder are checked before the first pass.
     """
     settings = analyze_options({**options, "mask": heads_option(mask, checkpoint.layout)})
-    chosen_analyses(settings)
+    chosen_analyses(settings, prompts=texts.answers is not None)
     if out is not None:
         read = sources(checkpoint.path, {**settings.settings(), **texts.settings()})
         check_folder(Path(out), ANALYSIS, inputs=read, force=force)

@@ -81,18 +81,20 @@ def explained_batch(
     of: Of = "damage",
     keep: Keep = "first",
     ablate_with: str = "zero",
+    closed: Contexts | None = None,
 ) -> Iterator[ExplainedBatch]:
     """Within the block: the objective of every sentence of a batch as a function of head gates.
 
-    A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.replacements`). Hundreds of
-    passes over one batch follow, so a command's process keeps freed memory (`headscope.model.process_settings`).
+    A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.replacements`), or by that of
+    `closed`, which has the contexts of another run over as many positions. Hundreds of passes over one batch follow, so
+    a command's process keeps freed memory (`headscope.model.process_settings`).
     """
     keep_freed_memory()
     gated_objective = GatedObjective(checkpoint, objective, batch, of)
     replace = replacement(ablate_with)
 
     def closed_contexts(contexts: Contexts) -> Contexts:
-        return replace(contexts, batch, objective.seed)
+        return replace(contexts, batch, objective.seed) if closed is None else closed
 
     encoder_only = checkpoint.two_sided and batch.target is None
     sites = frozenset({Site.ENCODER_SELF}) if encoder_only else frozenset(Site)

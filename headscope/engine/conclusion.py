@@ -9,8 +9,9 @@ from headscope.bootstrap import Array, Bootstrap
 from headscope.data.batching import Omissions
 from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
+from headscope.engine.declarations import Measure
 from headscope.engine.evidence.labels import evidence_table
-from headscope.engine.evidence.need import agreement_table, need_table
+from headscope.engine.evidence.need import Statistics, agreement_table, need_table, resampled_agreement
 from headscope.engine.heads_table import heads_table, stacked
 from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.heads import HeadId, Layout, all_heads
@@ -45,14 +46,16 @@ def conclude(
     heads = heads_table(_measured(aggregator, layout), reports, labels, unsupported)
     return AnalysisResult(
         heads=heads,
-        tables=_tables(reporting, reports) | _importances(reporting, heads, sums),
+        tables=_tables(reporting, reports)
+        | _importances(reporting, heads, sums)
+        | _effects(reporting, heads, sums, bootstrap),
         arrays={name: array for report in reports for name, array in report.arrays.items()},
         labels=labels,
         unsupported=unsupported,
         left_out=[*refused, *(LeftOut(analysis.name, unmeasured.get(analysis.name, NOTHING)) for analysis in empty)],
         remarks=[
             *(f"{analysis.name} {unmeasured[analysis.name]}" for analysis in reporting if analysis.name in unmeasured),
-            *(remark for report in reports for remark in report.remarks),
+            *dict.fromkeys(remark for report in reports for remark in report.remarks),
         ],
         signatures={analysis.name: _signature(analysis) for analysis in reporting},
         detail=_detail(aggregator, reports),
@@ -83,13 +86,31 @@ def _tables(reporting: Sequence[Analysis], reports: Sequence[AnalysisReport]) ->
 
 def _importances(reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums) -> dict[str, pd.DataFrame]:
     """Every importance of every head, and how much they agree; nothing where none was measured."""
-    importances = [analysis for analysis in reporting if analysis.group == "importance"]
-    measures = [m for analysis in importances for m in analysis.measures if m.keep and m.name in heads]
+    measures, statistics = _of_group("importance", reporting, heads, sums)
     if not measures:
         return {}
-    statistics = {key: value for analysis in importances for key, value in sums.get(analysis.name, {}).items()}
     table = need_table(heads, measures, statistics)
     return {"importance": table, "importance_agreement": agreement_table(heads, measures)}
+
+
+def _effects(
+    reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums, bootstrap: Bootstrap
+) -> dict[str, pd.DataFrame]:
+    """The effect of every head on the answers to prompts, and how estimates rank heads; nothing without prompts."""
+    measures, statistics = _of_group("patching", reporting, heads, sums)
+    if not measures:
+        return {}
+    agreement = resampled_agreement([measure.name for measure in measures], statistics, bootstrap)
+    return {"patching": need_table(heads, measures, statistics), "patching_agreement": agreement}
+
+
+def _of_group(
+    group: str, reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums
+) -> tuple[list[Measure], Statistics]:
+    """The measures of a group that rank heads, and the statistics of its analyses."""
+    members = [analysis for analysis in reporting if analysis.group == group]
+    measures = [m for analysis in members for m in analysis.measures if m.keep and m.name in heads]
+    return measures, {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
 
 
 def _signature(analysis: Analysis) -> dict[str, str]:

@@ -258,20 +258,26 @@ def refuse_idle_options(values: Mapping[str, Any], running: set[str]) -> None:
         if any(values[name] != options[name].field.default for name in names):
             *others, last = map(flag, names)
             flags = f"{', '.join(others)} and {last}" if others else last
-            raise ConfigError(f"{flags} are about the analysis {analysis}; ask for it (--also {analysis})")
+            verb = "are" if others else "is"
+            raise ConfigError(f"{flags} {verb} about the analysis {analysis}; ask for it (--also {analysis})")
 
 
-def registered_names(kind: str, *, package: str, group: str) -> list[str]:
-    """Names of what the files of a package, and entry points of a group, register by the decorator `@kind`; sorted."""
+def registered_names(kind: str, *, package: str, group: str, unless: str = "\0") -> list[str]:
+    """Names of what the files of a package, and entry points of a group, register by the decorator `@kind`; sorted.
+
+    Files with the text `unless` are left out.
+    """
     registration = re.compile(rf'^@{kind}\nclass .*?^    name = "([^"]+)"', re.MULTILINE | re.DOTALL)
     sources: Registry[Any] = Registry(kind, package=package, group=group)
-    return sorted(name for _, path in sources.unread() for name in registration.findall(path.read_text("utf-8")))
+    texts = (path.read_text("utf-8") for _, path in sources.unread())
+    return sorted(name for text in texts if unless not in text for name in registration.findall(text))
 
 
-def objective_names() -> list[str]:
-    """What importances can explain."""
+def objective_names(*, prompts: bool = False) -> list[str]:
+    """What importances can explain; with `prompts` also what is about their answers."""
     folder = "headscope.attribution.objectives"
-    return registered_names("objective", package=folder, group=folder)
+    unless = "\0" if prompts else "\n    needs_prompts = True\n"
+    return registered_names("objective", package=folder, group=folder, unless=unless)
 
 
 def metric_names() -> list[str]:
@@ -282,8 +288,9 @@ def metric_names() -> list[str]:
 
 def rankable_columns(*, parsed: bool = False) -> dict[str, Measure]:
     """The columns of heads.csv that `prune rank` can measure; `parsed` with those that need parses."""
+    lacking = {"contrast"} if parsed else {"contrast", "parse"}
     columns = measured_columns().items()
-    return {name: measure for name, (analysis, measure) in columns if parsed or "parse" not in analysis.needs}
+    return {name: measure for name, (analysis, measure) in columns if analysis.needs.isdisjoint(lacking)}
 
 
 def criterion_names() -> list[str]:

@@ -79,6 +79,7 @@ def _objectives(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     for name, cls in OBJECTIVES:
         reasons = {option: cls.applies(checkpoint, **texts) for option, texts in given.items()}
         needs = next((option for option, reason in reasons.items() if reason is None), None)
+        needs = "--clean" if needs == "" and cls.needs_prompts else needs
         refusal = "" if needs is not None else f"no: {reasons['']}"
         row = {"name": name, "fits": not refusal, "why": refusal, "needs": needs or "", "trains": cls.trains}
         rows.append({**row, "summary": cls.summary})

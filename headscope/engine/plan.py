@@ -72,7 +72,7 @@ def analyze(
     began = time.monotonic()
     if any(map(needs_objective, analyses)):
         available = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-        name = choose_objective(options.objective, checkpoint, **available)
+        name = choose_objective(options.objective, checkpoint, **available, has_answers=corpus.has_contrast)
         options = replace(options, objective=name)
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
     runner = AnalysisRunner(checkpoint, running, options, detail=detail)

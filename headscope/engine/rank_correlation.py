@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 
 def spearman(first: ArrayLike, second: ArrayLike) -> float:
@@ -12,6 +14,13 @@ def spearman(first: ArrayLike, second: ArrayLike) -> float:
     if any(np.isnan(values).any() or len(np.unique(values)) < 2 for values in pair):
         return float("nan")
     return float(np.corrcoef([ranked(values) for values in pair])[0, 1])
+
+
+def row_spearman(first: Tensor, second: Tensor) -> Tensor:
+    """Spearman's ρ [r] of two matrices [r n], row by row; tied ones have their mean rank, constant rows no number."""
+    pair = [torch.from_numpy(np.stack([ranked(row) for row in values.numpy()])) for values in (first, second)]
+    one, other = (ranks - ranks.mean(dim=1, keepdim=True) for ranks in pair)
+    return (one * other).sum(dim=1) / (one.square().sum(dim=1) * other.square().sum(dim=1)).sqrt()
 
 
 def ranked(values: NDArray[np.float64]) -> NDArray[np.float64]:

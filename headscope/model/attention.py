@@ -250,7 +250,7 @@ def attend(
     if contexts is not None and not makes_weights() and not (module.training and dropout):
         context = contexts(query, key, value, options)
     else:
-        context, weights = _dense(module, query, key, value, options, dropout)
+        context, weights = dense_context(module, query, key, value, options, dropout)
     early, taps = _BEFORE_MIXING.get(), _TAPS.get()
     call = None
     if early or taps:  # the memory layout of the output projection, so that taps need no copy
@@ -262,10 +262,10 @@ def attend(
     return _through(taps, call, context), weights
 
 
-def _dense(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions, dropout: float
+def dense_context(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Context [b h t k] and weights [b h t s]."""
+    """Context [b h t k] and weights [b h t s] of query [b h t k], key and value [b g s k]."""
     heads = query.shape[1]
     scores = attention_scores(
         query,

@@ -33,7 +33,7 @@ from tests.oracles.shuffled import other_way_round
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")
-NEEDS = {"parse", "frequencies", "labels", "objective", "gradient"}
+NEEDS = {"parse", "frequencies", "labels", "objective", "gradient", "contrast"}
 SENTENCES, REPLICATES = 23, 19
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 

@@ -170,5 +170,6 @@ def test_a_figure_of_an_analysis_that_did_not_run_is_refused() -> None:
 
 
 def test_names_of_objectives_and_criteria_are_read_as_they_are_registered() -> None:
-    assert objective_names() == OBJECTIVES.names()
+    assert objective_names(prompts=True) == OBJECTIVES.names()
+    assert set(OBJECTIVES.names()) - set(objective_names()) == {"answer"}
     assert criterion_names() == CRITERIA.names()

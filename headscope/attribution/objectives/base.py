@@ -48,7 +48,7 @@ class Objective(ABC):
 
     `seed` and the sentence number decide what is drawn (which tokens are hidden): a batch of N sentences is N batches
     of one. `higher_is_better` says whether damage lowers or raises the value, `trains` whether gates and models can
-    learn by the damage.
+    learn by the damage. `needs_prompts` is for what is about answers to prompts (`Batch.contrasts`).
     """
 
     name: ClassVar[str]
@@ -56,6 +56,7 @@ class Objective(ABC):
     version: ClassVar[int] = 1
     higher_is_better: ClassVar[bool] = True
     trains: ClassVar[bool] = False
+    needs_prompts: ClassVar[bool] = False
 
     def __init__(self, *, seed: int = 1) -> None:
         self.seed = seed
@@ -115,22 +116,39 @@ def objective(cls: type[Objective]) -> type[Objective]:
 DEFAULTS = ("loss", "top1", "representation")
 
 
-def default_objective(checkpoint: Checkpoint, *, has_target: bool, has_labels: bool = False) -> str:
-    """`loss` where there is a reference, hidden words or labels, `top1` of other classifiers, else `representation`."""
-    given = {"has_target": has_target, "has_labels": has_labels}
-    return next(name for name in DEFAULTS if OBJECTIVES.get(name).applies(checkpoint, **given) is None)
+def default_objective(
+    checkpoint: Checkpoint, *, has_target: bool, has_labels: bool = False, has_answers: bool = False
+) -> str:
+    """`answer` of prompts, `loss` where there is a reference, hidden words or labels, else `top1` of other classifiers.
+
+    Of all others `representation`.
+    """
+    given = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
+    names = ("answer", *DEFAULTS) if has_answers else DEFAULTS
+    return next(name for name in names if _why_not(OBJECTIVES.get(name), checkpoint, **given) is None)
 
 
-def choose_objective(name: str, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool = False) -> str:
+def choose_objective(
+    name: str, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool = False, has_answers: bool = False
+) -> str:
     """The objective's name, or the default where `name` is empty.
 
     ConfigError for an unknown name, and for an objective that does not apply to this checkpoint or corpus.
     """
+    given = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
     if not name:
-        return default_objective(checkpoint, has_target=has_target, has_labels=has_labels)
-    why = OBJECTIVES.get(name).applies(checkpoint, has_target=has_target, has_labels=has_labels)
+        return default_objective(checkpoint, **given)
+    why = _why_not(OBJECTIVES.get(name), checkpoint, **given)
     if why is not None:
-        given = {"has_target": has_target, "has_labels": has_labels}
-        fitting = [known for known, cls in OBJECTIVES if cls.applies(checkpoint, **given) is None]
+        fitting = [known for known, cls in OBJECTIVES if _why_not(cls, checkpoint, **given) is None]
         raise ConfigError(f"--objective {name}: {why}; choose {' or '.join(fitting)}")
     return name
+
+
+def _why_not(
+    cls: type[Objective], checkpoint: Checkpoint, *, has_target: bool, has_labels: bool, has_answers: bool
+) -> str | None:
+    """Why an objective does not apply to a checkpoint on such a text, None where it does."""
+    if cls.needs_prompts and not has_answers:
+        return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
+    return cls.applies(checkpoint, has_target=has_target, has_labels=has_labels)

@@ -12,11 +12,13 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from headscope.bootstrap import Array, GroupSums
+from headscope.bootstrap import Array, Bootstrap, GroupSums, interval
 from headscope.engine.declarations import Measure
 from headscope.engine.evidence.significance import adjust, p_of_difference
-from headscope.engine.rank_correlation import kendall, spearman
+from headscope.engine.rank_correlation import kendall, row_spearman, spearman
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -62,6 +64,32 @@ def agreement_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.Data
             }
         )
     return pd.DataFrame(rows, columns=["first", "second", "heads", "spearman", "kendall"])
+
+
+def resampled_agreement(names: Sequence[str], sums: Statistics, bootstrap: Bootstrap) -> pd.DataFrame:
+    """`patching_agreement.csv`: Spearman's ρ of every two measures over all heads, with its interval over sentences.
+
+    Measures are means over sentences, whose statistics have their names; the heads are ranked anew in each resample.
+    """
+    import pandas as pd
+
+    samples = {name: _samples(name, sums, bootstrap) for name in names}
+    rows = []
+    for first, second in combinations(names, 2):
+        rho = interval(row_spearman(samples[first], samples[second]))
+        count = samples[first].shape[1]
+        ends = {"spearman": rho.value, "spearman_low": rho.low, "spearman_high": rho.high}
+        rows.append({"first": first, "second": second, "heads": count, **{end: float(x) for end, x in ends.items()}})
+    return pd.DataFrame(rows, columns=["first", "second", "heads", "spearman", "spearman_low", "spearman_high"])
+
+
+def _samples(name: str, sums: Statistics, bootstrap: Bootstrap) -> Tensor:
+    """A mean of every head on the corpus and in each replicate [1 + r N], layer by layer."""
+    parts = []
+    for key in sorted(key for key in sums if key[0] == name):
+        total, count = bootstrap.sums(sums[key])
+        parts.append(total / count)
+    return torch.cat(parts, dim=1)
 
 
 def _p_of(name: str, ids: Sequence[HeadId], sums: Statistics) -> Array:

@@ -14,7 +14,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
-from headscope.model.attention import ScoreOptions, repeat_groups, replace_contexts
+from headscope.model.attention import (
+    AttentionCall,
+    ScoreOptions,
+    dense_context,
+    makes_weights,
+    repeat_groups,
+    replace_contexts,
+)
 from headscope.model.streaming.scores import ScoreBlocks
 from headscope.model.streaming.visibility import Visibility
 
@@ -48,6 +55,16 @@ def streamed_context(query: Tensor, key: Tensor, value: Tensor, options: ScoreOp
         sinks=options.sinks,
     )
     return _in_blocks(scores, value)
+
+
+def recomputed_context(call: AttentionCall, *, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The context [b h t k] that a call would give with these query [b h t k], key and value [b g s k].
+
+    Computed as calls are computed here: with weights, or without within `streaming`.
+    """
+    if makes_weights():
+        return dense_context(call.module, query, key, value, call.options)[0]
+    return streamed_context(query, key, value, call.options)
 
 
 @dataclass(frozen=True)

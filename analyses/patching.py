@@ -1,0 +1,174 @@
+"""Activation patching: what the answer to a prompt loses when one head gives what it gives on another prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+
+from headscope.attribution.objectives.answer import Answer
+from headscope.attribution.patching import CONTEXT, PromptEffects, exact_effects
+from headscope.bootstrap import Ratio
+from headscope.config import option
+from headscope.data.encoded import IGNORED, Batch
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
+from headscope.engine.declarations import Measure
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.layer_index import LayerIndex
+from headscope.model.prefix_cache import resumable_layers
+
+PANEL = "Prompts"
+
+
+@dataclass(frozen=True)
+class PatchingOptions:
+    """Options of analyses that put activations of one run into another."""
+
+    direction: Literal["noising", "denoising"] = option(
+        "noising",
+        "Which run is changed: that on the clean prompt, or that on the corrupt one.",
+        panel=PANEL,
+        refuse_idle=True,
+    )
+
+
+class PromptAnalysis(Analysis):
+    """What analyses of prompts share: every prompt with its answers and what the model makes of them."""
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.prompts: dict[int, dict[str, Any]] = {}
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        return Answer.applies(checkpoint, has_target=False, has_labels=False)
+
+    def ratios(
+        self, checkpoint: Checkpoint, batch: Batch, result: PromptEffects, names: Mapping[str, str]
+    ) -> dict[tuple[str, Site, int], Ratio]:
+        """Effects [b h] as means over prompts, by the statistics that `names` gives them; the prompts are kept."""
+        contrasts = batch.contrasts
+        assert contrasts is not None
+        columns = (contrasts.positions, contrasts.answers, contrasts.wrong, contrasts.longer)
+        values = (*columns, result.clean.double(), result.corrupt.double())
+        for number, *row in zip(batch.indices.tolist(), *(column.tolist() for column in values), strict=True):
+            self.prompts[number] = _row(checkpoint, number, *row)
+        return {
+            (names[patched], site, layer): Ratio(values.cpu(), torch.ones(len(values), 1))
+            for patched, effects in result.effects.items()
+            for (site, layer), values in effects.items()
+        }
+
+    def state(self) -> dict[int, dict[str, Any]]:
+        return self.prompts
+
+    def add_state(self, state: dict[int, dict[str, Any]]) -> None:
+        self.prompts |= state
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report = super().report(aggregates)
+        prompts = pd.DataFrame([self.prompts[number] for number in sorted(self.prompts)])
+        report.tables["patching_prompts"] = prompts
+        report.remarks += _remarks(prompts)
+        return report
+
+
+@analysis
+class Patching(PromptAnalysis):
+    """What the answer to a prompt loses when one head alone gives what it gives on the corrupt prompt, exactly.
+
+    m is logit(answer) − logit(wrong answer) at the place that is asked for, or log p(answer) where no wrong answer is
+    given. The head's context (weights·V after mixing, before the output projection) is replaced at all positions;
+    everything above it is computed anew. `patching` is m(clean) − m(patched), the mean over prompts; with `--direction
+    denoising` heads of the clean run are put into the corrupt one, one at a time, and it is m(patched) − m(corrupt)
+    (the directions: Heimersheim & Nanda 2024, §2; on heads Wang et al. 2022, §3). Positive: the head carries what the
+    answer depends on. `patching_share` is Σ effects / Σ (m(clean) − m(corrupt)): 1 is all that the other prompt does.
+    Both prompts have as many subwords, so positions face each other. One pass a head, in which a batch of prompts goes
+    through the layers above the head. patching_prompts.csv has every prompt, the subwords that are compared and m.
+    """
+
+    name = "patching"
+    reads = "contexts"
+    group = "patching"
+    order = 400
+    default = False
+    needs = frozenset({"contrast"})
+    summary = "what an answer loses when one head gives what it gives on the corrupt prompt"
+    measures = (
+        Measure(
+            "patching",
+            "effect of patching",
+            unit="logits",
+            signed=True,
+            overview=6,
+            keep="highest",
+            why="the answer depends least on what they carry",
+        ),
+        Measure("patching_share", "share of the effect of the prompt", signed=True),
+    )
+    Options = PatchingOptions
+    layer_index: LayerIndex | None = None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        self.layer_index = resumable_layers(checkpoint.model)
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
+        result = exact_effects(checkpoint, batch, direction=self.options.direction, layer_index=self.layer_index)
+        ratios = self.ratios(checkpoint, batch, result, {CONTEXT: "patching"})
+        whole = (result.clean - result.corrupt)[:, None].cpu()  # [b 1]
+        shares = {
+            (site, layer): Ratio(ratio.total, whole.to(ratio.total)) for (_, site, layer), ratio in ratios.items()
+        }
+        return ratios | {("patching_share", site, layer): ratio for (site, layer), ratio in shares.items()}
+
+    def signature(self) -> dict[str, str]:
+        return {"patched": f"{self.options.direction}/context"}
+
+
+def _row(
+    checkpoint: Checkpoint,
+    number: int,
+    position: int,
+    answer: int,
+    wrong: int,
+    longer: bool,
+    clean: float,
+    corrupt: float,
+) -> dict[str, Any]:
+    """What patching_prompts.csv says of a prompt."""
+    return {
+        "prompt": number + 1,
+        "position": position,
+        "answer": _word(checkpoint, answer),
+        "wrong": "" if wrong == IGNORED else _word(checkpoint, wrong),
+        "longer": longer,
+        "clean": clean,
+        "corrupt": corrupt,
+    }
+
+
+def _word(checkpoint: Checkpoint, number: int) -> str:
+    if checkpoint.predicts == "classes":
+        return checkpoint.label_names[number]
+    return checkpoint.subwords([number])[0]
+
+
+def _remarks(prompts: pd.DataFrame) -> list[str]:
+    """What the model makes of the prompts; where it does not answer them there is nothing to explain."""
+    means, right = prompts[["clean", "corrupt"]].mean(), (prompts[["clean", "corrupt"]] > 0).sum()
+    kind = "logit difference" if (prompts["wrong"] != "").all() else "log-probability or logit difference"
+    text = f"prompts: mean {kind} of the answers {means.clean:.3g} on clean and {means.corrupt:.3g} on corrupt prompts"
+    if (prompts["wrong"] != "").all():
+        text += f"; the answer before the wrong one on {right.clean} and {right.corrupt} of {len(prompts)}"
+    remarks = [text]
+    if means.clean <= means.corrupt:
+        remarks.append(
+            "the answers are no likelier on clean prompts than on corrupt ones; are the files in their places?"
+        )
+    if longer := int(prompts["longer"].sum()):
+        remarks.append(f"answers of {longer} prompts have several subwords; the first is read (patching_prompts.csv)")
+    return remarks

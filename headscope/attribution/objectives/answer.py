@@ -1,0 +1,44 @@
+"""The answer to a prompt: how much likelier the model holds it than a wrong one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
+from headscope.attribution.objectives.predictions import precise
+from headscope.data.encoded import IGNORED, Batch
+from headscope.formats.base import Checkpoint
+
+
+@objective
+class Answer(Objective):
+    """logit(answer) − logit(wrong answer) at the place where a prompt asks for it (Wang et al. 2022, §2).
+
+    Where a prompt has no wrong answer: log p(answer), in nats. A mean over it is over prompts.
+    """
+
+    name = "answer"
+    summary = "logit of the answer to a prompt, less that of the wrong answer"
+    needs_prompts = True
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        if checkpoint.predicts in ("words", "classes"):
+            return None
+        return "needs a model that predicts words or classes"
+
+    def evaluate(
+        self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
+    ) -> ObjectiveOutput:
+        contrasts = batch.contrasts
+        assert contrasts is not None, "the sentences are no prompts"
+        rows: Any = torch.arange(len(output), device=output.device)
+        logits = precise(output[rows, contrasts.positions])  # [b V]
+        right = logits[rows, contrasts.answers]
+        without = contrasts.wrong == IGNORED
+        wrong = logits[rows, contrasts.wrong.masked_fill(without, 0)]
+        values = right - torch.where(without, logits.logsumexp(dim=-1), wrong)
+        return ObjectiveOutput(values, torch.ones_like(values))

@@ -1,0 +1,214 @@
+"""What a head carries from a prompt to its answer: contexts of one run put into another, exactly or to first order.
+
+m is the objective `answer`. A pair of prompts has a run on each; `Direction` says which is changed: "noising" puts what
+a head gives on the corrupt prompt into the run on the clean one, "denoising" the other way round. Every effect is
+positive where what the head does on the clean prompt speaks for the answer: m(clean) − m(patched), or m(patched) −
+m(corrupt).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from headscope.attribution.explained import explained_batch
+from headscope.attribution.gatevector import split_gates
+from headscope.attribution.measures import ablation
+from headscope.attribution.objectives.answer import Answer
+from headscope.data.encoded import Batch
+from headscope.errors import CheckpointError
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.discovery import eval_mode, track_calls
+from headscope.model.gradients import differentiable_contexts, gradients_of
+from headscope.model.layer_index import LayerIndex
+from headscope.model.streaming.context import recomputed_context
+
+Direction = Literal["noising", "denoising"]
+Place = tuple[Site, int]
+Effects = Mapping[Place, Tensor]
+"""Effects [b h] of the heads of every (site, layer)."""
+CONTEXT = "context"
+CHANNELS = ("query", "key", "value")
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The two batches of prompts in the order of a direction: `base` is changed, `other` is where changes come from.
+
+    `sign` turns the rise of m in `base` into an effect.
+    """
+
+    base: Batch
+    other: Batch
+    sign: float
+
+    @classmethod
+    def of(cls, batch: Batch, direction: Direction) -> Runs:
+        """Those of a batch of clean prompts."""
+        if direction == "noising":
+            return cls(batch, batch.corrupted, -1.0)
+        return cls(batch.corrupted, batch, 1.0)
+
+
+@dataclass(frozen=True)
+class PromptEffects:
+    """Effects by what is patched, and m [b] of the clean and of the corrupt prompts."""
+
+    effects: Mapping[str, Effects]
+    clean: Tensor
+    corrupt: Tensor
+
+    @classmethod
+    def of(cls, effects: Mapping[str, Effects], runs: Runs, base: Tensor, other: Tensor) -> PromptEffects:
+        """With the m of both runs."""
+        values = (base, other) if runs.sign < 0 else (other, base)
+        return cls(effects, *(value.detach() for value in values))
+
+
+@dataclass
+class Recording:
+    """One pass: m [b], and at every (site, layer) its calls and the contexts [b h t k] that go on after mixing."""
+
+    values: Tensor = field(default_factory=lambda: torch.empty(0))
+    calls: dict[Place, list[AttentionCall]] = field(default_factory=dict)
+    contexts: dict[Place, list[Tensor]] = field(default_factory=dict)
+
+
+def recorded(checkpoint: Checkpoint, batch: Batch, *, differentiable: bool = False) -> Recording:
+    """One pass over prompts; with `differentiable` its contexts are part of the graph of m."""
+    recording = Recording()
+    with (
+        eval_mode(checkpoint.model),
+        differentiable_contexts() if differentiable else torch.no_grad(),
+        track_calls(checkpoint.model) as tracker,
+    ):
+
+        def tap(call: AttentionCall, context: Tensor) -> None:
+            site = tracker.attention_site(call.module)
+            if site is not None and site.heads:
+                recording.calls.setdefault((site.site, site.layer), []).append(replace(call, made_weights=None))
+                recording.contexts.setdefault((site.site, site.layer), []).append(context)
+
+        with tapped(tap):
+            recording.values = Answer().values(checkpoint, batch)
+    return recording
+
+
+def exact_effects(
+    checkpoint: Checkpoint, batch: Batch, *, direction: Direction, layer_index: LayerIndex | None
+) -> PromptEffects:
+    """Effects of the context of one head at all positions, one pass a head over the whole batch.
+
+    Layers below the head are not computed again where the model has a `layer_index`.
+    """
+    runs = Runs.of(batch, direction)
+    other = recorded(checkpoint, runs.other)
+    with (
+        torch.inference_mode(),
+        explained_batch(
+            checkpoint, Answer(), runs.base, layer_index=layer_index, of="value", closed=other.contexts
+        ) as explained,
+    ):
+        effects = split_gates(-runs.sign * ablation(explained.f, explained.gates), explained.layout)
+        return PromptEffects.of({CONTEXT: effects}, runs, explained.f(explained.gates), other.values)
+
+
+def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Direction) -> PromptEffects:
+    """Effects to first order, from one backward pass: of the "context", and of "query", "key" and "value" of a head.
+
+    Context: (z' − z) · ∂m/∂z summed over positions and width (attribution patching, Nanda 2023; Syed et al. 2023). For
+    a query, key or value the context is computed anew with that of the other run in its place, softmax included, and
+    (z(q') − z) · ∂m/∂z is taken: for queries and keys that is Σ (A' − A) · ∂m/∂A, the correction of AtP* (Kramár et al.
+    2024, §3.1), with all positions of a head patched at once. Keys and values of a group count for each of its
+    heads.
+    """
+    runs = Runs.of(batch, direction)
+    other = recorded(checkpoint, runs.other)
+    base = recorded(checkpoint, runs.base, differentiable=True)
+    places = [(place, turn) for place, calls in base.calls.items() for turn in range(len(calls))]
+    before = [base.calls[place][turn].context for place, turn in places]
+    after = [base.contexts[place][turn] for place, turn in places]
+    with torch.enable_grad():
+        gradients = gradients_of(base.values, [*before, *after])
+    effects: dict[str, dict[Place, Tensor]] = {name: {} for name in (CONTEXT, *CHANNELS)}
+    for number, (place, turn) in enumerate(places):
+        call, changed = base.calls[place][turn], other.calls[place][turn]
+        moved = {CONTEXT: other.contexts[place][turn] - after[number]}
+        moved |= {name: _recomputed(call, changed, name) - before[number] for name in CHANNELS}
+        for name, difference in moved.items():
+            gradient = gradients[number + (len(places) if name == CONTEXT else 0)]
+            _add(effects[name], place, runs.sign * _product(difference, gradient))
+    return PromptEffects.of(effects, runs, base.values, other.values)
+
+
+def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> PromptEffects:
+    """(z_clean − z_corrupt) · mean of ∂m/∂z along the straight path of input embeddings (EAP-IG, Hanna et al. 2024).
+
+    The gradient is taken at e_corrupt + (n / steps)(e_clean − e_corrupt) for n from 0 to steps − 1, as in the authors'
+    program. It is the same in both directions. CheckpointError where the embeddings of a model are not to be found.
+    """
+    clean, corrupt = recorded(checkpoint, batch), recorded(checkpoint, batch.corrupted)
+    effects: dict[Place, Tensor] = {}
+    for step in range(steps):
+        with interpolated(checkpoint, batch, step / steps):
+            run = recorded(checkpoint, batch, differentiable=True)
+        places = [(place, turn) for place, contexts in run.contexts.items() for turn in range(len(contexts))]
+        with torch.enable_grad():
+            gradients = gradients_of(run.values, [run.contexts[place][turn] for place, turn in places])
+        for (place, turn), gradient in zip(places, gradients, strict=True):
+            difference = clean.contexts[place][turn] - corrupt.contexts[place][turn]
+            _add(effects, place, _product(difference, gradient) / steps)
+    return PromptEffects({CONTEXT: effects}, clean.values, corrupt.values)
+
+
+@contextmanager
+def interpolated(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator[None]:
+    """Within the block the clean prompts of a batch are read as this share of the way from the corrupt ones to them.
+
+    The embeddings of tokens are mixed: of every embedding that is asked for the ids of the prompts, at its first call
+    (a decoder may have the same).
+    """
+    assert batch.contrasts is not None
+    ids, corrupt, seen = batch.source.ids, batch.contrasts.corrupt.ids, set()
+
+    def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        given = inputs[0] if inputs else None
+        if module in seen or not isinstance(given, Tensor) or not torch.equal(given, ids):
+            return None
+        seen.add(module)
+        start: Tensor = module.forward(corrupt)
+        return start + share * (output - start)
+
+    parts = [part for part in checkpoint.model.modules() if isinstance(part, nn.Embedding)]
+    handles = [part.register_forward_hook(hook) for part in parts]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if not seen:
+        raise CheckpointError("the embeddings of its tokens cannot be found, so there is no path between two prompts")
+
+
+def _recomputed(call: AttentionCall, other: AttentionCall, name: str) -> Tensor:
+    """The context of a call with the query, key or value of another one in its place."""
+    with torch.no_grad():
+        states = {channel: getattr(other if channel == name else call, channel) for channel in CHANNELS}
+        return recomputed_context(call, **states)
+
+
+def _product(difference: Tensor, gradient: Tensor) -> Tensor:
+    """Σ over positions and width: [b h], in float32 at least."""
+    wide = torch.promote_types(difference.dtype, torch.float32)
+    return (difference.detach().to(wide) * gradient.to(wide)).sum(dim=(2, 3))
+
+
+def _add(effects: dict[Place, Tensor], place: Place, values: Tensor) -> None:
+    effects[place] = effects[place] + values if place in effects else values

@@ -1,0 +1,225 @@
+"""Patching: exact differences, their first order, gradients along a path; against hooks on the eager model."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headscope.attribution.patching import exact_effects, first_order_effects, recorded
+from headscope.data.batching import BatchingOptions, Omissions, batches
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import Batch
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.result import AnalysisResult
+from headscope.evaluation.prompts import with_answers
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.heads import Site
+from headscope.model.attention import tapped
+from headscope.model.discovery import track_calls
+from headscope.model.gradients import frozen_parameters
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.prefix_cache import resumable_layers
+from tests.oracles import circuit, patching, prompts, speakers
+from tests.oracles.patching import Eager, Place
+from tests.oracles.run_options import run_options
+
+KINDS = ("gpt2", "llama", "t5", "bert")
+STEPS = 2
+COLUMNS = {"patching": "exact", "attribution_patching": "first_order", "eap_ig": "integrated"}
+
+
+def study(kind: str, direction: str, *, tokens: int = 101, **more: Any) -> AnalysisResult:
+    return analyze(
+        speakers.checkpoint(kind),
+        prompts.corpus(kind),
+        analyses=choose_analyses(only=["patching"]),
+        options=run_options(direction=direction, eap_steps=STEPS, **more),
+        batching=BatchingOptions(tokens=tokens),
+        replicates=19,
+    )
+
+
+@cache
+def found(kind: str, direction: str) -> AnalysisResult:
+    return study(kind, direction)
+
+
+@cache
+def eager(kind: str) -> list[Eager]:
+    its = speakers.checkpoint(kind)
+    return [Eager(its.model, kind, prompt, dict(its.layout)) for prompt in prompts.prompts(kind)]
+
+
+def expected(kind: str, direction: str, column: str) -> dict[Place, np.ndarray]:
+    """Means over prompts."""
+    name, _, channel = column.partition(":")
+    with frozen_parameters(speakers.checkpoint(kind).model):
+        if channel:
+            rows = [patching.by_weights(its, direction, channel) for its in eager(kind)]
+        elif name == "eap_ig":
+            rows = [patching.integrated(its, STEPS) for its in eager(kind)]
+        else:
+            rows = [getattr(patching, COLUMNS[name])(its, direction) for its in eager(kind)]
+    return {place: torch.stack([row[place] for row in rows]).mean(dim=0).numpy() for place in rows[0]}
+
+
+def columns(its: AnalysisResult, name: str) -> dict[Place, np.ndarray]:
+    grouped: Any = its.heads.groupby(["site", "layer"], sort=False)[name]
+    return {(Site(site), layer): values.to_numpy() for (site, layer), values in grouped}
+
+
+def precision(kind: str) -> float:
+    """Llama's norms compute in float32, whatever the model's type."""
+    return 2e-6 if kind == "llama" else 1e-9
+
+
+def same(one: dict[Place, np.ndarray], other: dict[Place, np.ndarray], *, within: float) -> None:
+    assert one.keys() == other.keys() and max(abs(values).max() for values in one.values()) > 1e-3
+    for place, values in one.items():
+        np.testing.assert_allclose(values, other[place], atol=within, rtol=0, err_msg=str(place))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+@pytest.mark.parametrize("column", [*COLUMNS])
+def test_columns_are_those_of_hooks_on_the_eager_model(kind: str, direction: str, column: str) -> None:
+    if (column, direction) == ("eap_ig", "denoising"):
+        pytest.skip("has no direction")
+    same(columns(found(kind, direction), column), expected(kind, direction, column), within=precision(kind))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+@pytest.mark.parametrize("channel", ["query", "key", "value"])
+def test_channels_are_changes_of_weights_times_their_gradients(kind: str, direction: str, channel: str) -> None:
+    name = f"attribution_patching_{channel}"
+    same(columns(found(kind, direction), name), expected(kind, direction, f"{name}:{channel}"), within=precision(kind))
+
+
+@pytest.mark.parametrize("kind", ["llama", "t5", "native-pre"])
+def test_neither_batches_nor_streaming_matter(kind: str) -> None:
+    whole, other = study(kind, "noising", tokens=1000), study(kind, "noising", tokens=1, attention="streamed")
+    for name in (*COLUMNS, "attribution_patching_query", "attribution_patching_key", "patching_share"):
+        same(columns(whole, name), columns(other, name), within=precision(kind))
+    assert whole.remarks == other.remarks and other.streamed == prompts.COUNT
+
+
+def one_batch(kind: str) -> Batch:
+    (batch, *_) = batches(
+        prompts.corpus(kind), speakers.checkpoint(kind), tokens=1000, limit=60, losses=Omissions(), labels=False
+    )
+    return batch
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "marian", "native-pre"])
+def test_first_order_is_the_slope_of_the_exact_effect(kind: str) -> None:
+    """Contexts go a little of the way to those of the other run, one head at a time: central differences."""
+    its, batch, step = speakers.checkpoint(kind), one_batch(kind), 1e-4
+    with frozen_parameters(its.model):
+        effects = first_order_effects(its, batch, direction="noising").effects["context"]
+    other = recorded(its, batch.corrupted).contexts
+
+    def moved(place: Place, head: int, share: float) -> torch.Tensor:
+        with track_calls(its.model) as tracker:
+
+            def tap(call: Any, context: torch.Tensor) -> torch.Tensor | None:
+                site = tracker.attention_site(call.module)
+                if site is None or (site.site, site.layer) != place:
+                    return None
+                changed = context.clone()
+                changed[:, head] += share * (other[place][0] - context)[:, head]
+                return changed
+
+            with tapped(tap):
+                return recorded(its, batch).values
+
+    for place, values in effects.items():
+        for head in range(values.shape[1]):
+            slope = (moved(place, head, step) - moved(place, head, -step)) / (2 * step)
+            torch.testing.assert_close(-slope, values[:, head], atol=1e-6, rtol=1e-6)
+
+
+def swapped(count: int = 9) -> Corpus:
+    """… a b … c d … a: b is the answer; in the corrupt prompt a and c have changed places, and it is d."""
+    luck = np.random.default_rng(3)
+    sentences, corrupt, answers = [], [], []
+    for number in range(count):
+        a, b, c, d, *rest = luck.permutation(circuit.WORDS[:21]).tolist()
+        cut = 1 + number % 3
+        sentences.append(Sentence(number, " ".join([*rest[:cut], a, b, rest[cut], c, d, *rest[cut + 1 : 6], a])))
+        corrupt.append(" ".join([*rest[:cut], c, b, rest[cut], a, d, *rest[cut + 1 : 6], a]))
+        answers.append(f"{b}\t{d}")
+    text = Corpus("swapped", count, "0" * 40, lambda: iter(sentences))
+    return with_answers(circuit.checkpoint(), text, corrupt, answers)
+
+
+@pytest.mark.parametrize("direction", ["noising", "denoising"])
+def test_patching_names_exactly_the_heads_of_the_circuit(direction: str) -> None:
+    its = analyze(
+        circuit.checkpoint(),
+        swapped(),
+        analyses=choose_analyses(only=["patching"]),
+        options=run_options(direction=direction, eap_steps=STEPS),
+        replicates=50,
+    )
+    heads = its.heads.set_index(["layer", "head"])
+    share = heads.patching_share
+    assert (share[[circuit.PREVIOUS, circuit.INDUCTION]] > 0.95).all()
+    assert (share.drop([circuit.PREVIOUS, circuit.INDUCTION]).abs() < 0.001).all()
+    table = its.tables["patching"].query("measure == 'patching'")
+    first = table.sort_values("rank").head(2)
+    assert set(zip(first["layer"], first["head"], strict=True)) == {circuit.PREVIOUS, circuit.INDUCTION}
+    assert (first["p_adjusted"] < 0.001).all()
+    assert heads.attribution_patching_key.abs().idxmax() == circuit.INDUCTION, "its keys are what the other head writes"
+
+
+def test_exact_effects_with_and_without_resumed_passes() -> None:
+    its, batch = speakers.checkpoint("llama"), one_batch("llama")
+    index = resumable_layers(its.model)
+    assert index is not None
+    with frozen_parameters(its.model):
+        fast, slow = (exact_effects(its, batch, direction="noising", layer_index=part) for part in (index, None))
+    for place, values in fast.effects["context"].items():
+        torch.testing.assert_close(values, slow.effects["context"][place], atol=1e-6, rtol=0)
+
+
+def linear() -> TransformerCheckpoint:
+    """One layer of attention without a norm behind it: logits are linear in contexts."""
+    stack = StackConfig(
+        vocabulary=len(circuit.PIECES),
+        d_model=13,
+        d_ffn=1,
+        d_head=5,
+        norm="pre",
+        final_norm=False,
+        positions="learned",
+        max_positions=17,
+        self_heads=(3,),
+    )
+    torch.manual_seed(2)
+    model = Transformer(TransformerConfig(decoder=stack, tie_output=True)).double().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_() if "ffn" not in name and "feed" not in name else parameter.zero_()
+    its = circuit.checkpoint()
+    return its.with_model(model)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_where_logits_are_linear_in_contexts_every_measure_is_exact(steps: int) -> None:
+    its, text = linear(), swapped()
+    assert not any(parameter.any() for name, parameter in its.model.named_parameters() if "ffn" in name)
+    found = analyze(
+        its,
+        text,
+        analyses=choose_analyses(only=["patching"]),
+        options=run_options(direction="noising", eap_steps=steps),
+        replicates=19,
+    ).heads
+    for name in ("attribution_patching", "eap_ig"):
+        np.testing.assert_allclose(found[name], found["patching"], atol=1e-10, rtol=0)

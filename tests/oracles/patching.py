@@ -1,0 +1,175 @@
+"""Patching by hooks on transformers' own eager model, one prompt, one head and one position after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.heads import Site
+from headscope.model.capture import capture
+from headscope.model.interface import through_attend
+from tests.oracles.prompts import Prompt
+
+Place = tuple[Site, int]
+
+
+def outputs(model: Any, kind: str) -> dict[Place, Any]:
+    """The output projection of every (site, layer): what it reads are the contexts of all heads, side by side."""
+    if kind == "bert":
+        return {(Site.ENCODER_SELF, n): part.attention.output.dense for n, part in enumerate(model.bert.encoder.layer)}
+    if kind == "gpt2":
+        return {(Site.DECODER_SELF, n): part.attn.c_proj for n, part in enumerate(model.transformer.h)}
+    if kind == "llama":
+        return {(Site.DECODER_SELF, n): part.self_attn.o_proj for n, part in enumerate(model.model.layers)}
+    assert kind == "t5"
+    found = {(Site.ENCODER_SELF, n): part.layer[0].SelfAttention.o for n, part in enumerate(model.encoder.block)}
+    found |= {(Site.DECODER_SELF, n): part.layer[0].SelfAttention.o for n, part in enumerate(model.decoder.block)}
+    return found | {(Site.CROSS, n): part.layer[1].EncDecAttention.o for n, part in enumerate(model.decoder.block)}
+
+
+class Eager:
+    """A model on one prompt: m, and what its output projections read."""
+
+    def __init__(self, model: Any, kind: str, prompt: Prompt, heads: dict[Place, int]) -> None:
+        self.model, self.kind, self.prompt, self.heads = model, kind, prompt, heads
+        self.outputs = outputs(model, kind)
+        self.read: dict[Place, Tensor] = {}
+
+    def embedded(self, ids: list[int]) -> Tensor:
+        """Input embeddings [1 t d] of a prompt."""
+        embedded: Tensor = self.model.get_input_embeddings()(torch.tensor([ids])).detach()
+        return embedded
+
+    def m(self, ids: list[int] | None, *, embeddings: Tensor | None = None) -> Tensor:
+        """The logit of the answer less that of the wrong one, or log p of the answer."""
+        inputs: dict[str, Any] = {"inputs_embeds": embeddings} if ids is None else {"input_ids": torch.tensor([ids])}
+        if self.prompt.target is not None:
+            inputs["decoder_input_ids"] = torch.tensor([self.prompt.target])
+        with through_attend(self.model, implementation="eager"):
+            logits = self.model(**inputs).logits[0, self.prompt.position]
+        if self.prompt.wrong is None:
+            logits = torch.log_softmax(logits, dim=-1)
+        value: Tensor = logits[self.prompt.answer]
+        return value if self.prompt.wrong is None else value - logits[self.prompt.wrong]
+
+    @contextmanager
+    def reading(self, changes: dict[Place, tuple[int, Tensor]] | None = None) -> Iterator[None]:
+        """Within the block `read` has what the projections read; heads of `changes` read another context [t k]."""
+
+        def hooked(place: Place) -> Any:
+            def hook(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+                states = inputs[0]
+                if changes and place in changes:
+                    head, other = changes[place]
+                    width = states.shape[-1] // self.heads[place]
+                    states = states.clone()
+                    states[0, :, head * width : (head + 1) * width] = other
+                elif torch.is_grad_enabled() and not states.requires_grad:
+                    states = states.detach().requires_grad_()
+                self.read[place] = states
+                return (states,)
+
+            return hook
+
+        handles = [part.register_forward_pre_hook(hooked(place)) for place, part in self.outputs.items()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def contexts(self, ids: list[int]) -> dict[Place, Tensor]:
+        """What every projection reads [t h k]."""
+        with torch.no_grad(), self.reading():
+            self.m(ids)
+        return {place: self._apart(place, states) for place, states in self.read.items()}
+
+    def gradients(self, ids: list[int] | None, *, embeddings: Tensor | None = None) -> dict[Place, Tensor]:
+        """dm / d(what every projection reads) [t h k]."""
+        with torch.enable_grad(), self.reading():
+            value = self.m(ids, embeddings=embeddings)
+            found = torch.autograd.grad(value, list(self.read.values()), allow_unused=True)
+        return {
+            place: self._apart(place, torch.zeros_like(states) if gradient is None else gradient)
+            for (place, states), gradient in zip(self.read.items(), found, strict=True)
+        }
+
+    def _apart(self, place: Place, states: Tensor) -> Tensor:
+        apart: Tensor = states[0].detach().unflatten(-1, (self.heads[place], -1))
+        return apart
+
+
+def exact(its: Eager, direction: str) -> dict[Place, Tensor]:
+    """m(clean) − m(patched), or m(patched) − m(corrupt), of every head [h]."""
+    prompt = its.prompt
+    base, other = (prompt.clean, prompt.corrupt) if direction == "noising" else (prompt.corrupt, prompt.clean)
+    contexts = its.contexts(other)
+    with torch.no_grad():
+        whole, effects = its.m(base), {}
+        for place, heads in its.heads.items():
+            effects[place] = torch.zeros(heads, dtype=torch.float64)
+            for head in range(heads):
+                with its.reading({place: (head, contexts[place][:, head])}):
+                    patched = its.m(base)
+                effects[place][head] = whole - patched if direction == "noising" else patched - whole
+    return effects
+
+
+def first_order(its: Eager, direction: str) -> dict[Place, Tensor]:
+    """Σ over positions and width of (z_clean − z_corrupt) · ∂m/∂z in the run that is changed."""
+    prompt = its.prompt
+    gradients = its.gradients(prompt.clean if direction == "noising" else prompt.corrupt)
+    clean, corrupt = its.contexts(prompt.clean), its.contexts(prompt.corrupt)
+    return {place: ((clean[place] - corrupt[place]) * gradients[place]).sum(dim=(0, 2)) for place in its.heads}
+
+
+def integrated(its: Eager, steps: int) -> dict[Place, Tensor]:
+    """The same with the mean gradient between the corrupt and the clean embeddings."""
+    prompt = its.prompt
+    ends = its.embedded(prompt.corrupt), its.embedded(prompt.clean)
+    clean, corrupt = its.contexts(prompt.clean), its.contexts(prompt.corrupt)
+    effects = {place: torch.zeros(heads, dtype=torch.float64) for place, heads in its.heads.items()}
+    for step in range(steps):
+        gradients = its.gradients(None, embeddings=ends[0] + step / steps * (ends[1] - ends[0]))
+        for place in effects:
+            effects[place] += ((clean[place] - corrupt[place]) * gradients[place]).sum(dim=(0, 2)) / steps
+    return effects
+
+
+def by_weights(its: Eager, direction: str, channel: str) -> dict[Place, Tensor]:
+    """Σ over t and s of (A_clean-like − A_corrupt-like) · ∂m/∂A, with A of one query or key changed; causal models.
+
+    ∂m/∂A[t, s] is ∂m/∂z[t] · v[s]; for "value" A stays and v changes.
+    """
+    prompt = its.prompt
+    base, other = (prompt.clean, prompt.corrupt) if direction == "noising" else (prompt.corrupt, prompt.clean)
+    sign = -1 if direction == "noising" else 1
+    gradients = its.gradients(base)
+    seen = []
+    for ids in (base, other):
+        with torch.no_grad(), capture(its.model, ("query", "key", "value")) as captured:
+            its.model(input_ids=torch.tensor([ids]))
+        seen.append(captured)
+    effects = {}
+    for place, heads in its.heads.items():
+        effects[place] = torch.zeros(heads, dtype=torch.float64)
+        for head in range(heads):
+            own, changed = ({name: part[place][name][0, head] for name in ("query", "key", "value")} for part in seen)
+            mixed = {**own, channel: changed[channel]}
+            gradient = gradients[place][:, head]
+            for t in range(len(gradient)):
+                before, after = _row(own, t), _row(mixed, t)
+                for s in range(t + 1):
+                    moved = after[s] * mixed["value"][s] - before[s] * own["value"][s]
+                    effects[place][head] += sign * float(gradient[t] @ moved)
+    return effects
+
+
+def _row(states: dict[str, Tensor], t: int) -> Tensor:
+    """The weights of query t on the keys up to it."""
+    query, keys = states["query"][t], states["key"][: t + 1]
+    return torch.softmax(keys @ query / query.shape[-1] ** 0.5, dim=-1)
