@@ -115,7 +115,9 @@ def _rankings(finished: Finished) -> Table:
     """The rankings, the most faithful first; `chance` is the mean area of random orders ± its standard deviation."""
     title = "rankings by faithfulness: area between removing the most and the least important heads first"
     table = summary_table(
-        title, "", "ranking", "most important", "area", "95 %", "chance", "with ablation", "with itself, shuffled"
+        title,
+        *("", "ranking", "most important", "area", "95 %", "chance", "CPR", "CMD"),
+        *("with ablation", "with itself, shuffled"),
     )
     row: Any
     for row in finished.study.tables["faithfulness_rankings"].itertuples():
@@ -126,6 +128,8 @@ def _rankings(finished: Finished) -> Table:
             f"{row.area:.3f}",
             f"{row.area_low:.3f}–{row.area_high:.3f}",
             f"{row.area_random:.3f} ± {row.area_random_sd:.3f}",
+            f"{row.cpr:.3f}",
+            f"{row.cmd:.3f}",
             f"{row.ablation_spearman:.2f}",
             f"{row.shuffled_spearman:.2f}",
         )

@@ -8,7 +8,7 @@ m(corrupt).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from headscope.attribution.objectives.answer import Answer
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import eval_mode, track_calls
 from headscope.model.gradients import differentiable_contexts, gradients_of
@@ -166,6 +166,30 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
             difference = clean.contexts[place][turn] - corrupt.contexts[place][turn]
             _add(effects, place, _product(difference, gradient) / steps)
     return PromptEffects({CONTEXT: effects}, clean.values, corrupt.values)
+
+
+@contextmanager
+def patched(checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[Place, list[Tensor]]) -> Iterator[None]:
+    """Within the block these heads give their contexts of another run over as many positions, call by call."""
+    chosen: dict[Place, list[int]] = {}
+    for head in heads:
+        chosen.setdefault((head.site, head.layer), []).append(head.head)
+    turns: dict[Place, int] = {}
+    with track_calls(checkpoint.model) as tracker:
+
+        def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
+            site = tracker.attention_site(call.module)
+            place = None if site is None else (site.site, site.layer)
+            if place is None or place not in chosen:
+                return None
+            others = contexts[place]
+            turn = turns[place] = (turns.get(place, -1) + 1) % len(others)
+            changed = context.clone()
+            changed[:, chosen[place]] = others[turn][:, chosen[place]]
+            return changed
+
+        with tapped(tap):
+            yield
 
 
 @contextmanager

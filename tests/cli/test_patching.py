@@ -97,7 +97,7 @@ def test_importances_of_prompts_explain_the_answer(
         eager = Eager(its.model, "gpt2", prompt, dict(its.layout))
         with torch.no_grad():
             whole = eager.m(prompt.clean)
-            with eager.reading({(Site.DECODER_SELF, 0): (1, torch.zeros(len(prompt.clean), 5).double())}):
+            with eager.reading({(Site.DECODER_SELF, 0): {1: torch.zeros(len(prompt.clean), 5).double()}}):
                 drops.append(float(whole - eager.m(prompt.clean)))
     heads = pd.read_csv(out / "heads.csv")
     assert heads["ablation"][1] == pytest.approx(sum(drops) / len(drops), abs=1e-9)

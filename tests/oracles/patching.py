@@ -57,17 +57,17 @@ class Eager:
         return value if self.prompt.wrong is None else value - logits[self.prompt.wrong]
 
     @contextmanager
-    def reading(self, changes: dict[Place, tuple[int, Tensor]] | None = None) -> Iterator[None]:
+    def reading(self, changes: dict[Place, dict[int, Tensor]] | None = None) -> Iterator[None]:
         """Within the block `read` has what the projections read; heads of `changes` read another context [t k]."""
 
         def hooked(place: Place) -> Any:
             def hook(_: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
                 states = inputs[0]
                 if changes and place in changes:
-                    head, other = changes[place]
                     width = states.shape[-1] // self.heads[place]
                     states = states.clone()
-                    states[0, :, head * width : (head + 1) * width] = other
+                    for head, other in changes[place].items():
+                        states[0, :, head * width : (head + 1) * width] = other
                 elif torch.is_grad_enabled() and not states.requires_grad:
                     states = states.detach().requires_grad_()
                 self.read[place] = states
@@ -113,7 +113,7 @@ def exact(its: Eager, direction: str) -> dict[Place, Tensor]:
         for place, heads in its.heads.items():
             effects[place] = torch.zeros(heads, dtype=torch.float64)
             for head in range(heads):
-                with its.reading({place: (head, contexts[place][:, head])}):
+                with its.reading({place: {head: contexts[place][:, head]}}):
                     patched = its.m(base)
                 effects[place][head] = whole - patched if direction == "noising" else patched - whole
     return effects

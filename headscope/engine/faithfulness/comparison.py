@@ -7,7 +7,7 @@ et al. 2017, §III; ΔA of Achtibat et al. 2024).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,12 +16,18 @@ import torch
 
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums
 from headscope.engine.declarations import measure_of
+from headscope.engine.faithfulness.circuits import CIRCUITS, By, circuit_masks, circuit_order, cmd, cpr, faithfulness
 from headscope.engine.faithfulness.orders import Scores, agreement, ordered, random_order
 from headscope.engine.faithfulness.performance_drop import PerformanceDrop
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
 
 ORDERS = ("most important first", "least important first")
+MIB: Mapping[str, tuple[By, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "cpr": ("signed", cpr),
+    "cmd": ("absolute", cmd),
+}
+"""Which circuits each area is of, as in that benchmark's table."""
 Mask = tuple[HeadId, ...]
 
 
@@ -29,13 +35,16 @@ Mask = tuple[HeadId, ...]
 class RemovalSteps:
     """Which masks to measure: `curves[name, order]` and `singles` are indices into `masks`, whose first is empty.
 
-    `removed` [step] is the number of heads that are removed at each point of a curve.
+    `removed` [step] is the number of heads that are removed at each point of a curve. `circuits[name, by]` are what is
+    left of the model at the shares of `headscope.engine.faithfulness.circuits`, `everything` is that without any head.
     """
 
     masks: tuple[Mask, ...]
     curves: Mapping[tuple[str, str], tuple[int, ...]]
     removed: tuple[int, ...]
     singles: Mapping[HeadId, int]
+    circuits: Mapping[tuple[str, By], tuple[int, ...]]
+    everything: int
 
 
 @dataclass(frozen=True)
@@ -47,10 +56,8 @@ class RankingComparison:
     remarks: list[str] = field(default_factory=list)
 
 
-def plan_removals(
-    rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int, singles: bool = True
-) -> RemovalSteps:
-    """Masks for the curves of all rankings, of `random_orders` random ones, and of each head alone.
+def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int) -> RemovalSteps:
+    """Masks for the curves and circuits of all rankings, of `random_orders` random ones, and of each head alone.
 
     ConfigError for fewer than two steps or one head, and where there is no ranking.
     """
@@ -71,8 +78,15 @@ def plan_removals(
     for name, order in orders.items():
         for direction, directed in zip(ORDERS, (order, order[::-1]), strict=True):
             curves[name, direction] = tuple(mask_number(directed[:count]) for count in removed)
-    by_head = {head: mask_number([head]) for head in heads} if singles else {}
-    return RemovalSteps(tuple(tuple(sorted(mask, key=str)) for mask in masks), curves, removed, by_head)
+    by_head = {head: mask_number([head]) for head in heads}
+    everything = mask_number(heads)
+    circuits = {}
+    for name, order in orders.items():
+        for by in CIRCUITS:
+            kept = circuit_order(name, rankings[name], by) if name in rankings else order
+            circuits[name, by] = tuple(mask_number(mask) for mask in circuit_masks(kept))
+    numbered = tuple(tuple(sorted(mask, key=str)) for mask in masks)
+    return RemovalSteps(numbered, curves, removed, by_head, circuits, everything)
 
 
 def compare_rankings(
@@ -81,8 +95,10 @@ def compare_rankings(
     """Curves of every metric; areas, agreement with ablation and the order of the rankings by the first metric."""
     curves = [_curves(plan, metric, drops) for metric, drops in _drops(drop, bootstrap).items()]
     main = next(iter(drop.sums.values()))  # there is always an objective
-    areas = {name: _area(plan, name, main, bootstrap) for name in dict.fromkeys(name for name, _ in plan.curves)}
+    names = list(dict.fromkeys(name for name, _ in plan.curves))
+    areas = {name: _area(plan, name, main, bootstrap) for name in names}
     random_areas = np.array([float(area.value) for name, area in areas.items() if name.startswith("random:")])
+    circuits = {measure: {name: _circuit(plan, name, measure, main, bootstrap) for name in names} for measure in MIB}
     single = _single_drops(plan, main)
     rows = []
     for name, scores in rankings.items():
@@ -96,12 +112,37 @@ def compare_rankings(
                 "area_high": float(area.high),
                 "area_random": float(random_areas.mean()) if len(random_areas) else float("nan"),
                 "area_random_sd": float(random_areas.std(ddof=1)) if len(random_areas) > 1 else float("nan"),
-                "ablation_spearman": agreement(scores, single) if single else float("nan"),
+                "ablation_spearman": agreement(scores, single),
+                **_circuit_cells(circuits, name),
             }
         )
     table = pd.DataFrame(rows).sort_values("area", ascending=False, kind="stable", ignore_index=True)
     table.insert(0, "place", np.arange(1, len(table) + 1))
     return RankingComparison(pd.concat(curves, ignore_index=True), table)
+
+
+def _circuit(plan: RemovalSteps, name: str, measure: str, sums: GroupSums, bootstrap: Bootstrap) -> Estimate:
+    """CPR of the heads with the highest scores, or CMD of those with the largest."""
+    by, area = MIB[measure]
+    masks = torch.tensor(plan.circuits[name, by])
+
+    def of(total: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        mean = total / count
+        drops = mean - mean[:, :1]
+        return area(faithfulness(drops[:, masks], drops[:, plan.everything, None]))
+
+    return bootstrap.function(of, sums)
+
+
+def _circuit_cells(circuits: Mapping[str, Mapping[str, Estimate]], name: str) -> dict[str, float]:
+    """CPR and CMD of a ranking with their intervals, and the mean of random orders."""
+    cells: dict[str, float] = {}
+    for measure, by_name in circuits.items():
+        drawn = [float(area.value) for other, area in by_name.items() if other.startswith("random:")]
+        own = by_name[name]
+        cells |= {measure: float(own.value), f"{measure}_low": float(own.low), f"{measure}_high": float(own.high)}
+        cells[f"{measure}_random"] = float(np.mean(drawn)) if drawn else float("nan")
+    return cells
 
 
 def _drops(drop: PerformanceDrop, bootstrap: Bootstrap) -> dict[str, Estimate]:

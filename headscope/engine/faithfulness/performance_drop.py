@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
+from headscope.attribution.patching import patched, recorded
 from headscope.bootstrap import Array, GroupSums, Ratio
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus
@@ -40,7 +41,10 @@ class PerformanceDrop:
 def measure_drop(
     checkpoint: Checkpoint, corpus: Corpus, masks: Masks, options: LikelihoodOptions, *, objective: str, step: Step
 ) -> PerformanceDrop:
-    """The objective under every mask: loss (with accuracy), or the damage by any other objective."""
+    """The objective under every mask: loss (with accuracy), or the damage by any other objective.
+
+    A masked head gives nothing; of prompts, where the objective is the answer, what it gives on the corrupt prompt.
+    """
     assert not masks[0], "differences are to the first mask, which is empty"
     if objective == "loss":
         scored = likelihood(checkpoint, corpus, options, masks=masks, progress=step)
@@ -67,8 +71,9 @@ def _damage(
             on_device = batch.to(checkpoint.device)
             intact = objective.outcome(checkpoint, on_device)
             columns = [torch.zeros_like(intact.values)]
+            corrupt = recorded(checkpoint, on_device.corrupted).contexts if objective.needs_prompts else {}
             for heads in masks[1:]:
-                with masked(checkpoint.model, heads):
+                with patched(checkpoint, heads, corrupt) if corrupt else masked(checkpoint.model, heads):
                     altered = objective.outcome(checkpoint, on_device, intact.aim)
                 columns.append(objective.damage(intact, altered))
             sums.add(batch.indices, Ratio(torch.stack(columns, dim=1), intact.counts[:, None].expand(-1, len(masks))))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
+from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import REPLICATES, Bootstrap
 from headscope.data.corpus import Corpus
 from headscope.engine.faithfulness.comparison import (
@@ -69,7 +70,9 @@ def try_rankings(
     comparison = compare_rankings(plan, drop, rankings, Bootstrap(seed=options.seed, replicates=options.replicates))
     with randomised(checkpoint.model, seed=options.seed):
         shuffled, _ = scores_of(remeasure(), criteria())
-    remarks = [f"{name} is no ranking: {reason}" for name, reason in refused.items()]
+    ablated = "what they give on the corrupt prompt" if OBJECTIVES.get(options.objective).needs_prompts else "nothing"
+    remarks = [f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {ablated}"]
+    remarks += [f"{name} is no ranking: {reason}" for name, reason in refused.items()]
     if columns := undirected(heads):
         remarks.append(f"no agreed direction, so not tested as rankings: {', '.join(columns)}")
     return replace(with_randomised(comparison, rankings, shuffled), remarks=remarks)
