@@ -229,6 +229,11 @@ class Checkpoint(ABC):
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
         """Scores of the vocabulary (or tags) [b t V] after each decoder or at each encoder input, classes [b 1 V]."""
 
+    def logits_at(self, batch: Batch, positions: Tensor) -> Tensor:
+        """Logits [b V] of one output of every text, that at its position [b]."""
+        logits = self.logits(batch)
+        return logits[torch.arange(len(logits), device=logits.device), positions]
+
     @abstractmethod
     def unembedding(self) -> tuple[nn.Module, Tensor]:
         """The module that makes logits of final states, and its whole matrix [V d]; CheckpointError without one."""

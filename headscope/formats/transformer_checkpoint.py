@@ -153,6 +153,12 @@ class TransformerCheckpoint(Checkpoint):
         return self.model.encode(batch.source.ids, _mask(batch.source.real)) if self.two_sided else None
 
     @finite
+    def logits_at(self, batch: Batch, positions: Tensor) -> Tensor:
+        states = self.states(batch)
+        rows = torch.arange(len(states), device=states.device)
+        return self.model.logits(states[rows, positions][:, None])[:, 0]
+
+    @finite
     def logits(self, batch: Batch, memory: Tensor | None = None) -> Tensor:
         model, inputs = self.model, batch.target if self.two_sided else batch.source
         assert inputs is not None, "an encoder's output has no logits without targets"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.attribution.patching import exact_effects, first_order_effects, recorded
+from headscope.attribution.patching import exact_effects, first_order_effects, interpolated, recorded
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch
@@ -223,3 +223,23 @@ def test_where_logits_are_linear_in_contexts_every_measure_is_exact(steps: int) 
     ).heads
     for name in ("attribution_patching", "eap_ig"):
         np.testing.assert_allclose(found[name], found["patching"], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [*speakers.SPEAKERS])
+def test_the_path_between_prompts_begins_at_the_corrupt_one_and_ends_at_the_clean_one(kind: str) -> None:
+    its, batch = speakers.checkpoint(kind), one_batch(kind)
+    for share, expected in ((0.0, batch.corrupted), (1.0, batch)):
+        with interpolated(its, batch, share):
+            found = recorded(its, batch).values
+        torch.testing.assert_close(found, recorded(its, expected).values, atol=1e-10, rtol=0)
+    assert (recorded(its, batch).values - recorded(its, batch.corrupted).values).abs().min() > 1e-4
+
+
+@pytest.mark.parametrize("kind", [*speakers.SPEAKERS])
+def test_logits_of_single_positions_are_those_of_all_positions(kind: str) -> None:
+    its, batch = speakers.checkpoint(kind), one_batch(kind)
+    assert batch.contrasts is not None
+    with torch.no_grad():
+        every, found = its.logits(batch), its.logits_at(batch, batch.contrasts.positions)
+    expected = torch.stack([row[place] for row, place in zip(every, batch.contrasts.positions, strict=True)])
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -30,13 +28,19 @@ class Answer(Objective):
             return None
         return "needs a model that predicts words or classes"
 
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
+        """The logits [b V] at the places that are asked for."""
+        assert batch.contrasts is not None, "the sentences are no prompts"
+        if checkpoint.predicts == "classes":
+            return checkpoint.class_scores(batch)
+        return checkpoint.logits_at(batch, batch.contrasts.positions)
+
     def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
         contrasts = batch.contrasts
         assert contrasts is not None, "the sentences are no prompts"
-        rows: Any = torch.arange(len(output), device=output.device)
-        logits = precise(output[rows, contrasts.positions])  # [b V]
+        logits, rows = precise(output), torch.arange(len(output), device=output.device)
         right = logits[rows, contrasts.answers]
         without = contrasts.wrong == IGNORED
         wrong = logits[rows, contrasts.wrong.masked_fill(without, 0)]

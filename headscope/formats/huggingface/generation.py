@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -147,6 +148,18 @@ class Predicting(Checkpoint):
                 "accuracy need the model with its language-model head (…ForMaskedLM, …ForCausalLM, …)"
             )
         return logits
+
+    @finite
+    def logits_at(self, batch: Batch, positions: Tensor) -> Tensor:
+        """Of causal models that can, without logits of other positions than these [b]."""
+        if self.two_sided or "logits_to_keep" not in inspect.signature(self.model.forward).parameters:
+            return super().logits_at(batch, positions)
+        kept, which = positions.unique(return_inverse=True)
+        with through_attend(self.model):
+            logits: Tensor = self.model(**self._source(batch), use_cache=False, logits_to_keep=kept).logits
+        if logits.shape[1] != len(kept):
+            return super().logits_at(batch, positions)
+        return logits[torch.arange(len(logits), device=logits.device), which]
 
     def unembedding(self) -> tuple[nn.Module, Tensor]:
         layer = cast(Any, self.model).get_output_embeddings()
