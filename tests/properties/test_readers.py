@@ -217,7 +217,12 @@ def test_what_a_training_goes_on_from(name: str, stage: Stage, tmp_path: Path) -
 
 def test_states_of_gates(tmp_path: Path) -> None:
     """What `prune l0 --resume` goes on from; a record of another kind is none."""
-    record = {"version": gate_state.VERSION, "settings": {"a": [1, 2.5]}, "nll": {"before": 1.0}, "weights": torch.ones(3, 5)}
+    record = {
+        "version": gate_state.VERSION,
+        "settings": {"a": [1, 2.5]},
+        "nll": {"before": 1.0},
+        "weights": torch.ones(3, 5),
+    }
     torch.save(record, tmp_path / "state.pt")
     holds(tmp_path / "state.pt", lambda path: gate_state.read_gate_state(path.parent), examples=60)
     for other in ([1], {"version": gate_state.VERSION - 1, "settings": {}}, {"version": [1]}, torch.ones(2)):
