@@ -17,6 +17,7 @@ from torch import Tensor
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config import NoOptions, check_options
+from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
@@ -115,8 +116,9 @@ class RunOptions:
     `ranks` [V] has the frequency rank of every id; `parse` and `frequencies` say where those came from, for the
     signature. `objective` is what importances explain (the driver puts the default for an empty name). `detail` says
     that values of single sentences will be written. `attention` says whether the matrices of weights are made
-    ("dense"), or not ("streamed"); "auto" is dense for batches of up to `LONG` positions a sentence. `analysis_options`
-    are values of options that analyses declare, by name.
+    ("dense"), or not ("streamed"); "auto" is dense for batches of up to `LONG` positions a sentence. `batching` is how
+    analyses that read the corpus themselves cut it into batches (the driver puts its own). `analysis_options` are
+    values of options that analyses declare, by name.
     """
 
     keep_special: bool = False
@@ -127,6 +129,7 @@ class RunOptions:
     objective: str = ""
     detail: bool = False
     attention: Attention = "auto"
+    batching: BatchingOptions = field(default_factory=BatchingOptions)
     analysis_options: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, cls: type[Analysis]) -> Any:

@@ -70,6 +70,8 @@ def analyze(
     model's heads cannot be seen, DataError where the corpus cannot be read.
     """
     began = time.monotonic()
+    batching = batching or BatchingOptions()
+    options = replace(options, batching=batching)
     if any(map(needs_objective, analyses)):
         available = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
         name = choose_objective(options.objective, checkpoint, **available, has_answers=corpus.has_contrast)
@@ -77,12 +79,12 @@ def analyze(
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
     runner = AnalysisRunner(checkpoint, running, options, detail=detail)
     losses, complete, done = Omissions(), True, 0
-    limit = sentence_limit(checkpoint, batching or BatchingOptions())
+    limit = sentence_limit(checkpoint, batching)
     try:
         for analysis in running:
             analysis.inspect(checkpoint)
             analysis.read(corpus)
-        streams = _streams(checkpoint, corpus, running, options, batching or BatchingOptions(), limit, losses)
+        streams = _streams(checkpoint, corpus, running, options, batching, limit, losses)
         with runner.hooks():
             for number, batch in enumerate(streams):
                 own_batch = number % processes.world == processes.rank

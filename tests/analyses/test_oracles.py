@@ -125,6 +125,8 @@ def trial(request: pytest.FixtureRequest) -> Trial:
         streaming_lengths=(3, 9),
         passkeys=1,
         passkey_length=2,
+        chg_fits=2,
+        chg_steps=2,
     )
     observing = [cls for _, cls in ANALYSES if cls.explain is Analysis.explain]  # the others make passes of their own
     study = analyze(

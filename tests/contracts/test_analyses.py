@@ -49,6 +49,8 @@ OPTIONS = run_options(
     streaming_lengths=(3, 9),
     passkeys=1,
     passkey_length=2,
+    chg_fits=2,
+    chg_steps=2,
 )
 
 every_analysis = pytest.mark.parametrize("name", NAMES)

@@ -38,7 +38,8 @@ from tests.oracles.run_options import run_options
 ONE_SIDED = {"direct_logit", "massive", "massive_chance", "full_attention"}
 NEEDLE = {"needle": "w20 w21 w22", "needle_answer": "w21 w22", "needle_question": "w20", "needle_steps": 3}
 STREAMING = {"streaming_steps": 2, "streaming_lengths": (9, 9), "passkeys": 1, "passkey_length": 2}
-MADE = {**NEEDLE, **STREAMING, "haystack_lengths": (15,), "massive_magnitude": 1.0, "massive_ratio": 2.0}
+GATING = {"chg_fits": 2, "chg_steps": 2, "chg_batch": 4}
+MADE = {**NEEDLE, **STREAMING, **GATING, "haystack_lengths": (15,), "massive_magnitude": 1.0, "massive_ratio": 2.0}
 MIXED = {"gate": "hard-concrete.v1", "expert": "experts.v1"}
 
 

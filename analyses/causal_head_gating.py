@@ -1,0 +1,213 @@
+"""Causal Head Gating: heads that help a model say a text, that are in the way, and neither (Nam et al. 2025)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.attribution.causal_gates import FittedGates, GatingFit, fit_gates, scores, single_sentences
+from headscope.attribution.gatevector import split_gates
+from headscope.bootstrap import Array, Estimate
+from headscope.config import option
+from headscope.data.batching import Omissions, batches, sentence_limit
+from headscope.data.corpus import Corpus
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.declarations import HeadFunction, Measure
+from headscope.engine.evidence.labels import LabelTests
+from headscope.errors import ConfigError, DataError
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+
+PANEL = "Causal head gating"
+THRESHOLD = 0.5
+LABELS = {"facilitation": "facilitating", "interference": "interfering"}
+PHASES = ("without penalty", "kept", "shed")
+
+
+@dataclass(frozen=True)
+class CausalHeadGatingOptions:
+    """Options of `causal_head_gating`."""
+
+    chg_fits: int = option(
+        10, "Fits from random starts; a label needs five or more.", metavar="N", panel=PANEL, minimum=1
+    )
+    chg_steps: int = option(500, "Updates of each of the three phases of a fit.", metavar="N", panel=PANEL, minimum=1)
+    chg_batch: int = option(64, "Sentences of an update.", metavar="N", panel=PANEL, minimum=1)
+    chg_lr: tuple[float, ...] = option(
+        (0.1, 0.01),
+        "Learning rate without penalty, at the beginning and at the end.",
+        metavar="NUMBER,NUMBER",
+        panel=PANEL,
+    )
+    chg_penalised_lr: tuple[float, ...] = option(
+        (0.5, 0.1), "The same with penalty.", metavar="NUMBER,NUMBER", panel=PANEL
+    )
+    chg_penalty: float = option(
+        0.1, "Weight of the mean logit of all gates in the loss.", metavar="NUMBER", panel=PANEL, minimum=0
+    )
+
+    def __post_init__(self) -> None:
+        for name, rates in (("--chg-lr", self.chg_lr), ("--chg-penalised-lr", self.chg_penalised_lr)):
+            if len(rates) != 2 or not all(0 < rate < float("inf") for rate in rates):
+                raise ConfigError(f"{name} takes two numbers above 0, the first and the last rate: 0.1,0.01")
+
+
+@analysis
+class CausalHeadGating(Analysis):
+    """Gates of all heads, fitted to the text with and against the removal of heads (Nam et al. 2025).
+
+    A gate in (0, 1) multiplies each head; with the model frozen, gates minimise -log p of what the model should say
+    (mean over the tokens of a sentence, then over sentences), less λ times the mean of the gates' logits, which are
+    clipped at ±4 there. From one fit with λ = 0, which begins at random gates, two more start: G⁺ with λ = 0.1
+    (`--chg-penalty`), which opens every gate that the text does not hold shut, and G⁻ with λ = −0.1, which shuts every
+    gate that the text does not hold open. `facilitation` is G⁻, `interference` 1 − G⁺, `irrelevance` G⁺ (1 − G⁻). They
+    sum to 1 + G⁻ (1 − G⁺), so to 1 unless a gate is open against the penalty and shut against it. One fit says which
+    heads suffice together: of two that do the same one is facilitating, and another fit may choose the other. So there
+    are ten (`--chg-fits`), whose mean this is, with a bootstrap interval over fits.
+
+    A head is labelled `facilitating` or `interfering` where that score is at least 0.5 (the paper's threshold), on the
+    evidence of fits: the interval lies above it, and a sign test rejects that half of all fits or fewer pass it (one
+    test a head and score, corrected as `headscope.engine.evidence.labels` says; ten fits that all pass have p = 0.001).
+    What does not apply: fits are no sample of text, so the evidence is that the answer does not hang on the random
+    start; another text may have another. No label says irrelevant: that nothing was found is no evidence.
+    causal_head_gating.csv has G⁺, G⁻ and the share of fits that pass (1 is the paper's "always", above 0 its "any"),
+    causal_head_gating_loss.csv the loss of every fit.
+
+    Learning rates, updates, sentences an update and λ are those of the paper's appendix; the authors' program begins
+    with others, `--chg-lr 1,1 --chg-penalised-lr 1,1 --chg-batch 32`. As there λ weighs the mean over heads where the
+    paper writes a sum, and gradients are cut to a norm of 1, here those of each fit. At most so many sentences are read
+    as the updates take. For decoders with a language-model head, and encoder-decoders with a --target.
+    """
+
+    name = "causal_head_gating"
+    order = 302
+    default = False
+    sampled = True
+    passes = frozenset()
+    summary = "gates fitted with and against removal: heads that help, that are in the way, and neither"
+    measures = (
+        Measure("facilitation", "gate held open (G⁻)", range=(0, 1), keep="highest", why="the text goes without them"),
+        Measure(
+            "interference",
+            "gate held shut (1 − G⁺)",
+            range=(0, 1),
+            keep="lowest",
+            why="the text is likelier without them",
+        ),
+        Measure("irrelevance", "gate held by nothing (G⁺(1 − G⁻))", range=(0, 1)),
+    )
+    functions = (
+        HeadFunction("facilitating", "⊕", "F", "#117733", "the model needs it for this text", order=16),
+        HeadFunction("interfering", "⊗", "N", "#cc3311", "this text is likelier without it", order=17),
+    )
+    Options = CausalHeadGatingOptions
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.checkpoint: Checkpoint | None = None
+        self.gates: FittedGates | None = None
+        self.truncated = 0
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        if checkpoint.predicts != "words" or not checkpoint.decodes:
+            return "needs a decoder that predicts words (one with a language-model head)"
+        return None
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def read(self, corpus: Corpus) -> None:
+        checkpoint, options, batching = self.checkpoint, self.options, self.run.batching
+        assert checkpoint is not None
+        if checkpoint.two_sided and not corpus.has_target:
+            raise ConfigError("causal_head_gating needs a --target, which the decoder is to say; leave it out without")
+        losses = Omissions()
+        examples = single_sentences(
+            batches(
+                corpus.first(2 * options.chg_steps * options.chg_batch),
+                checkpoint,
+                tokens=batching.tokens,
+                limit=sentence_limit(checkpoint, batching),
+                long=batching.long,
+                losses=losses,
+                labels=True,
+            )
+        )
+        if not examples:
+            raise DataError(f"{corpus.name} has no token that a model could predict; causal_head_gating needs some")
+        self.truncated = losses.truncated
+        self.gates = fit_gates(checkpoint, examples, self._fit())
+
+    def _fit(self) -> GatingFit:
+        options = self.options
+        return GatingFit(
+            fits=options.chg_fits,
+            steps=options.chg_steps,
+            batch=options.chg_batch,
+            rates=options.chg_lr,
+            penalised_rates=options.chg_penalised_lr,
+            penalty=options.chg_penalty,
+            tokens=self.run.batching.tokens,
+            seed=self.run.seed,
+        )
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        assert self.gates is not None
+        report, tests = AnalysisReport(), LabelTests(min_instances=0)
+        for name, values in scores(self.gates).items():
+            estimates: dict[tuple[Site, int], Estimate] = {}
+            for place, part in split_gates(values, self.gates.layout).items():
+                estimates[place] = aggregates.bootstrap.over_units(part, torch.ones(len(part), 1))
+                if name in LABELS:
+                    p = sign_test((part >= THRESHOLD).sum(dim=0), len(part))
+                    tests.add(place, name, LABELS[name], estimates[place], p, threshold=THRESHOLD, counts=None)
+            report.columns.append(Column(name, estimates))
+        tests.conclude(report)
+        report.tables["causal_head_gating"] = pd.DataFrame(_rows(self.gates))
+        report.tables["causal_head_gating_loss"] = pd.DataFrame(
+            [
+                {"fit": fit, "phase": phase, "loss": loss}
+                for phase, losses in zip(PHASES, self.gates.losses.tolist(), strict=True)
+                for fit, loss in enumerate(losses)
+            ]
+        )
+        if self.truncated:
+            report.remarks.append(f"causal_head_gating: {self.truncated} sentences were cut; --max-length is the limit")
+        return report
+
+    def signature(self) -> dict[str, str]:
+        options = self.options
+        rates = "/".join(f"{first:g}>{last:g}" for first, last in (options.chg_lr, options.chg_penalised_lr))
+        sizes = f"{options.chg_fits}x{options.chg_steps}x{options.chg_batch}"
+        return {"gates": f"{sizes},lr={rates},penalty={options.chg_penalty:g}"}
+
+
+def sign_test(passing: Tensor, fits: int) -> Array:
+    """P(so many fits or more pass) [h] where each does with probability 1/2."""
+    tails = [sum(comb(fits, number) for number in range(least, fits + 1)) / 2**fits for least in range(fits + 1)]
+    p: Array = np.array(tails)[passing.numpy()]
+    return p
+
+
+def _rows(gates: FittedGates) -> list[dict[str, object]]:
+    """A row for every head: mean gates, and the share of fits that pass the threshold."""
+    kept, shed = split_gates(gates.kept, gates.layout), split_gates(gates.shed, gates.layout)
+    return [
+        {
+            "site": head.site.value,
+            "layer": head.layer,
+            "head": head.head,
+            "kept": kept[place][:, head.head].mean().item(),
+            "shed": shed[place][:, head.head].mean().item(),
+            "facilitating_share": (shed[place][:, head.head] >= THRESHOLD).double().mean().item(),
+            "interfering_share": (1 - kept[place][:, head.head] >= THRESHOLD).double().mean().item(),
+        }
+        for place in kept
+        for head in head_ids(place, kept[place].shape[-1])
+    ]

@@ -1,0 +1,151 @@
+"""Causal Head Gating: fits against loops over sentences, what open gates are, and what is refused."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from headscope.analyses.causal_head_gating import sign_test
+from headscope.attribution.causal_gates import (
+    FittedGates,
+    GatingFit,
+    fit_gates,
+    gated_losses,
+    joined,
+    penalised,
+    scores,
+    single_sentences,
+)
+from headscope.data.batching import BatchingOptions, Omissions, batches
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import Batch
+from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.result import AnalysisResult
+from headscope.errors import ConfigError, DataError
+from headscope.formats.base import Checkpoint
+from tests.oracles import causal_gates, speakers
+from tests.oracles.run_options import run_options
+
+SMALL: dict[str, Any] = {"chg_fits": 2, "chg_steps": 2, "chg_batch": 4}
+SENTENCES = 5
+
+
+@cache
+def examples(kind: str) -> tuple[Batch, ...]:
+    corpus, its = speakers.corpus(kind, count=SENTENCES), speakers.checkpoint(kind)
+    return tuple(single_sentences(batches(corpus, its, tokens=101, limit=97, losses=Omissions(), labels=True)))
+
+
+def run(its: Checkpoint, corpus: Corpus, **options: Any) -> AnalysisResult:
+    chosen, batching = choose_analyses(only=["causal_head_gating"]), BatchingOptions(tokens=199)
+    made = run_options(**(SMALL | options))
+    return analyze(its, corpus, analyses=chosen, options=made, batching=batching, replicates=11)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_fits_are_those_of_loops(kind: str) -> None:
+    """Both phases, of two fits at once, and with sentences of unequal lengths padded in one pass."""
+    its, steps, rates = speakers.checkpoint(kind), 3, ((0.3, 0.06), (0.5, 0.1))
+    fit = GatingFit(fits=2, steps=steps, batch=64, rates=rates[0], penalised_rates=rates[1], penalty=0.3, tokens=61)
+    ours = fit_gates(its, examples(kind), fit)
+    asked = [speakers.asked(kind, sentence) for sentence in speakers.corpus(kind, count=SENTENCES)]
+    modules, more = causal_gates.projections(kind, its.model), {"steps": steps}
+    start = torch.rand(2, ours.kept.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for number, theta in enumerate(torch.log(start / (1 - start))):
+        theta = causal_gates.descended(its, modules, asked, theta, pull=0.0, rates=rates[0], **more)
+        for pull, gates in ((0.3, ours.kept), (-0.3, ours.shed)):
+            expected = causal_gates.descended(its, modules, asked, theta, pull=pull, rates=rates[1], **more)
+            torch.testing.assert_close(gates[number], expected.sigmoid(), rtol=1e-7, atol=1e-8)
+    assert (ours.kept - ours.shed).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5", "native-pre"])
+def test_open_gates_are_the_model_itself(kind: str) -> None:
+    its = speakers.checkpoint(kind)
+    layout = {place: heads for place, heads in its.layout.items() if heads}
+    together, ones = joined(examples(kind)), torch.ones(1, sum(layout.values()), dtype=torch.float64)
+    sentences = {sentence.number: sentence for sentence in speakers.corpus(kind, count=SENTENCES)}
+    asked = [speakers.asked(kind, sentences[number]) for number in together.indices.tolist()]
+    with torch.no_grad():
+        found = gated_losses(its, ones, together, layout)
+        half = gated_losses(its, torch.cat([ones, ones / 2]), together, layout)
+        alone = torch.stack([one.loss(its) / len(one.labels) for one in asked])
+    torch.testing.assert_close(found[0], alone, rtol=1e-9, atol=0)
+    torch.testing.assert_close(half[0], found[0])
+    assert not torch.allclose(half[1], found[0], rtol=1e-3)
+
+
+def test_the_penalty_is_the_mean_and_pulls_no_further_than_four() -> None:
+    theta = torch.tensor([[1.0, -2.0, 9.0], [0.0, 4.5, -4.5]], dtype=torch.float64).requires_grad_()
+    losses, pull = torch.tensor([5.0, 7.0]).double(), torch.tensor([0.3, -0.3]).double()
+    found = penalised(losses, theta, pull)
+    torch.testing.assert_close(found, torch.tensor([5 - 0.3 * (1 - 2 + 4) / 3, 7.0]).double())
+    (slope,) = torch.autograd.grad(found.sum(), theta)
+    torch.testing.assert_close(slope, torch.tensor([[-0.1, -0.1, 0], [0.1, 0, 0]]).double())
+
+
+def test_fits_do_not_touch_each_other() -> None:
+    its = speakers.checkpoint("gpt2")
+    fit: dict[str, Any] = {"steps": 3, "batch": 64, "tokens": 97}
+    several = fit_gates(its, examples("gpt2"), GatingFit(fits=3, **fit))
+    alone = fit_gates(its, examples("gpt2"), GatingFit(fits=1, **fit))
+    torch.testing.assert_close(several.kept[:1], alone.kept, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(several.losses[:, :1], alone.losses)
+
+
+def test_scores_are_those_of_the_paper() -> None:
+    kept, shed = torch.tensor([[1.0, 0.0, 1.0, 0.25]]).double(), torch.tensor([[1.0, 0.0, 0.0, 0.5]]).double()
+    found = scores(FittedGates(kept, shed, torch.zeros(3, 1), {}))
+    assert found["facilitation"].tolist() == [[1, 0, 0, 0.5]]
+    assert found["interference"].tolist() == [[0, 1, 0, 0.75]]
+    assert found["irrelevance"].tolist() == [[0, 0, 1, 0.125]]
+    torch.testing.assert_close(sum(found.values()), 1 + shed * (1 - kept))
+
+
+def test_sign_test() -> None:
+    assert sign_test(torch.tensor([10, 9, 5, 0]), 10).tolist() == pytest.approx([1 / 1024, 11 / 1024, 638 / 1024, 1])
+
+
+def test_the_seed_decides_and_a_table_has_every_head() -> None:
+    its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2")
+    one, again, other = run(its, corpus), run(its, corpus), run(its, corpus, seed=2)
+    assert one.heads.equals(again.heads) and not one.heads.equals(other.heads)
+    rows, losses = one.tables["causal_head_gating"], one.tables["causal_head_gating_loss"]
+    assert len(rows) == len(one.heads) == 6 and len(losses) == 6 and (losses.loss > 0).all()
+    assert ((rows.kept >= 0) & (rows.shed <= 1)).all()
+    assert (one.heads.facilitation - rows.shed).abs().max() < 1e-12
+    assert not one.labels, "two fits are no evidence"
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"chg_lr": (0.1,)}, "--chg-lr takes two numbers above 0"),
+        ({"chg_penalised_lr": (0.0, 0.1)}, "--chg-penalised-lr takes two numbers above 0"),
+        ({"chg_fits": 0}, "--chg-fits 0: at least 1 is needed"),
+        ({"chg_penalty": -0.1}, "--chg-penalty -0.1: at least 0 is needed"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        run(speakers.checkpoint("gpt2"), speakers.corpus("gpt2"), **options)
+
+
+def test_refuses_what_it_is_not_for() -> None:
+    with pytest.raises(ConfigError, match="causal_head_gating: needs a decoder that predicts words"):
+        run(speakers.checkpoint("bert"), speakers.corpus("bert"))
+    sentences = [Sentence(0, "ah bh", None)]
+    alone = Corpus("one", 1, "0" * 40, lambda: iter(sentences), has_target=False)
+    with pytest.raises(ConfigError, match="causal_head_gating needs a --target"):
+        run(speakers.checkpoint("t5"), alone)
+    with pytest.raises(DataError, match="one has no token that a model could predict"):
+        analyze(
+            speakers.checkpoint("gpt2"),
+            alone,
+            analyses=choose_analyses(only=["causal_head_gating"]),
+            options=run_options(**SMALL),
+            batching=BatchingOptions(limit=1),
+        )
