@@ -62,13 +62,14 @@ class CausalHeadGating(Analysis):
     """Gates of all heads, fitted to the text with and against the removal of heads (Nam et al. 2025).
 
     A gate in (0, 1) multiplies each head; with the model frozen, gates minimise -log p of what the model should say
-    (mean over the tokens of a sentence, then over sentences), less λ times the mean of the gates' logits, which are
-    clipped at ±4 there. From one fit with λ = 0, which begins at random gates, two more start: G⁺ with λ = 0.1
-    (`--chg-penalty`), which opens every gate that the text does not hold shut, and G⁻ with λ = −0.1, which shuts every
-    gate that the text does not hold open. `facilitation` is G⁻, `interference` 1 − G⁺, `irrelevance` G⁺ (1 − G⁻). They
-    sum to 1 + G⁻ (1 − G⁺), so to 1 unless a gate is open against the penalty and shut against it. One fit says which
-    heads suffice together: of two that do the same one is facilitating, and another fit may choose the other. So there
-    are ten (`--chg-fits`), whose mean this is, with a bootstrap interval over fits.
+    (mean over the tokens of a sentence, then over sentences; of prompts, `--clean` and `--answer`, the answer alone),
+    less λ times the mean of the gates' logits, which are clipped at ±4 there. From one fit with λ = 0, which begins at
+    random gates, two more start: G⁺ with λ = 0.1 (`--chg-penalty`), which opens every gate that the text does not hold
+    shut, and G⁻ with λ = −0.1, which shuts every gate that the text does not hold open. `facilitation` is G⁻,
+    `interference` 1 − G⁺, `irrelevance` G⁺ (1 − G⁻). They sum to 1 + G⁻ (1 − G⁺), so to 1 unless a gate is open against
+    the penalty and shut against it. One fit says which heads suffice together: of two that do the same one is
+    facilitating, and another fit may choose the other. So there are ten (`--chg-fits`), whose mean this is, with a
+    bootstrap interval over fits.
 
     A head is labelled `facilitating` or `interfering` where that score is at least 0.5 (the paper's threshold), on the
     evidence of fits: the interval lies above it, and a sign test rejects that half of all fits or fewer pass it (one

@@ -11,7 +11,7 @@ holds, and with λ < 0, which pulls them shut. Several fits go through the model
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -163,13 +163,22 @@ class _Descent:
 
 
 def single_sentences(batches: Iterator[Batch]) -> list[Batch]:
-    """Batches of one sentence each, of those that something is to be said of."""
+    """Batches of one sentence each, of those that something is to be said of: of prompts, the answer."""
     return [
         batch.rows(torch.tensor([row]))
-        for batch in batches
+        for batch in map(_asked, batches)
         for row in range(len(batch.indices))
         if batch.labels is not None and bool((batch.labels[row] != IGNORED).any())
     ]
+
+
+def _asked(batch: Batch) -> Batch:
+    """A batch of prompts with the answers as its only labels; any other batch as it is."""
+    if batch.contrasts is None or batch.labels is None:
+        return batch
+    labels = torch.full_like(batch.labels, IGNORED)
+    labels[torch.arange(len(labels)), batch.contrasts.positions] = batch.contrasts.answers
+    return replace(batch, labels=labels, contrasts=None)
 
 
 def joined(examples: Sequence[Batch]) -> Batch:

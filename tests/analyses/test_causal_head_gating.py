@@ -21,12 +21,12 @@ from headscope.attribution.causal_gates import (
 )
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import Batch
+from headscope.data.encoded import IGNORED, Batch
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
-from tests.oracles import causal_gates, speakers
+from tests.oracles import causal_gates, prompts, speakers
 from tests.oracles.run_options import run_options
 
 SMALL: dict[str, Any] = {"chg_fits": 2, "chg_steps": 2, "chg_batch": 4}
@@ -76,6 +76,17 @@ def test_open_gates_are_the_model_itself(kind: str) -> None:
     torch.testing.assert_close(found[0], alone, rtol=1e-9, atol=0)
     torch.testing.assert_close(half[0], found[0])
     assert not torch.allclose(half[1], found[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_of_prompts_only_the_answer_counts(kind: str) -> None:
+    its, expected = speakers.checkpoint(kind), prompts.prompts(kind)
+    asked = single_sentences(batches(prompts.corpus(kind), its, tokens=101, limit=97, losses=Omissions(), labels=True))
+    assert len(asked) == prompts.COUNT
+    for example in asked:
+        prompt = expected[int(example.indices)]
+        assert example.labels is not None and (example.labels != IGNORED).sum() == 1
+        assert example.labels[0, prompt.position] == prompt.answer
 
 
 def test_the_penalty_is_the_mean_and_pulls_no_further_than_four() -> None:

@@ -15,6 +15,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
+from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, Site
 from tests.oracles.run_options import run_options
@@ -89,6 +90,27 @@ def test_the_induction_head_is_first_in_every_column() -> None:
     for column in ("induction", "induction_random", "copying", "composition_k", "retrieval", "facilitation"):
         best = heads[column].drop((PREVIOUS.layer, PREVIOUS.head)).idxmax()
         assert best == (INDUCTION.layer, INDUCTION.head), column
+
+
+def test_answers_to_prompts_need_the_same_heads() -> None:
+    """What followed a word before, and nothing else."""
+    luck, texts = random.Random(2), []
+    for _ in range(16):
+        words = luck.sample([f"w{number}" for number in range(60)], 12)
+        texts.append((" ".join([*words[:11], words[4]]), " ".join([*words[:4], words[11], *words[5:11], words[4]])))
+    sentences = [Sentence(number, clean) for number, (clean, _) in enumerate(texts)]
+    clean = Corpus("clean", len(sentences), "0" * 40, lambda: iter(sentences), has_target=False)
+    answers = [text.split()[5] for text, _ in texts]
+    its = analyze(
+        checkpoint(),
+        with_answers(checkpoint(), clean, [corrupt for _, corrupt in texts], answers),
+        analyses=choose_analyses(only=["causal_head_gating"]),
+        options=run_options(**OPTIONS),
+        batching=BatchingOptions(tokens=4096),
+        replicates=50,
+    )
+    given = {head for head, labels in its.labels.items() if "facilitating" in labels}
+    assert {PREVIOUS, INDUCTION} <= given and EMPTY not in given
 
 
 def _contexts(model: Any, ids: Tensor) -> list[Tensor]:
