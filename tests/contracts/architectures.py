@@ -1,8 +1,7 @@
-"""Tiny random models of every architecture that the contract tests go through.
+"""Tiny random models of the architectures that are gone through in depth: one of each kind of those in the list.
 
-Sizes are primes, or products of two different ones, so that a swapped axis cannot pass: heads 3 of width
-5, or 6 query heads in 2 groups of width 10 (rotary embeddings want an even width), three kinds of layers
-where an architecture has them, and windows of 3 in texts of 7.
+Their sizes stand in architectures.toml: three kinds of layers where an architecture has them, and windows of 3 in texts
+of 7. test_every_architecture.py goes through the whole list.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from transformers import (
 )
 
 from headscope.heads import HeadId, Layout, Site
+from tests.contracts.catalogue import catalogue
 
 VOCABULARY = 97
 FIRST_PLAIN = 5  # ids below stand for padding, start, end and so on
@@ -39,6 +39,7 @@ TASKS = {
 }
 
 Left = Literal["as is", "position_ids", "no"]
+Task = Literal["masked", "causal", "seq2seq", "picture"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Architecture:
     """
 
     name: str
-    task: Literal["masked", "causal", "seq2seq", "picture"]
+    task: Task
     sizes: dict[str, Any]
     encoder: tuple[int, int] | None = None  # layers, heads
     decoder: tuple[int, int] | None = None
@@ -73,133 +74,53 @@ class Architecture:
         return self.task in ("causal", "seq2seq")
 
 
-_SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-_ENCODER = {
-    **_SPECIAL,
-    "vocab_size": VOCABULARY,
-    "hidden_size": 15,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 17,
-    "max_position_embeddings": 61,
-}
-_ROTARY = {**_ENCODER, "hidden_size": 30}  # 3 heads of width 10
-_GROUPED = {
-    **_ENCODER,
-    "hidden_size": 42,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-}
-_TWO_SIDED = {
-    **_SPECIAL,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
-    "vocab_size": VOCABULARY,
-    "d_model": 30,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 3,
-    "decoder_attention_heads": 5,
-    "encoder_ffn_dim": 17,
-    "decoder_ffn_dim": 19,
-    "max_position_embeddings": 61,
-}
-_T5 = {**_SPECIAL, "decoder_start_token_id": 0, "vocab_size": VOCABULARY, "d_model": 13, "d_kv": 5, "d_ff": 17}
+CATALOGUE = catalogue()
 
 
-def _masked(name: str, sizes: dict[str, Any], *, layers: int = 2, left: Left = "position_ids") -> Architecture:
-    return Architecture(name, "masked", sizes, encoder=(layers, 3), left=left)
+def _of(name: str, **facts: Any) -> Architecture:
+    """One of the list in architectures.toml, with what is known of it besides."""
+    entry = CATALOGUE[name]
+    return Architecture(name, cast(Task, entry.task), entry.sizes, **facts)
 
 
-def _causal(name: str, sizes: dict[str, Any], *, heads: int = 3, layers: int = 2, **more: Any) -> Architecture:
-    return Architecture(name, "causal", sizes, decoder=(layers, heads), **{"left": "position_ids", **more})
+def _masked(name: str, *, layers: int = 2, left: Left = "position_ids") -> Architecture:
+    return _of(name, encoder=(layers, 3), left=left)
 
 
-def _seq2seq(name: str, *, left: Left = "no", **sizes: Any) -> Architecture:
-    return Architecture(name, "seq2seq", {**_TWO_SIDED, **sizes}, encoder=(2, 3), decoder=(3, 5), left=left)
+def _causal(name: str, *, heads: int = 3, layers: int = 2, **more: Any) -> Architecture:
+    return _of(name, decoder=(layers, heads), **{"left": "position_ids", **more})
+
+
+def _seq2seq(name: str, *, left: Left = "no") -> Architecture:
+    return _of(name, encoder=(2, 3), decoder=(3, 5), left=left)
 
 
 ARCHITECTURES = (
-    _masked("bert", _ENCODER),
-    _masked("roberta", {**_ENCODER, "pad_token_id": 1, "bos_token_id": 0}, left="as is"),
-    _masked(
-        "distilbert",
-        {**_SPECIAL, "vocab_size": VOCABULARY, "dim": 15, "n_layers": 2, "n_heads": 3, "hidden_dim": 17},
-    ),
-    _masked("electra", {**_ENCODER, "embedding_size": 11}),
-    _masked("albert", {**_ENCODER, "embedding_size": 11, "num_hidden_layers": 3}, layers=3),
-    _masked(
-        "modernbert",
-        {**_ROTARY, "cls_token_id": 1, "sep_token_id": 2, "num_hidden_layers": 5, "local_attention": 4},
-        layers=5,
-    ),
-    _causal(
-        "gpt2",
-        {**_SPECIAL, "vocab_size": VOCABULARY, "n_embd": 15, "n_layer": 2, "n_head": 3, "n_positions": 61},
-    ),
-    _causal("gpt_neox", {**_ROTARY, "rotary_pct": 0.4}),
-    _causal(
-        "opt",
-        {
-            **{name: size for name, size in _ENCODER.items() if name != "intermediate_size"},
-            "ffn_dim": 17,
-            "word_embed_proj_dim": 15,
-        },
-        left="as is",
-    ),
-    _causal("llama", _GROUPED, heads=6),
-    _causal("qwen3", _GROUPED, heads=6),
-    _causal("gemma", {**_GROUPED, "num_key_value_heads": 1}, heads=6),
-    _causal("gemma2", {**_GROUPED, "sliding_window": 3, "attn_logit_softcapping": 1.5}, heads=6, sdpa=False),
-    _causal(
-        "gemma3_text",
-        {**_GROUPED, "num_hidden_layers": 3, "sliding_window": 3, "sliding_window_pattern": 2},
-        heads=6,
-        layers=3,
-    ),
-    _causal("mistral", {**_GROUPED, "sliding_window": 3}, heads=6),
-    _causal("phi", {**_ROTARY, "partial_rotary_factor": 0.4}),
-    _causal(
-        "gpt_oss",
-        {
-            **_GROUPED,
-            "hidden_size": 24,
-            "intermediate_size": 24,
-            "sliding_window": 3,
-            "num_local_experts": 3,
-            "num_experts_per_tok": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "experts_implementation": "eager",
-        },
-        heads=6,
-        sinks=True,
-        sdpa=False,
-    ),
-    Architecture(
-        "t5",
-        "seq2seq",
-        {**_T5, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 3, "is_encoder_decoder": True},
-        encoder=(3, 3),
-        decoder=(2, 3),  # not more layers than the encoder: `generate` of transformers 5.23 fails on such a T5
-    ),
+    _masked("bert"),
+    _masked("roberta", left="as is"),
+    _masked("distilbert"),
+    _masked("electra"),
+    _masked("albert", layers=3),
+    _masked("modernbert", layers=5),
+    _causal("gpt2"),
+    _causal("gpt_neox"),
+    _causal("opt", left="as is"),
+    _causal("llama", heads=6),
+    _causal("qwen3", heads=6),
+    _causal("gemma", heads=6),
+    _causal("gemma2", heads=6, sdpa=False),
+    _causal("gemma3_text", heads=6, layers=3),
+    _causal("mistral", heads=6),
+    _causal("phi"),
+    _causal("gpt_oss", heads=6, sinks=True, sdpa=False),
+    # not more layers than the encoder: `generate` of transformers 5.23 fails on such a T5
+    _of("t5", encoder=(3, 3), decoder=(2, 3)),
     _seq2seq("bart"),
     _seq2seq("mbart"),
     _seq2seq("marian"),
-    _seq2seq("m2m_100", left="as is", pad_token_id=1, bos_token_id=0),
+    _seq2seq("m2m_100", left="as is"),
     _seq2seq("pegasus"),
-    Architecture(
-        "vit",
-        "picture",
-        {
-            **{name: _ENCODER[name] for name in ("hidden_size", "num_hidden_layers", "intermediate_size")},
-            "num_attention_heads": 3,
-            "image_size": 9,
-            "patch_size": 3,
-            "num_labels": 7,
-        },
-        encoder=(2, 3),
-    ),
+    _of("vit", encoder=(2, 3)),
 )
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}
 

@@ -1,0 +1,150 @@
+"""Every architecture of the list comes out as it says: opened, masked and cut, or refused for the reason it names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headscope.config import Companions
+from headscope.errors import CheckpointError, HeadscopeError
+from headscope.formats.base import open_checkpoint, write_checkpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.heads import HeadId
+from headscope.model.capture import capture
+from headscope.model.discovery import AttentionSite, find_attention
+from headscope.model.interface import through_attend
+from headscope.model.removal_plan import plan_removal
+from headscope.pruning.removal import verify as verification
+from headscope.pruning.removal.export import choose_export
+from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
+from tests.contracts.architectures import sharpened
+from tests.contracts.catalogue import Entry, catalogue
+
+CATALOGUE = catalogue()
+every = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=CATALOGUE)
+LIMIT = 1e-9
+
+
+@pytest.fixture(autouse=True)
+def quick_and_quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Greedy search of a few tokens; transformers speaks of tiny sizes."""
+    from transformers.utils import logging as messages
+
+    monkeypatch.setattr(verification, "NEW", 3)
+    monkeypatch.setattr(verification, "BEAM", 1)
+    level = messages.get_verbosity()
+    messages.set_verbosity(logging.CRITICAL)
+    yield
+    messages.set_verbosity(level)
+
+
+def opened(entry: Entry, folder: Path) -> HuggingFaceCheckpoint:
+    """From disk: the buffers that a class computes are then what they will be later."""
+    sharpened(entry.model()).save_pretrained(folder)
+    checkpoint = open_checkpoint(str(folder), dtype="float64")
+    assert isinstance(checkpoint, HuggingFaceCheckpoint)
+    return checkpoint
+
+
+def chosen(checkpoint: HuggingFaceCheckpoint, *, groups: bool) -> list[HeadId]:
+    """No heads in the first layer of each site; in the others some, of which odd layers lose whole groups.
+
+    Layers with one set of weights lose the same heads, and not all of them.
+    """
+    heads = []
+    sites = {place.site for place in checkpoint.attention_sites.order}
+    first = {site: min(place.layer for place in checkpoint.attention_sites.at(site)) for site in sites}
+    for places in checkpoint.attention_sites.modules:
+        for place in places:
+            empties = place.layer == first[place.site] and len(places) == 1
+            numbers = range(place.heads) if empties else some_of(place, places[0].layer, groups=groups)
+            heads += [HeadId(place.site, place.layer, head) for head in numbers]
+    return heads
+
+
+def some_of(place: AttentionSite, layer: int, *, groups: bool) -> list[int]:
+    share = place.heads // place.groups
+    if share == 1:
+        return [layer % place.heads]
+    if groups and layer % 2 and place.groups > 1:
+        return list(range(share))
+    return [group * share + (layer + group) % share for group in range(place.groups)]
+
+
+@every
+def test_architectures_come_out_as_the_list_says(entry: Entry, tmp_path: Path) -> None:
+    if entry.outcome == "refused":
+        with pytest.raises(CheckpointError, match=entry.because) as refused:
+            find_attention(sharpened(entry.model()))
+        assert "\n" not in str(refused.value)
+        return
+    checkpoint = opened(entry, tmp_path / "whole")
+    heads, data = chosen(checkpoint, groups=entry.groups), texts(checkpoint, None, None, sentences=1)
+    assert_captured(checkpoint, data)
+    if entry.outcome == "masked only":
+        assert_masked_only(checkpoint, heads, data, entry.because)
+        return
+    plan = plan_removal(checkpoint.attention_sites, heads)
+    shrunk = choose_export(None, checkpoint).build(checkpoint, plan)
+    proof = verification.verify(checkpoint, shrunk, heads, data)
+    assert proof.difference <= max(LIMIT, proof.tolerance)
+    assert proof.searched == proof.searches
+    assert shrunk.layout == plan.layout
+    assert parameters(shrunk) < parameters(checkpoint)
+    assert_masked_is_zeroed(checkpoint, heads, data)
+    assert_reloaded(shrunk, tmp_path / "small", data)
+
+
+def parameters(checkpoint: HuggingFaceCheckpoint) -> int:
+    return sum(parameter.numel() for parameter in checkpoint.model.parameters())
+
+
+def assert_captured(checkpoint: HuggingFaceCheckpoint, data: InputTexts) -> None:
+    """Every head's weights are seen, and with an extra sink they sum to 1 at most."""
+    with capture(checkpoint.model) as captured:
+        outputs(checkpoint.model, data.feeds[0])
+    assert captured.calls.keys() == checkpoint.layout.keys()
+    for site_layer, heads in checkpoint.layout.items():
+        weights = captured[site_layer]["weights"]
+        assert weights.shape[1] == heads
+        assert (weights >= 0).all() and (weights.sum(dim=-1) <= 1 + 1e-6).all()
+
+
+def assert_masked_only(checkpoint: HuggingFaceCheckpoint, heads: list[HeadId], data: InputTexts, because: str) -> None:
+    """Masked heads change what comes out, and taking them out is refused in one line."""
+    whole, without = outputs(checkpoint.model, data.feeds[0]), verification.reference(checkpoint, heads, data.feeds[0])
+    assert without.isfinite().all() and not torch.allclose(whole, without)
+    plan = plan_removal(checkpoint.attention_sites, heads)
+    with pytest.raises(HeadscopeError, match=because) as refused:
+        verification.verify(checkpoint, choose_export(None, checkpoint).build(checkpoint, plan), heads, data)
+    assert "\n" not in str(refused.value)
+
+
+def assert_masked_is_zeroed(checkpoint: HuggingFaceCheckpoint, heads: list[HeadId], data: InputTexts) -> None:
+    """Masking is what zeros in the heads' columns of the output projections do."""
+    plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=False)
+    zeroed: Any = checkpoint.with_zeroed_heads(plan).model
+    with through_attend(zeroed):
+        found = outputs(zeroed, data.feeds[0])
+    expected = verification.reference(checkpoint, heads, data.feeds[0])
+    assert verification.max_abs_difference(found, expected) <= 1e-6  # models that round to float32 on their way
+
+
+def assert_reloaded(shrunk: Any, folder: Path, data: InputTexts) -> None:
+    """What is saved and opened again computes the same."""
+    folder.mkdir()
+    write_checkpoint(shrunk, folder, Companions())
+    again = open_checkpoint(str(folder), dtype="float64")
+    assert again.layout == shrunk.layout
+    found, expected = (outputs(each.model, data.feeds[0]) for each in (again, shrunk))
+    assert verification.max_abs_difference(found, expected) <= LIMIT
+
+
+def test_the_list_is_long_and_knows_all_three_outcomes() -> None:
+    assert len(CATALOGUE) >= 60
+    assert {entry.outcome for entry in CATALOGUE.values()} == {"works", "masked only", "refused"}
