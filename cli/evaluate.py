@@ -24,6 +24,7 @@ from headscope.cli.options import (
     MaxLenA,
     MaxLenB,
     MaxSentences,
+    PlacementOptions,
     RunningOptions,
     settings_of,
     takes,
@@ -155,7 +156,20 @@ class Written:
     ] = None
 
 
-@takes(Text, LabelledText, Scores, Heads, Search, Masked, RunningOptions, Batches, CompanionOptions, Written, Ending)
+@takes(
+    Text,
+    LabelledText,
+    Scores,
+    Heads,
+    Search,
+    Masked,
+    RunningOptions,
+    PlacementOptions,
+    Batches,
+    CompanionOptions,
+    Written,
+    Ending,
+)
 def evaluate(given: dict[str, Any]) -> None:
     """Score translations, how well the model predicts a text, or how near it is to the intact one.
 

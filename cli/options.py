@@ -27,6 +27,16 @@ Dtype = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        metavar="auto|FILE",
+        help="Spread a Hugging Face model over GPUs, the CPU's memory and the disk: auto, or a JSON file of modules "
+        "and devices (needs headscope[large]).",
+        rich_help_panel=MODEL,
+    ),
+]
 FormatName = Annotated[
     str | None,
     typer.Option("--format", help="Checkpoint format; default: found from content.", rich_help_panel=MODEL),
@@ -129,6 +139,12 @@ class RunningOptions:
 
     device: Device = "auto"
     dtype: Dtype = "auto"
+
+
+class PlacementOptions:
+    """Where the parts of a large model go."""
+
+    device_map: DeviceMap = None
 
 
 Source2 = Annotated[

@@ -11,6 +11,7 @@ from headscope.cli.next_commands import command_line
 from headscope.cli.options import (
     CompanionOptions,
     Ending,
+    PlacementOptions,
     RunningOptions,
     names,
     settings_of,
@@ -94,7 +95,7 @@ class Gates:
     resume: Resume = False
 
 
-@takes(Start, Texts, L0, Placed, Gates, Tuning, Result, RunningOptions, CompanionOptions, Ending)
+@takes(Start, Texts, L0, Placed, Gates, Tuning, Result, RunningOptions, PlacementOptions, CompanionOptions, Ending)
 def l0(given: dict[str, Any]) -> None:
     """Learn hard concrete gates under a price for open ones, from a trained checkpoint (Voita et al. 2019).
 
@@ -131,7 +132,7 @@ class Subset:
     ] = False
 
 
-@takes(Start, Subset, Texts, Placed, Gates, Tuning, Result, RunningOptions, CompanionOptions, Ending)
+@takes(Start, Subset, Texts, Placed, Gates, Tuning, Result, RunningOptions, PlacementOptions, CompanionOptions, Ending)
 def subset(given: dict[str, Any]) -> None:
     """Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021).
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import DATA, CompanionOptions, Ending, RunningOptions, settings_of, takes
+from headscope.cli.options import DATA, CompanionOptions, Ending, PlacementOptions, RunningOptions, settings_of, takes
 from headscope.cli.prune_options import (
     COMPENSATION,
     HEADS,
@@ -103,7 +103,7 @@ class Ranking:
     ] = 500
 
 
-@takes(Start, Ranking, Texts, Placed, Tuning, Result, RunningOptions, CompanionOptions, Ending)
+@takes(Start, Ranking, Texts, Placed, Tuning, Result, RunningOptions, PlacementOptions, CompanionOptions, Ending)
 def rank(given: dict[str, Any]) -> None:
     """Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.
 

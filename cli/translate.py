@@ -20,6 +20,7 @@ from headscope.cli.options import (
     CheckpointName,
     Config,
     Device,
+    DeviceMap,
     Dicts,
     Dtype,
     FormatName,
@@ -65,6 +66,7 @@ def translate(
     mask: Mask = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    device_map: DeviceMap = None,
     batch_tokens: BatchTokens = 2048,
     max_length: MaxLength = None,
     window: Annotated[
@@ -99,7 +101,16 @@ def translate(
     )
     with process_group() as processes:
         window = processes.on_main(lambda: 1 if sys.stdin.isatty() else window)
-        model = load(checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
+        model = load(
+            checkpoint,
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            format=format,
+            dicts=dicts,
+            hp=hp,
+            bpe=bpe,
+        )
         with model.masked(mask or ()):
             _translate(model.checkpoint, options, batch_tokens, window, processes)
 

@@ -106,12 +106,14 @@ class Companions:
 class CheckpointOptions(Companions):
     """Which checkpoint a command opens, as which `format` (default: found from content), and where it runs.
 
-    `dtype` "auto" is as stored, on a CPU float32.
+    `dtype` "auto" is as stored, on a CPU float32. `device_map` spreads a model over devices, the CPU's memory and the
+    disk: "auto", or a JSON file; its types are then as stored.
     """
 
     checkpoint: str
     device: str = "auto"
     dtype: str = "auto"
+    device_map: str | None = None
     format: str | None = None
 
     @property

@@ -16,6 +16,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.finite import refuse_damaged_model
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.model.storage.stored_weights import is_packing
 
 
 class InMemoryCheckpoint(HuggingFaceCheckpoint):
@@ -39,6 +40,7 @@ def load(
     tokenizer: Any = None,
     device: str = "auto",
     dtype: str = "auto",
+    device_map: str | None = None,
     format: str | None = None,
     dicts: PathName | None = None,
     hp: PathName | None = None,
@@ -52,6 +54,8 @@ def load(
     tokenizer: of a model in memory; without it the model can be captured and gated, not read text.
     device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", "mps". A model in memory stays where it is.
     dtype: "auto" (as stored, float32 on a CPU), "float32", "float64", "bfloat16", "float16".
+    device_map: "auto" spreads a Hugging Face model over GPUs, the CPU's memory and the disk, or a JSON file says which
+        module goes where ("cuda:0", "cpu", "disk"); needs accelerate (`pip install 'headscope[large]'`).
     format: the checkpoint's format; default: found from its content.
     dicts, hp, bpe: files that belong to a fairseq or story-of-heads checkpoint (dictionaries, hyper-parameters, codes
         that split text); default: dictionaries beside the checkpoint, text already split.
@@ -65,7 +69,9 @@ def load(
             raise ConfigError("tokenizer= is for a model in memory; a checkpoint has its own")
         files = {"dicts": dicts, "hp": hp, "bpe": bpe}
         companions = Companions(**{name: Path(path) for name, path in files.items() if path is not None})
-        opened = open_checkpoint(str(source), format=format, device=device, dtype=dtype, companions=companions)
+        opened = open_checkpoint(
+            str(source), format=format, device=device, dtype=dtype, device_map=device_map, companions=companions
+        )
         return Model(opened, companions=companions)
     if not isinstance(source, PreTrainedModel):
         raise ConfigError(
@@ -75,6 +81,7 @@ def load(
     checkpoint_options = {
         "device": device != "auto",
         "dtype": dtype != "auto",
+        "device_map": device_map,
         "format": format,
         "dicts": dicts,
         "hp": hp,
@@ -82,6 +89,11 @@ def load(
     }
     if useless := [name for name, value in checkpoint_options.items() if value]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
+    if is_packing(source):
+        raise ConfigError(
+            "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; "
+            "load it by its path"
+        )
     checkpoint = InMemoryCheckpoint(source, tokenizer)
     refuse_damaged_model(checkpoint.path, source)
     return Model(checkpoint)

@@ -23,6 +23,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
 from headscope.model.gradients import frozen_parameters
+from headscope.model.projections import WeightOwners
+from headscope.model.storage.stored_weights import without_saved_tensors
 
 PROBE = 5
 FAR = 100.0  # a state so large that the norm's epsilon does not matter, and its square fits half precision
@@ -76,7 +78,7 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
         return str(error)
     with torch.enable_grad(), eval_mode(checkpoint.model), frozen_parameters(checkpoint.model, trainable=True):
         probe = _Probe()
-        with probe.hooks(checkpoint, layer):
+        with probe.hooks(checkpoint, layer), without_saved_tensors():
             logits = checkpoint.logits(_probe(checkpoint)).detach()
     factor = proportion(_varying(logits), _varying(probe.final.detach() @ weight.T))
     if factor is None:
@@ -103,7 +105,7 @@ class _Probe:
     @contextmanager
     def hooks(self, checkpoint: Checkpoint, layer: nn.Module) -> Iterator[None]:
         """Within the block the hooks are in place."""
-        owners = {id(module.weight): module for module in checkpoint.model.modules() if hasattr(module, "weight")}
+        owners = WeightOwners(checkpoint.model)
         with ExitStack() as stack:
             for module in checkpoint.model.modules():
                 if normalises(module):
@@ -112,9 +114,9 @@ class _Probe:
                 if site is not Site.ENCODER_SELF:
                     name = f"{site}.{number}"
                     self.outputs[name] = None
-                    owner = None if projection.output is None else owners.get(id(projection.output.weight))
+                    owner = owners.of(projection.output)
                     if owner is not None:
-                        stack.callback(owner.register_forward_hook(self._writer(name)).remove)
+                        stack.callback(owner[1].register_forward_hook(self._writer(name)).remove)
             stack.callback(layer.register_forward_pre_hook(self._end).remove)
             yield
 

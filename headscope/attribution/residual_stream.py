@@ -27,7 +27,8 @@ from headscope.model.discovery import eval_mode
 from headscope.model.gating import gated
 from headscope.model.interface import through_attend
 from headscope.model.mixing.base import mixings_of
-from headscope.model.projections import Slices
+from headscope.model.projections import Slices, WeightOwners
+from headscope.model.storage.stored_weights import matrix_of
 
 SiteLayer = tuple[Site, int]
 PROBE = 5
@@ -319,7 +320,7 @@ class _Probe:
         self.tables: list[tuple[Tensor, Tensor]] = []
         self.inputs: dict[SiteLayer, Tensor] = {}
         self.entries: dict[SiteLayer, list[Tensor]] = {site_layer: [] for site_layer in site_layers}
-        owners = {id(module.weight): module for module in model.modules() if hasattr(module, "weight")}
+        owners = WeightOwners(model)
         common = checkpoint.common_ids()[: 3 * PROBE]
         rows = [[common[(3 * n + start) % len(common)] for n in range(PROBE)] for start in (0, 1)]
         text = pad_side([Encoded(ids, [False] * PROBE) for ids in rows]).to(checkpoint.device)
@@ -332,10 +333,9 @@ class _Probe:
                     stack.callback(module.register_forward_hook(self._table).remove)
             for site_layer, entry in self.entries.items():
                 stack.enter_context(_seen_input(layer_block(model, checkpoint, site_layer), entry))
-                value = checkpoint.projections[site_layer].value
-                owner = None if value is None else owners.get(id(value.weight))
+                owner = owners.of(checkpoint.projections[site_layer].value)
                 if owner is not None:
-                    stack.callback(owner.register_forward_pre_hook(self._reader(site_layer)).remove)
+                    stack.callback(owner[1].register_forward_pre_hook(self._reader(site_layer)).remove)
             checkpoint.logits(Batch(torch.arange(2), 0, text, text if checkpoint.two_sided else None))
 
     def _norm(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -344,7 +344,7 @@ class _Probe:
 
     def _table(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], self.ids):
-            self.tables.append((module.get_parameter("weight").detach(), inputs[0]))
+            self.tables.append((matrix_of(module), inputs[0]))
 
     def _reader(self, site_layer: SiteLayer) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:

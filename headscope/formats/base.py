@@ -35,6 +35,7 @@ from headscope.model.discovery import AttentionSites, find_attention
 from headscope.model.parameter_counts import parameters_by_part
 from headscope.model.projections import Projections, projections
 from headscope.model.removal_plan import RemovalPlan
+from headscope.model.storage.stored_weights import computing_dtype, execution_device
 from headscope.registry import Registry
 
 C = TypeVar("C", bound="Checkpoint")
@@ -131,13 +132,13 @@ class Checkpoint(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.model.parameters()).device
+        """Where the model takes its inputs: where its weights are, or the first of them where they are on several."""
+        return execution_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights."""
-        return next(self.model.parameters()).dtype
+        """Type of the weights, as far as these are not quantised."""
+        return computing_dtype(self.model)
 
     @property
     @abstractmethod
@@ -293,6 +294,10 @@ class CheckpointFormat(ABC, Generic[C]):
         Of `companions` only those that the format's `takes` names are ever given.
         """
 
+    def load_mapped(self, path: str, *, device_map: str, dtype: str, companions: Companions) -> C:
+        """Open the checkpoint with its modules where a device map says ("auto", or a JSON file)."""
+        raise ConfigError(f"--device-map is for Hugging Face checkpoints; a {self.name} checkpoint is on one --device")
+
     @abstractmethod
     def write(self, checkpoint: C, folder: Path, companions: Companions) -> SavedFiles:
         """Write a checkpoint that this format opened, or that `exports` made of one, into an empty directory.
@@ -332,12 +337,14 @@ def open_checkpoint(
     format: str | None = None,
     device: str = "auto",
     dtype: str = "auto",
+    device_map: str | None = None,
     companions: Companions | None = None,
 ) -> Checkpoint:
     """Open a checkpoint: a file, a directory or a hub id; the format is found from content.
 
-    `format` overrides that. CheckpointError where no format fits, and naming the weights that are NaN or infinite;
-    ConfigError for an unknown format, device or dtype, or for a companion file that the format has no use for.
+    `format` overrides that; `device_map` is "auto" or a JSON file of modules and their devices. CheckpointError where
+    no format fits, and naming the weights that are NaN or infinite; ConfigError for an unknown format, device or dtype,
+    or for a companion file that the format has no use for.
     """
     companions = companions or Companions()
     if dtype not in DTYPES:
@@ -346,7 +353,13 @@ def open_checkpoint(
     if useless := [f"--{name}" for name in companions.names() if name not in opener.takes]:
         takes = ", ".join(f"--{name}" for name in sorted(opener.takes)) or "none of these"
         raise ConfigError(f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}")
-    opened: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions)
+    if device_map is not None and device != "auto":
+        raise ConfigError(f"--device {device} and --device-map both say where the model runs; give one of them")
+    opened: Checkpoint
+    if device_map is not None:
+        opened = opener.load_mapped(path, device_map=device_map, dtype=dtype, companions=companions)
+    else:
+        opened = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions)
     refuse_damaged_model(path, opened.model)
     return opened
 
@@ -358,6 +371,7 @@ def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> 
         format=options.format,
         device=options.device,
         dtype=dtype or options.dtype,
+        device_map=options.device_map,
         companions=options.companions,
     )
 

@@ -16,6 +16,7 @@ from headscope.data.encoded import Batch, Side
 from headscope.errors import CheckpointError, NumericalError
 from headscope.model.discovery import track_calls
 from headscope.model.nonfinite import first_non_finite, is_finite
+from headscope.model.storage.stored_weights import tensors_in_place
 
 NAMED = 3  # tensors that a message lists
 HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}
@@ -58,6 +59,7 @@ def refuse_damaged_model(path: object, model: nn.Module) -> None:
         if isinstance(values, Tensor):
             tensors.setdefault(id(values), (name, values))
     wrong = [name for name, values in tensors.values() if not is_finite(values, masked=not _is_parameter(values))]
+    wrong += [name for name, values in tensors_in_place(model) if not is_finite(values)]
     types = {values.dtype for _, values in tensors.values()} & HALVES.keys()
     hint = f"the file is damaged, or needs {HALVES[types.pop()]}" if types else "the file is damaged"
     _refuse(path, wrong, hint)

@@ -26,6 +26,7 @@ from headscope.model import interface
 from headscope.model.attention import AttentionCall, replace_contexts, tapped
 from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.nonfinite import first_non_finite, is_finite
+from headscope.model.storage.stored_weights import computing_dtype, execution_device, is_quantised
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 
@@ -165,7 +166,7 @@ def probe(model: nn.Module) -> AttentionSites:
             f"model type {kind!r} computes attention, if any, in its own code and never calls the attention "
             "interface of transformers 5; headscope cannot see or gate its heads"
         )
-    half = is_half(next(model.parameters()).dtype)
+    half = is_half(computing_dtype(model)) or is_quantised(model)
     if not is_finite(expected):
         with eval_mode(model), suppress_warnings(), through_attend(model, implementation="eager"):
             location = first_non_finite(model, lambda: _run_probe(model, inputs, kind))
@@ -268,7 +269,7 @@ def _compare(output: Tensor, expected: Tensor, kind: str, *, half: bool) -> None
 def probe_inputs(model: nn.Module) -> dict[str, Any]:
     """A few tokens (source and target of different lengths), or one picture for a vision model."""
     config: Any = model.config
-    device = next(model.parameters()).device
+    device = execution_device(model)
     main = getattr(model, "main_input_name", "input_ids")
     if main == "pixel_values":
         if config.is_encoder_decoder:
@@ -281,7 +282,7 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
         height, width = (size, size) if isinstance(size, int) else size
         noise = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
         picture = torch.randn(1, getattr(vision, "num_channels", 3), height, width, generator=noise)
-        return {"pixel_values": picture.to(device, next(model.parameters()).dtype)}
+        return {"pixel_values": picture.to(device, computing_dtype(model))}
     if main != "input_ids":
         raise CheckpointError(
             f"model type {config.model_type!r} takes {main}, not text, so headscope has nothing to give it; models "

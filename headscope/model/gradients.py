@@ -13,19 +13,36 @@ import torch
 from torch import Tensor, nn
 
 from headscope.model.attention import AttentionCall, tapped
+from headscope.model.storage.stored_weights import is_offloaded
 
 
 @contextmanager
 def frozen_parameters(model: nn.Module, *, trainable: bool = False) -> Iterator[None]:
-    """Within the block no parameter requires gradients (with `trainable` all do); restored afterwards."""
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    for parameter, _ in before:
-        parameter.requires_grad_(trainable)
+    """Within the block no parameter requires gradients (with `trainable` all do); restored afterwards.
+
+    Of offloaded modules embeddings alone do: a graph would keep the weights of the others. Integers never do.
+    """
+    before = [
+        (module, name, parameter.requires_grad)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    ]
+    for module, name, _ in before:
+        kept = isinstance(module, nn.Embedding) or not is_offloaded(module)
+        _require_gradient(module, name, trainable and kept)
     try:
         yield
     finally:
-        for parameter, flag in before:
-            parameter.requires_grad_(flag)
+        for module, name, flag in before:
+            _require_gradient(module, name, flag)
+
+
+def _require_gradient(module: nn.Module, name: str, flag: bool) -> None:
+    parameter = module.get_parameter(name)
+    if parameter.is_inference():  # what accelerate left in the place of an offloaded weight; it cannot be changed
+        parameter = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
+        module.register_parameter(name, parameter)
+    parameter.requires_grad_(flag and parameter.is_floating_point())
 
 
 @contextmanager

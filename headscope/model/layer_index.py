@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, find_attention
-from headscope.model.projections import Slices, projections
+from headscope.model.projections import Slices, WeightOwners, projections
 
 SiteLayer = tuple[Site, int]
 Rank = tuple[int, int, int]
@@ -42,7 +42,8 @@ class LayerEntry:
     def project(self, context: Tensor, heads: Tensor) -> Tensor:
         """The sum over `heads` [h] of contexts [b h t k] · W_O[head]: [b t d]."""
         units = torch.cat([self.slices.units[head] for head in heads.tolist()])
-        weight = self.slices.weight.detach().index_select(self.slices.axis, units)  # [d h·k] or [h·k d]
+        matrix = self.slices.weight.detach().to(context.dtype)
+        weight = matrix.index_select(self.slices.axis, units.to(matrix.device))  # [d h·k] or [h·k d]
         added: Tensor = context.transpose(1, 2).flatten(2) @ (weight.T if self.slices.axis else weight)
         return added
 
@@ -70,9 +71,7 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
     if {attention_site.site for attention_site, _ in attention_modules} != set().union(*(sites for sites, _ in stacks)):
         return None
     projected = projections(model)
-    owners: dict[int, list[nn.Module]] = {}
-    for part in model.modules():
-        owners.setdefault(id(getattr(part, "weight", None)), []).append(part)
+    owners = WeightOwners(model)
     numbers = {site: number for number, (sites, _) in enumerate(stacks) for site in sites}
     rows = {id(layer): row for _, stack in stacks for row, layer in enumerate(stack)}
     layer_index: dict[SiteLayer, LayerEntry] = {}
@@ -80,13 +79,13 @@ def index_layers(model: nn.Module) -> LayerIndex | None:
         if not attention_site.heads:
             continue
         output = projected[attention_site.site, attention_site.layer].output
-        owner = [] if output is None else owners[id(output.weight)]
+        owner = owners.all(output)
         if output is None or len(owner) != 1:
             return None
         stack = stacks[numbers[attention_site.site]][1]
         row = next(rows[id(layer)] for layer in stack if any(part is module for part in layer.modules()))
         rank = (numbers[attention_site.site], row, list(Site).index(attention_site.site))
-        layer_index[attention_site.site, attention_site.layer] = LayerEntry(rank, module, owner[0], output)
+        layer_index[attention_site.site, attention_site.layer] = LayerEntry(rank, module, owner[0][1], output)
     layers = [
         ((number, row, END), layer) for number, (_, stack) in enumerate(stacks) for row, layer in enumerate(stack)
     ]

@@ -28,6 +28,7 @@ from headscope.model.discovery import (
 )
 from headscope.model.interface import is_half, suppress_warnings
 from headscope.model.layer_index import LayerEntry, LayerIndex, Rank, SiteLayer, index_layers
+from headscope.model.storage.stored_weights import computing_dtype
 
 BEFORE_ALL: Rank = (-1, 0, 0)
 EMBEDDINGS: Rank = (-1, 1, 0)
@@ -248,7 +249,7 @@ def resumable_layers(model: nn.Module) -> LayerIndex | None:
         return layer_index
     inputs = probe_inputs(model)
     all_open = {site_layer: torch.ones(heads) for site_layer, heads in find_attention(model).layout.items()}
-    tolerance = 0.05 if is_half(next(model.parameters()).dtype) else 1e-4
+    tolerance = 0.05 if is_half(computing_dtype(model)) else 1e-4
 
     def work() -> Tensor:
         output: Tensor = base_of(model)(**inputs)[0]

@@ -22,6 +22,8 @@ from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
 from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import through_attend
+from headscope.model.storage.marked_products import marked_module, marked_products
+from headscope.model.storage.stored_weights import StoredWeight, is_plain, readable
 
 
 @dataclass(frozen=True)
@@ -29,18 +31,24 @@ class Slices:
     """One projection of one attention module, cut into heads.
 
     `units[i]` are the indices of head (or key/value group) i along `axis` of `weight`: the axis of outputs
-    for query, key and value, the axis of inputs for the output projection.
+    for query, key and value, the axis of inputs for the output projection. A weight that is offloaded or quantised is
+    loaded whenever it is read, and not kept.
     """
 
-    weight: Tensor
+    stored: Tensor | StoredWeight
     axis: int
     units: tuple[Tensor, ...]
 
+    @property
+    def weight(self) -> Tensor:
+        """The whole matrix."""
+        return self.stored.load() if isinstance(self.stored, StoredWeight) else self.stored
+
     def matrices(self) -> Tensor:
         """The heads' slices as one tensor [h k d]: rows along the head's own axis."""
-        return torch.stack([self.weight.detach().index_select(self.axis, unit) for unit in self.units]).transpose(
-            1, 1 + self.axis
-        )
+        weight = self.weight.detach()
+        slices = [weight.index_select(self.axis, unit.to(weight.device)) for unit in self.units]
+        return torch.stack(slices).transpose(1, 1 + self.axis)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         if waiting and inputs and isinstance(inputs[0], Tensor):
             site_layer, context = waiting[0]
             flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
-            is_linear = isinstance(module, nn.Linear | Conv1D)
+            is_linear = isinstance(module, nn.Linear | Conv1D) and readable(module)
             if is_linear and inputs[0].shape == flat.shape and torch.equal(inputs[0], flat):
                 outputs[site_layer] = columns_of(module, context.shape[1], context.shape[3])
                 waiting.clear()
@@ -94,6 +102,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         eval_mode(model),
         through_attend(model),
         hooked_matrices(model, receive),
+        marked_products(model),
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
         tapped(tap),
@@ -108,7 +117,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
 def _slices(states: Tensor) -> Slices | None:
     """Rows of the projection that computed states [1 h t k]; None unless each head has k rows of its own."""
     product = _product(states.grad_fn)
-    source = None if product is None else weight_of(product)
+    source = None if product is None else _source(product)
     if source is None:
         return None
     units = []
@@ -132,7 +141,7 @@ def _product(node: Any) -> Any:
         if current is None or current in visited:
             continue
         visited.add(current)
-        if is_product(current):
+        if is_product(current) or marked_module(current) is not None:
             return current
         queue.extend(parent for parent, _ in current.next_functions)
     return None
@@ -141,6 +150,13 @@ def _product(node: Any) -> Any:
 def is_product(node: Any) -> bool:
     """Whether a node of the autograd graph is the product of a linear layer."""
     return type(node).__name__ in ("AddmmBackward0", "MmBackward0", "LinearBackward0")
+
+
+def _source(product: Any) -> tuple[Tensor | StoredWeight, int] | None:
+    """The weight matrix of a product, and its axis of outputs."""
+    if (module := marked_module(product)) is not None:
+        return StoredWeight(module), 0 if isinstance(module, nn.Linear) else 1
+    return weight_of(product)
 
 
 def weight_of(product: Any) -> tuple[Tensor, int] | None:
@@ -161,11 +177,11 @@ def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
 
 def columns_of(module: nn.Module, heads: int, width: int) -> Slices:
     """The columns of an output projection that read each head's context, head after head."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
+    stored = module.get_parameter("weight") if is_plain(module) else StoredWeight(module)
     axis = 1 if isinstance(module, nn.Linear) else 0
-    order = torch.arange(heads * width, device=weight.device).view(heads, width)
-    return Slices(weight, axis, tuple(order))
+    device = stored.device if isinstance(stored, Tensor) else None
+    order = torch.arange(heads * width, device=device).view(heads, width)
+    return Slices(stored, axis, tuple(order))
 
 
 @contextmanager
@@ -181,6 +197,33 @@ def hooked_matrices(model: nn.Module, receive: Any) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class WeightOwners:
+    """The modules of every weight of a model, with their names; several where they share one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = {id(part): (name, part) for name, part in model.named_modules()}
+        self._weights: dict[int, list[tuple[str, nn.Module]]] = {}
+        for name, part in self._modules.values():
+            if hasattr(part, "weight"):
+                self._weights.setdefault(id(part.weight), []).append((name, part))
+
+    def all(self, slices: Slices | None) -> list[tuple[str, nn.Module]]:
+        """Names and modules of a projection; none where its weight is no module's own."""
+        if slices is None:
+            return []
+        if isinstance(slices.stored, StoredWeight):
+            return [self._modules[id(slices.stored.module)]]
+        return self._weights.get(id(slices.stored), [])
+
+    def of(self, slices: Slices | None) -> tuple[str, nn.Module] | None:
+        """Name and module of a projection; the last where several share its weight."""
+        return next(reversed(self.all(slices)), None)
+
+    def named(self) -> dict[str, nn.Module]:
+        """Every module that has a weight, by its name."""
+        return {name: part for name, part in self._modules.values() if hasattr(part, "weight")}
 
 
 ADDED = "headscope_added_bias"

@@ -262,7 +262,7 @@ def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -
     """Cut the heads out of the trained model, or of the input where nothing was trained."""
     from headscope.pruning.removal.remove import RemoveConfig, run_removal
 
-    names = ["device", "dtype", "export"]
+    names = ["dtype", "export"]
     if trained is None:
         names += ["format", "dicts", "hp", "bpe"]
     elif "bpe" in FORMATS.get(trained.format).takes:  # the other formats hold what splits their text
@@ -272,6 +272,7 @@ def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -
             checkpoint=config.checkpoint if trained is None else str(trained.path),
             out=folder / PRUNED,
             heads=str(folder / "removed.txt"),
+            device="cpu" if config.device_map else config.device,  # the whole model is cut there
             **{name: getattr(config, name) for name in names},
         )
     )

@@ -18,6 +18,7 @@ from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
 from headscope.model.discovery import text_config
 from headscope.model.removal_plan import RemovalPlan
+from headscope.model.storage.stored_weights import why_not_changed
 
 
 class _Ids(NamedTuple):
@@ -49,12 +50,22 @@ class HuggingFaceCheckpoint(Predicting):
         return copied
 
     def without_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
+        self._refuse_stored()
         return self.with_model(shrink_model(self.model, plan))
 
     def with_zeroed_heads(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
+        self._refuse_stored()
         if is_narrowed(self.config):
             raise ConfigError(f"{self.path} has fewer heads than its class; --export masked takes the whole model")
         return self.with_model(zeroed_model(self.model, plan))
+
+    def _refuse_stored(self) -> None:
+        """ConfigError where weights are not in the model as they are, so that none can be cut."""
+        if why := why_not_changed(self.model):
+            raise ConfigError(
+                f"{self.path}: {why}, and heads are cut out of plain weights; take the checkpoint before quantisation, "
+                "on one --device, remove there, and quantise the result"
+            )
 
     @property
     def two_sided(self) -> bool:

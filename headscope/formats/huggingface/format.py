@@ -12,8 +12,9 @@ import os
 import re
 import traceback
 import warnings
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from headscope.bounds import MOST_LAYERS
 from headscope.config import Companions
-from headscope.errors import CheckpointError, DataError
+from headscope.errors import CheckpointError, DataError, HeadscopeError
 from headscope.files.reading import exists, is_file, read_json
 from headscope.formats.base import FORMATS, MASKED, SAME, CheckpointFormat, Export, SavedFiles
+from headscope.formats.devices import pick_device
 from headscope.formats.digest import file_digest
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.conversion import converted
@@ -37,6 +39,8 @@ from headscope.formats.huggingface.writing import write_folder
 from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
+from headscope.model.storage.placement import check_devices, check_quantisation, placement
+from headscope.model.storage.stored_weights import keep_differentiable
 
 WEIGHTS = ("*.safetensors", "*.bin")
 # Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word.
@@ -81,31 +85,43 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None
 
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> HuggingFaceCheckpoint:
+        return self._load(path, device=device, device_map=None, dtype=dtype)
+
+    def load_mapped(self, path: str, *, device_map: str, dtype: str, companions: Companions) -> HuggingFaceCheckpoint:
+        return self._load(path, device=pick_device("auto"), device_map=device_map, dtype=dtype)
+
+    def _load(self, path: str, *, device: str, device_map: str | None, dtype: str) -> HuggingFaceCheckpoint:
         if exists(path):
             refuse_adapter(Path(path))
             inner = model_folder(Path(path))
             path = path if inner == Path(path) else str(inner)
         options = {"trust_remote_code": False, "local_files_only": not _hub_answers(path)}
-        with _quiet(path):
+        with _quiet(path), ExitStack() as stack:
             config = AutoConfig.from_pretrained(path, **options)
             _check_depth(config)
             _forget_kernels(config)
+            quantised = check_quantisation(path, config) is not None
+            placed = stack.enter_context(placement(device, device_map, quantised=quantised))
             plain = _model_class(path, config)
             model, info = (narrowed_class(plain) if is_narrowed(config) else plain).from_pretrained(
                 path,
                 config=config,
-                dtype=_dtype(dtype, config, device),
+                dtype=_dtype(dtype, config, "" if device_map else device),
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, with their names
+                **placed,
                 **options,
             )
+            weakref.finalize(model, stack.pop_all().close)
         _check_weights(path, info)
         if model.dtype == torch.float64:
             model.set_experts_implementation("eager")  # the others' matrix products have no double precision
+        check_devices(model, placed.get("device_map"))
+        keep_differentiable(model)
         tokenizer, without = _open_tokenizer(path, options)
         return HuggingFaceCheckpoint(
             path=path,
-            model=model.to(device).eval(),
+            model=(model if placed else model.to(device)).eval(),
             tokenizer=tokenizer,
             digest=_digest(path),
             without=without,
@@ -195,7 +211,7 @@ def _model_class(path: str, config: Any) -> Any:
 
 
 def _dtype(name: str, config: Any, device: str) -> torch.dtype:
-    """`auto` is what the checkpoint stores, but float32 on a CPU, where half precision is slow and coarse."""
+    """`auto` is what the checkpoint stores, but float32 on a CPU alone, where half precision is slow and coarse."""
     if name != "auto":
         dtype: torch.dtype = getattr(torch, name)
         return dtype
@@ -279,7 +295,7 @@ def _quiet(path: str) -> Iterator[None]:
         with suppress_warnings(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected pickle protocol")  # torch, of foreign pickles
             yield
-    except CheckpointError:
+    except HeadscopeError:
         raise
     except Exception as error:
         raise CheckpointError(f"{path} cannot be loaded: {_one_line(error)}") from error

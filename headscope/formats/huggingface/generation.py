@@ -20,6 +20,7 @@ from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.nonfinite import is_finite
+from headscope.model.storage.stored_weights import matrix_of, quantised_by, readable
 from headscope.model.threads import threads_for_pass
 
 _HEADS: Mapping[str, Predicts] = {"ForSequenceClassification": "classes", "ForTokenClassification": "tags"}
@@ -165,7 +166,9 @@ class Predicting(Checkpoint):
         layer = cast(Any, self.model).get_output_embeddings()
         if not isinstance(layer, nn.Linear):
             raise CheckpointError(f"{self.path} has no linear output layer over the vocabulary")
-        return layer, layer.weight.detach()
+        if not readable(layer):
+            raise CheckpointError(f"{self.path} stores its output layer as {quantised_by(layer)}, which is not read")
+        return layer, matrix_of(layer)
 
     def mask_id(self) -> int:
         mask: int | None = self._tokenizer().mask_token_id

@@ -19,6 +19,7 @@ from headscope.heads import HeadId, describe_heads
 from headscope.model.native.folding import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias
+from headscope.model.storage.stored_weights import why_not_changed
 from headscope.pruning.closed_form.block_obs import DAMPING, check_damping
 from headscope.pruning.closed_form.moments import ContextMoments, Moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
@@ -147,11 +148,15 @@ def refit_module(
 class RefittedCopy:
     """A copy of a model, of the same size and type, whose output projections are replaced; mixings are folded.
 
-    ConfigError where a mixing cannot be folded.
+    ConfigError where a mixing cannot be folded, and where weights are quantised or offloaded.
     """
 
     def __init__(self, checkpoint: Checkpoint, projections: Iterable[OutputProjection]) -> None:
         model = checkpoint.model
+        if why := why_not_changed(model):
+            raise ConfigError(
+                f"{checkpoint.path}: {why}, so no projection is refitted; take plain weights, one --device"
+            )
         folds = any(projection.mixing_folded for projection in projections)
         self.model: nn.Module = (
             fold_mixings(model) if folds and isinstance(model, Transformer) else copy.deepcopy(model)

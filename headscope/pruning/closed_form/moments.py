@@ -32,8 +32,9 @@ from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, eval_mode, track_calls
 from headscope.model.gradients import frozen_parameters, gradients_of
 from headscope.model.nonfinite import sums_are_finite
+from headscope.model.projections import WeightOwners
 from headscope.model.threads import threads_for_pass
-from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections, weight_owners
+from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 
 Place = tuple[Site, int]
 
@@ -176,7 +177,7 @@ class ContextTap:
         self.before_mixing = {
             place for projection in projections if projection.mixing_folded for place in projection.places
         }
-        owners = {name: part for name, part in weight_owners(checkpoint.model).values()}
+        owners = WeightOwners(checkpoint.model).named()
         self.owners = {place: owners[projection.owner] for projection in projections for place in projection.places}
         self.counting = False
         self.place: Place | None = None

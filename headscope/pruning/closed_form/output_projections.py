@@ -6,12 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.mixing.base import mixings_of
+from headscope.model.projections import WeightOwners
 from headscope.pruning.learning.gate_layout import Unit, gate_layout
 
 
@@ -59,7 +60,7 @@ class OutputProjection:
 
 def output_projections(checkpoint: Checkpoint) -> list[OutputProjection]:
     """Every attention module whose columns can be told (contexts that are gated or normalised have none)."""
-    owners = weight_owners(checkpoint.model)
+    owners = WeightOwners(checkpoint.model)
     mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model) if mixing.foldable}
     units: dict[tuple[Site, int], list[Unit]] = {}
     gates = gate_layout(checkpoint.attention_sites)
@@ -71,7 +72,9 @@ def output_projections(checkpoint: Checkpoint) -> list[OutputProjection]:
         if projections is None or projections.output is None:
             continue
         slices = projections.output
-        name, owner = owners[id(slices.weight)]
+        owned = owners.of(slices)
+        assert owned is not None, "an output projection is a module's weight"
+        name, owner = owned
         weight = slices.matrices().permute(2, 0, 1).flatten(1)  # [d h·k]
         if module in mixings:
             weight = mixings[module].fold(slices.weight).detach()
@@ -89,11 +92,6 @@ def output_projections(checkpoint: Checkpoint) -> list[OutputProjection]:
             )
         )
     return result
-
-
-def weight_owners(model: nn.Module) -> dict[int, tuple[str, nn.Module]]:
-    """The name and the module of every weight, by the weight's id."""
-    return {id(part.weight): (name, part) for name, part in model.named_modules() if hasattr(part, "weight")}
 
 
 def _heads_at(unit: Unit, place: tuple[Site, int]) -> list[int]:

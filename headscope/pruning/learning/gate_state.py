@@ -13,7 +13,18 @@ from headscope.pruning.selection import COMPANIONS, STATE, TEXTS
 from headscope.training.files.state import load_record, restoring
 
 VERSION, ANEW = 2, "learn anew with --force"
-FREE = {"out", "resume", "force", "save_every", "remove", "export", "tune_updates", "checkpoint", "device"}
+FREE = {
+    "out",
+    "resume",
+    "force",
+    "save_every",
+    "remove",
+    "export",
+    "tune_updates",
+    "checkpoint",
+    "device",
+    "device_map",
+}
 """Options that may change within a run; texts and companions are known by their digests."""
 
 

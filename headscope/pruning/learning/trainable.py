@@ -11,6 +11,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
 from headscope.model.native.transformer import Transformer
+from headscope.model.storage.stored_weights import why_not_changed
 
 Freeze = Literal["none", "encoder", "decoder", "model"]
 
@@ -21,11 +22,13 @@ def trained_parameters(checkpoint: Checkpoint, freeze: Freeze) -> list[nn.Parame
     "decoder" leaves the encoder and its embeddings (Voita et al. 2019, §5.2, for heads of the encoder alone, so that
     their work cannot move to the decoder), "encoder" the rest, "model" none. A parameter that both sides use, such as
     shared embeddings, is frozen with either. Gates that the checkpoint brings along never learn. ConfigError where
-    a model has one side only.
+    a model has one side only, and where its weights are quantised or offloaded.
     """
     model = checkpoint.model
     if freeze == "model":
         return []
+    if why := why_not_changed(model):
+        raise ConfigError(f"{checkpoint.path}: {why}, so they do not learn; gates alone do with --freeze model")
     gates = [mixing for _, _, mixing in mixings_of(model) if mixing.gates() is not None]
     own_gates = {id(parameter) for mixing in gates for parameter in mixing.parameters()}
     parameters = [parameter for parameter in model.parameters() if id(parameter) not in own_gates]

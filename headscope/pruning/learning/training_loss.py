@@ -18,6 +18,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.model.attention import untapped
 from headscope.model.native.transformer import Transformer
+from headscope.model.storage.stored_weights import why_not_changed
 from headscope.pruning.learning.training_examples import check_sides
 from headscope.training.losses.cross_entropy import smoothed_cross_entropy
 
@@ -92,7 +93,8 @@ def training_loss(
         return LabelLoss(default_smoothing(checkpoint) if smoothing is None else smoothing, what)
     if smoothing:
         raise ConfigError(f"--label-smoothing {smoothing:g}: {name} is learnt without labels; leave it out")
-    teacher = checkpoint.with_model(copy.deepcopy(checkpoint.model).eval()) if learns else checkpoint
+    copied = learns and why_not_changed(checkpoint.model) is None  # what cannot learn is its own teacher
+    teacher = checkpoint.with_model(copy.deepcopy(checkpoint.model).eval()) if copied else checkpoint
     return Distillation(OBJECTIVES.get(name)(seed=seed), teacher)
 
 

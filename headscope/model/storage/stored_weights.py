@@ -1,0 +1,160 @@
+"""Weights that are not in a module as they are: in the memory of the CPU or on disk until it runs, or quantised.
+
+accelerate puts an offloaded module's weights in place while it runs; bitsandbytes and torchao store them in 4 or 8
+bits. `StoredWeight.load` gives one of them as a matrix, on the device where its module runs; nothing is kept, so that
+whoever reads the weights of a model layer by layer has one layer in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+PACKING = "support_avx512bf16_for_cpu"
+HALF = 2  # bytes of the smallest type that a plain matrix is stored in
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """The weight matrix of a module that is offloaded or quantised."""
+
+    module: nn.Module
+
+    def load(self) -> Tensor:
+        """The matrix [out in], of a Conv1D [in out]; where it is quantised in float32."""
+        with in_place(self.module):
+            weight: Any = self.module.get_parameter("weight")
+            match quantised_by(self.module):
+                case "bitsandbytes":
+                    from transformers.integrations.bitsandbytes import dequantize_bnb_weight
+
+                    weight = dequantize_bnb_weight(weight, state=getattr(self.module, "state", None)).float()
+                case "torchao":
+                    weight = weight.dequantize().float()
+            matrix: Tensor = weight.detach()
+            return matrix
+
+
+def keep_differentiable(model: nn.Module) -> None:
+    """Keep bitsandbytes from packing 4-bit weights for the CPU's instructions: no gradient goes through these."""
+    for module in model.modules():
+        if hasattr(module, PACKING):
+            setattr(module, PACKING, False)
+
+
+def is_packing(model: nn.Module) -> bool:
+    """Whether a model on the CPU has 4-bit weights that are packed when they run, past any gradient."""
+    return any(
+        getattr(module, PACKING, False) and module.get_parameter("weight").device.type == "cpu"
+        for module in model.modules()
+    )
+
+
+def is_offloaded(module: nn.Module) -> bool:
+    """Whether accelerate holds a module's own weights elsewhere until it runs."""
+    hook = getattr(module, "_hf_hook", None)
+    return any(getattr(part, "offload", False) for part in (hook, *getattr(hook, "hooks", ()))) and any(
+        values.is_meta for values in module.parameters(recurse=False)
+    )
+
+
+def in_place(module: nn.Module) -> AbstractContextManager[None]:
+    """Within the block a module's own weights are where it runs; what is read from them then stays."""
+    if not is_offloaded(module):
+        return nullcontext()
+    from accelerate.utils import align_module_device
+
+    placed: AbstractContextManager[None] = align_module_device(module)
+    return placed
+
+
+def has_offloaded(model: nn.Module) -> bool:
+    """Whether any weight of a model is elsewhere until its module runs."""
+    return any(is_offloaded(module) for module in model.modules())
+
+
+def quantised_by(module: nn.Module) -> str | None:
+    """What stores the weight matrix of a linear layer in fewer bits; None where it is a plain matrix."""
+    weight: Any = getattr(module, "weight", None)
+    kind = type(weight).__name__
+    if kind in ("Params4bit", "Int8Params"):
+        return "bitsandbytes"
+    if isinstance(weight, Tensor) and "torchao" in type(weight).__module__:
+        return "torchao"
+    if not isinstance(module, nn.Linear | Conv1D) and any(hasattr(module, name) for name in ("qweight", "w_packed")):
+        return type(module).__name__
+    if isinstance(module, nn.Linear | Conv1D):
+        plain = isinstance(weight, Tensor) and weight.is_floating_point() and weight.element_size() >= HALF
+        return None if plain else type(module).__name__
+    return None
+
+
+def is_quantised(model: nn.Module) -> bool:
+    """Whether any linear layer of a model is stored in fewer bits."""
+    return any(quantised_by(module) is not None for module in model.modules())
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module's weight can be read from it as it is."""
+    return not is_offloaded(module) and quantised_by(module) is None
+
+
+def readable(module: nn.Module) -> bool:
+    """Whether the weight matrix of a linear layer can be had, by whatever it is stored."""
+    return quantised_by(module) in (None, "bitsandbytes", "torchao")
+
+
+def matrix_of(module: nn.Module) -> Tensor:
+    """The weight matrix of a module, loaded and dequantised where it must be."""
+    if is_plain(module):
+        return module.get_parameter("weight").detach()
+    return StoredWeight(module).load()
+
+
+def why_not_changed(model: nn.Module) -> str | None:
+    """Why the weights of a model can be read and not changed; None where they can be."""
+    for module in model.modules():
+        if (method := quantised_by(module)) is not None:
+            return f"its weights are quantised ({method})"
+    return "parts of it are offloaded" if has_offloaded(model) else None
+
+
+def execution_device(model: nn.Module) -> torch.device:
+    """Where a model takes its inputs: where accelerate runs its first module, else where its first weight is."""
+    for module in model.modules():
+        device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if device is not None:
+            return torch.device(device)
+    return next(model.parameters()).device
+
+
+def computing_dtype(model: nn.Module) -> torch.dtype:
+    """The type of the weights that are plain numbers."""
+    types = (parameter.dtype for parameter in model.parameters())
+    return next((dtype for dtype in types if dtype.is_floating_point and dtype.itemsize >= HALF), torch.float32)
+
+
+def tensors_in_place(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Name and value of every offloaded parameter, one module at a time."""
+    for prefix, module in model.named_modules():
+        if is_offloaded(module):
+            with in_place(module):
+                for name, values in module.named_parameters(recurse=False):
+                    yield f"{prefix}.{name}", values
+
+
+@contextmanager
+def without_saved_tensors() -> Iterator[None]:
+    """Within the block graphs are recorded without the tensors that a backward pass would need."""
+
+    def unpack(_: None) -> Tensor:
+        raise RuntimeError("this graph is for looking at")
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda _: None, unpack):
+        yield
