@@ -46,6 +46,8 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
     nothing.
     """
     find = _finder(checkpoint)
+    if clean.has_target and not checkpoint.two_sided:
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
     names = (clean.name, _name(corrupt, "corrupt"), _name(answers, "answer"))
     contrasts: list[Contrast] = []
 

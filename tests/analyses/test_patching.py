@@ -16,6 +16,7 @@ from headscope.data.encoded import Batch
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.evaluation.prompts import with_answers
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
 from headscope.model.attention import tapped
@@ -24,8 +25,9 @@ from headscope.model.gradients import frozen_parameters
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.prefix_cache import resumable_layers
-from tests.oracles import circuit, patching, prompts, speakers
+from tests.oracles import circuit, classifiers, patching, prompts, speakers
 from tests.oracles.patching import Eager, Place
+from tests.oracles.prompts import Prompt
 from tests.oracles.run_options import run_options
 
 KINDS = ("gpt2", "llama", "t5", "bert")
@@ -243,3 +245,46 @@ def test_logits_of_single_positions_are_those_of_all_positions(kind: str) -> Non
         every, found = its.logits(batch), its.logits_at(batch, batch.contrasts.positions)
     expected = torch.stack([row[place] for row, place in zip(every, batch.contrasts.positions, strict=True)])
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+def test_answers_of_classifiers_are_classes() -> None:
+    its = HuggingFaceCheckpoint(
+        path="tiny", model=classifiers.model("bert"), tokenizer=classifiers.tokenizer("bert"), digest="0" * 64
+    )
+    clean, corrupt, _, _ = prompts.lines("gpt2")
+    sentences = [Sentence(number, text) for number, text in enumerate(clean)]
+    text = Corpus("clean", len(clean), "0" * 40, lambda: iter(sentences))
+    answers = ["good\tbad", "odd", "bad\t2", "fair", "2\tgood"]
+    found = analyze(
+        its,
+        with_answers(its, text, corrupt, answers),
+        analyses=choose_analyses(only=["patching"], skip=["eap_ig"]),
+        options=run_options(direction="noising"),
+        replicates=19,
+    )
+    rows = []
+    for sides, answer in zip(zip(clean, corrupt, strict=True), answers, strict=True):
+        ids: list[list[int]] = [classifiers.tokenizer("bert")(side)["input_ids"] for side in sides]
+        said = [classifiers.NAMES.index(name) for name in answer.split("\t")]
+        prompt = Prompt(ids[0], ids[1], None, 0, said[0], said[1] if len(said) > 1 else None)
+        rows.append(patching.exact(Eager(its.model, "bert", prompt, dict(its.layout)), "noising"))
+    expected = {place: torch.stack([row[place] for row in rows]).mean(dim=0).numpy() for place in rows[0]}
+    same(columns(found, "patching"), expected, within=1e-9)
+    assert found.tables["patching_prompts"]["answer"].tolist() == ["good", "odd", "bad", "fair", "2"]
+
+
+def test_prompts_that_do_not_differ_have_no_effects() -> None:
+    its = circuit.checkpoint()
+    sentences = [Sentence(0, "w1 w2 w3 w1")]
+    text = Corpus("one", 1, "0" * 40, lambda: iter(sentences))
+    found = analyze(
+        its,
+        with_answers(its, text, ["w1 w2 w3 w1"], ["w2\tw3"]),
+        analyses=choose_analyses(only=["patching"]),
+        options=run_options(direction="noising", eap_steps=1),
+        replicates=19,
+    )
+    for name in COLUMNS:
+        assert (found.heads[name] == 0).all()
+    assert found.heads["patching_share"].isna().all() and found.tables["patching_agreement"]["spearman"].isna().all()
+    assert any("no likelier on clean prompts than on corrupt ones" in remark for remark in found.remarks)

@@ -16,6 +16,9 @@ from headscope.api.analysis import chosen_analyses
 from headscope.config import AnalyzeOptions
 from headscope.errors import ConfigError
 from headscope.heads import Site
+from headscope.report.page.analysis import analysis_data
+from headscope.report.page.findings import findings
+from headscope.report.readers.run import load_run
 from tests.oracles import patching, prompts, speakers
 from tests.oracles.patching import Eager
 
@@ -67,6 +70,11 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
     assert tables["heads"]["patching_share"].tolist() == pytest.approx((expected / whole).tolist())
     assert "the heads that the answers need most and least" in shown and "ranks heads as patching does" in shown
     assert "--importance" in shown and "--answer" in shown, "the next command has the same prompts"
+    head: Any = max(tables["heads"].to_dict("records"), key=lambda row: row["patching"])
+    said_first = (
+        f"By effect of patching the answers to the prompts need most: decoder-self.{head['layer']}.{head['head']} "
+    )
+    assert any(sentence.startswith(said_first) for sentence in findings(analysis_data(load_run(out))))
     record = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert record["data"]["clean"] == str(files["clean"]) and record["data"]["in_corpus"] == prompts.COUNT
     assert "m:patching+attribution_patching+eap_ig|patched:noising" in record["signature"]

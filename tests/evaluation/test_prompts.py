@@ -164,3 +164,10 @@ def test_masked_language_models_need_one_mask() -> None:
 def test_models_that_say_nothing() -> None:
     with pytest.raises(ConfigError, match="a model of type 'bert' has no answers; take one"):
         with_answers(tiny.checkpoint("bert", 7), corpus("ah bi"), ["ah bj"], ["ci"])
+
+
+def test_a_prefix_is_for_models_that_translate() -> None:
+    sentences = [Sentence(0, "ah bi", "ci")]
+    text = Corpus("clean.txt", 1, "0" * 40, lambda: iter(sentences), has_target=True)
+    with pytest.raises(ConfigError, match="a model of type 'gpt2' reads one side only; leave out --target"):
+        with_answers(speakers.checkpoint("gpt2"), text, ["ah bj"], ["ci"])

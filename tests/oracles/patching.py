@@ -50,7 +50,8 @@ class Eager:
         if self.prompt.target is not None:
             inputs["decoder_input_ids"] = torch.tensor([self.prompt.target])
         with through_attend(self.model, implementation="eager"):
-            logits = self.model(**inputs).logits[0, self.prompt.position]
+            logits = self.model(**inputs).logits[0]
+        logits = logits[self.prompt.position] if logits.ndim == 2 else logits  # [V], or [classes]
         if self.prompt.wrong is None:
             logits = torch.log_softmax(logits, dim=-1)
         value: Tensor = logits[self.prompt.answer]

@@ -30,6 +30,7 @@ def findings(data: Data) -> list[str]:
         *_unsupported(data),
         *_sharpness(data),
         *_importance(data),
+        *_answers(data),
         *_faithfulness(data),
         *_similarity(data),
     ]
@@ -167,6 +168,21 @@ def _importance(data: Data) -> Iterator[str]:
     if np.isfinite(agreement):
         count = len(data["importance"]["measures"])
         yield f"The {count} importances order heads alike with a median rank correlation of {words(agreement)}."
+
+
+def _answers(data: Data) -> Iterator[str]:
+    """The heads that speak most for the answers to prompts, and most against them."""
+    measure = next(
+        (measure for measure in data["measures"] if measure["group"] == "patching" and measure["keep"]), None
+    )
+    order = needed(measure) if measure else ()
+    if measure is None or not len(order):
+        return
+    names, few = head_names(data), max(1, min(FEW, len(order) // 2))
+    most, least = (
+        ", ".join(f"{names[row]} {_value(measure, row)}" for row in rows) for rows in (order[:few], order[::-1][:few])
+    )
+    yield f"By {measure['title']} the answers to the prompts need most: {most}; least: {least}."
 
 
 def _zero(measure: Data, importance: Data) -> Iterator[str]:
