@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,16 +23,17 @@ from headscope.attribution.causal_gates import (
 )
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import IGNORED, Batch
+from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
-from headscope.formats.base import Checkpoint
+from headscope.formats.base import Checkpoint, open_checkpoint
 from tests.oracles import causal_gates, prompts, speakers
 from tests.oracles.run_options import run_options
 
 SMALL: dict[str, Any] = {"chg_fits": 2, "chg_steps": 2, "chg_batch": 4}
 SENTENCES = 5
+DATA = Path(__file__).parents[1] / "data"
 
 
 @cache
@@ -60,6 +63,27 @@ def test_fits_are_those_of_loops(kind: str) -> None:
             expected = causal_gates.descended(its, modules, asked, theta, pull=pull, rates=rates[1], **more)
             torch.testing.assert_close(gates[number], expected.sigmoid(), rtol=1e-7, atol=1e-8)
     assert (ours.kept - ours.shed).abs().max() > 0.1
+
+
+def test_fits_are_those_of_the_authors_program() -> None:
+    """On the model of tests/data/induction; `python -m tests.makers.chg_reference` runs the program."""
+    theirs = json.loads((DATA / "oracles" / "chg" / "gates.json").read_text(encoding="utf-8"))
+    texts = []
+    for number, ids in enumerate(theirs["ids"]):
+        side = pad_side([Encoded(ids, [False] * len(ids))])
+        texts.append(Batch(torch.tensor([number]), 0, side, labels=torch.tensor([[*ids[1:], IGNORED]])))
+    fit = GatingFit(
+        fits=1,
+        steps=theirs["updates"],
+        rates=(theirs["lr"], theirs["lr_end"]),
+        penalised_rates=(theirs["lr_reg"], theirs["lr_reg_end"]),
+        penalty=theirs["penalty"],
+    )
+    ours = fit_gates(open_checkpoint(str(DATA / "induction"), dtype="float64"), texts, fit)
+    for gates, name in ((ours.kept, "positive"), (ours.shed, "negative")):
+        torch.testing.assert_close(gates[0], torch.tensor(theirs[name], dtype=torch.float64), rtol=1e-5, atol=1e-6)
+    last = [theirs["nll"][name][-1] for name in ("none", "positive", "negative")]
+    assert ours.losses[:, 0].tolist() == pytest.approx(last, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5", "native-pre"])
