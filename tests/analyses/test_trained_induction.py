@@ -9,20 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from headscope.data.batching import BatchingOptions
+from headscope.attribution.causal_gates import joined, single_sentences
+from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, Site
+from headscope.model.gating import gated
 from tests.oracles.run_options import run_options
 
 FOLDER = Path(__file__).parents[1] / "data" / "induction"  # made by tests/makers/induction.py
-PREVIOUS, INDUCTION, EMPTY = (HeadId(Site.DECODER_SELF, *head) for head in ((0, 0), (1, 0), (1, 1)))
+PREVIOUS, BEFORE, INDUCTION, EMPTY = (HeadId(Site.DECODER_SELF, layer, head) for layer in (0, 1) for head in (0, 1))
 NAMES = ("previous_token", "induction", "copying", "composition", "retrieval", "causal_head_gating")
+PATCHED = ("patching", "attribution_patching", "eap_ig")
 OPTIONS: dict[str, Any] = {
     "needle": "w50 w51 w52 w53 w54",
     "needle_answer": "w51 w52 w53 w54",
@@ -92,8 +95,9 @@ def test_the_induction_head_is_first_in_every_column() -> None:
         assert best == (INDUCTION.layer, INDUCTION.head), column
 
 
-def test_answers_to_prompts_need_the_same_heads() -> None:
-    """What followed a word before, and nothing else."""
+@cache
+def asked() -> Corpus:
+    """What followed a word before; the corrupt prompt has another word there, so that nothing is to be continued."""
     luck, texts = random.Random(2), []
     for _ in range(16):
         words = luck.sample([f"w{number}" for number in range(60)], 12)
@@ -101,60 +105,36 @@ def test_answers_to_prompts_need_the_same_heads() -> None:
     sentences = [Sentence(number, clean) for number, (clean, _) in enumerate(texts)]
     clean = Corpus("clean", len(sentences), "0" * 40, lambda: iter(sentences), has_target=False)
     answers = [text.split()[5] for text, _ in texts]
-    its = analyze(
-        checkpoint(),
-        with_answers(checkpoint(), clean, [corrupt for _, corrupt in texts], answers),
-        analyses=choose_analyses(only=["causal_head_gating"]),
-        options=run_options(**OPTIONS),
-        batching=BatchingOptions(tokens=4096),
-        replicates=50,
-    )
-    given = {head for head, labels in its.labels.items() if "facilitating" in labels}
-    assert {PREVIOUS, INDUCTION} <= given and EMPTY not in given
+    return with_answers(checkpoint(), clean, [corrupt for _, corrupt in texts], answers)
 
 
-def _contexts(model: Any, ids: Tensor) -> list[Tensor]:
-    """The inputs [1 t h·k] of the output projections."""
-    found: list[Tensor] = []
-    handles = [
-        layer.self_attn.o_proj.register_forward_pre_hook(lambda _, given: found.append(given[0]))
-        for layer in model.model.layers
-    ]
-    model(input_ids=ids)
-    for handle in handles:
-        handle.remove()
-    return found
+@cache
+def prompts() -> AnalysisResult:
+    chosen, batching = choose_analyses(only=[*PATCHED, "causal_head_gating"]), BatchingOptions(tokens=4096)
+    options = run_options(**OPTIONS)
+    return analyze(checkpoint(), asked(), analyses=chosen, options=options, batching=batching, replicates=50)
+
+
+def test_answers_to_prompts_need_the_same_heads() -> None:
+    assert prompts().labels == {PREVIOUS: ["facilitating"], INDUCTION: ["facilitating"], BEFORE: ["interfering"]}
 
 
 @torch.no_grad()
-def _patched(model: Any, ids: Tensor, head: tuple[int, int], contexts: list[Tensor]) -> Tensor:
-    """Logits [V] after a prompt in which one head writes what it writes in another one."""
-    layer, number = head
-    width = contexts[layer].shape[-1] // model.config.num_attention_heads
-    own = slice(number * width, (number + 1) * width)
-
-    def hook(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor]:
-        changed = given[0].clone()
-        changed[..., own] = contexts[layer][..., own]
-        return (changed,)
-
-    handle = model.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(hook)
-    logits: Tensor = model(input_ids=ids).logits[0, -1]
-    handle.remove()
-    return logits
+def test_a_head_that_interferes_is_one_without_which_answers_are_likelier() -> None:
+    """It looks at the token before the previous one, which in training was continued too, and here is not."""
+    options: dict[str, Any] = {"tokens": 999, "limit": 99, "losses": Omissions(), "labels": True}
+    batch = joined(single_sentences(batches(asked(), checkpoint(), **options)))
+    objective = OBJECTIVES.get("loss")()
+    intact = objective.values(checkpoint(), batch).mean()
+    with gated(checkpoint().model, [BEFORE]):
+        without = objective.values(checkpoint(), batch).mean()
+    with gated(checkpoint().model, [EMPTY]):
+        torch.testing.assert_close(objective.values(checkpoint(), batch).mean(), intact)
+    assert without < intact - 0.5
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_patching_names_both_heads_of_the_circuit(seed: int) -> None:
-    """The corrupt prompt has another word where the last one stood before, so that nothing is to be continued."""
-    words, model = [number + 2 for number in random.Random(seed).sample(range(60), 12)], checkpoint().model
-    clean = torch.tensor([[0, *words[:11], words[4]]])
-    corrupt, answer = clean.clone(), words[5]
-    corrupt[0, 5] = words[11]
-    with torch.no_grad():
-        contexts, effects = _contexts(model, corrupt), {}
-        for head in [(layer, number) for layer in range(2) for number in range(2)]:
-            logits = _patched(model, clean, head, contexts)
-            effects[head] = float(logits[answer] - logits.mean())
-    first, second, *_ = sorted(effects, key=lambda head: effects[head])
-    assert {first, second} == {(head.layer, head.head) for head in (PREVIOUS, INDUCTION)}
+@pytest.mark.parametrize("column", PATCHED)
+def test_patching_names_both_heads_of_the_circuit(column: str) -> None:
+    effects = prompts().heads.set_index(["layer", "head"])[column].sort_values(ascending=False)
+    assert set(effects.index[:2]) == {(head.layer, head.head) for head in (PREVIOUS, INDUCTION)}
+    assert abs(effects[EMPTY.layer, EMPTY.head]) < 1e-3
