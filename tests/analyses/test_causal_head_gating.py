@@ -42,10 +42,10 @@ def examples(kind: str) -> tuple[Batch, ...]:
     return tuple(single_sentences(batches(corpus, its, tokens=101, limit=97, losses=Omissions(), labels=True)))
 
 
-def run(its: Checkpoint, corpus: Corpus, **options: Any) -> AnalysisResult:
-    chosen, batching = choose_analyses(only=["causal_head_gating"]), BatchingOptions(tokens=199)
-    made = run_options(**(SMALL | options))
-    return analyze(its, corpus, analyses=chosen, options=made, batching=batching, replicates=11)
+def run(its: Checkpoint, corpus: Corpus, batching: BatchingOptions | None = None, **options: Any) -> AnalysisResult:
+    chosen, made = choose_analyses(only=["causal_head_gating"]), run_options(**(SMALL | options))
+    cut = batching or BatchingOptions(tokens=199)
+    return analyze(its, corpus, analyses=chosen, options=made, batching=cut, replicates=11)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5"])
@@ -177,10 +177,13 @@ def test_refuses_what_it_is_not_for() -> None:
     with pytest.raises(ConfigError, match="causal_head_gating needs a --target"):
         run(speakers.checkpoint("t5"), alone)
     with pytest.raises(DataError, match="one has no token that a model could predict"):
-        analyze(
-            speakers.checkpoint("gpt2"),
-            alone,
-            analyses=choose_analyses(only=["causal_head_gating"]),
-            options=run_options(**SMALL),
-            batching=BatchingOptions(limit=1),
-        )
+        run(speakers.checkpoint("gpt2"), alone, BatchingOptions(limit=1))
+
+
+def test_sentences_are_cut_or_refused_as_the_run_has_it() -> None:
+    its, corpus = speakers.checkpoint("gpt2"), speakers.corpus("gpt2")
+    long = sum(len(sentence.source.split()) + 1 > 5 for sentence in corpus)
+    remarks = run(its, corpus, BatchingOptions(limit=5)).remarks
+    assert f"causal_head_gating: {long} sentences were cut; --max-length is the limit" in remarks and long > 1
+    with pytest.raises(DataError, match="the limit is 5"):
+        run(its, corpus, BatchingOptions(limit=5, long="refuse"))
