@@ -17,7 +17,9 @@ def convert(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
     to: Annotated[
         str,
-        typer.Option("--to", help="native, huggingface, fairseq, gguf (llama.cpp) or onnx.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--to", help="native, huggingface, fairseq, gguf (llama.cpp), ctranslate2 or onnx.", rich_help_panel=OUTPUT
+        ),
     ],
     quantize: Annotated[
         str, typer.Option(metavar="none|q8_0", help="For gguf: store matrices in 8 bits.", rich_help_panel=OUTPUT)
@@ -32,8 +34,9 @@ def convert(
 ) -> None:
     """Write a fairseq, MHR, story-of-heads or native Transformer for Hugging Face, fairseq or headscope.
 
-    With --to gguf a Llama-like model of transformers for llama.cpp, also one whose heads were removed; with --to onnx
-    any model that torch exports. These are run by the engine before they are kept.
+    With --to gguf a Llama-like model of transformers for llama.cpp, also one whose heads were removed; with --to
+    ctranslate2 a translation model; with --to onnx any model that torch exports. These are run by the engine before
+    they are kept.
 
     Matrices that mix heads are folded into the output projections for Hugging Face; for fairseq they stay, as its
     fork MHR has them. What was written is read again and must give the same logits, else nothing is left behind;

@@ -52,8 +52,8 @@ class Removal:
         typer.Option(
             metavar="KIND",
             help="Hugging Face: self-contained (default), native or masked; other formats: their own, or masked. "
-            "Add gguf (llama.cpp) or onnx for a file besides: native,gguf. What most programs can serve is native: "
-            "choose heads with prune rank --uniform, or fill up with --pad.",
+            "Add gguf (llama.cpp), ctranslate2 or onnx for files besides: native,gguf. What most programs can serve is "
+            "native: choose heads with prune rank --uniform, or fill up with --pad.",
             rich_help_panel=OUTPUT,
         ),
     ] = None

@@ -11,64 +11,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.assets import captions, trained
+from headscope.assets import trained
 from headscope.config import Companions
-from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import convert
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import HeadId, Site
-from headscope.model.native.transformer import Transformer
 from headscope.model.removal_plan import plan_removal
-from headscope.training.architecture import fresh_config
-from headscope.training.config import TrainConfig
+from tests.makers.translators import WORDS, around, changed, trained_here
 from tests.oracles import fairseq
-
-WORDS = Vocabulary(
-    ("<unk>", "<s>", "</s>", "<pad>", *(f"{letter}@@" for letter in "abcdefg"), *"hijklm"),
-    Splitter("bpe"),
-    start=1,
-    end=2,
-    unknown=0,
-    pad=3,
-)
-"""Special ids in SentencePiece's order, which is not fairseq's."""
 
 
 def opened(path: Path, **options: Any) -> TransformerCheckpoint:
     found = open_checkpoint(str(path), device="cpu", **options)
     assert isinstance(found, TransformerCheckpoint)
     return found
-
-
-def trained_here(*, kind: Any = "translation", seed: int = 0, **options: Any) -> TransformerCheckpoint:
-    """A model with the options of `headscope train`, small, with random weights."""
-    torch.manual_seed(seed)
-    files: dict[str, Any] = {"source": captions("en"), "target": captions("de") if kind == "translation" else None}
-    sizes: dict[str, Any] = {
-        "d_model": 12,
-        "d_ffn": 10,
-        "heads": 3,
-        "encoder_layers": 2,
-        "decoder_layers": 2,
-        "max_length": 20,
-    }
-    shape = fresh_config(TrainConfig(kind=kind, **files, **sizes | options), None if kind == "lm" else WORDS, WORDS)
-    return around(Transformer(shape), kind=kind)
-
-
-def around(model: Transformer, kind: str = "translation", vocabulary: Vocabulary = WORDS) -> TransformerCheckpoint:
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    model.tie()
-    model.eval()
-    source = None if kind == "lm" else vocabulary
-    return TransformerCheckpoint(
-        path="memory", format="native", model=model, model_type="t", digest="", source=source, target=vocabulary
-    )
 
 
 def contents(path: Path) -> dict[str, Any]:
@@ -168,11 +127,6 @@ def test_the_model_that_ships(tmp_path: Path) -> None:
     done = convert(opened(Path(trained())), tmp_path / "out", goal="fairseq")
     assert done.difference is not None and done.difference < 1e-5
     assert {"dict.source.txt", "dict.target.txt"} <= {file.name for file in (tmp_path / "out").iterdir()}
-
-
-def changed(**decoder: Any) -> TransformerCheckpoint:
-    config = trained_here().model.config
-    return around(Transformer(replace(config, decoder=replace(config.decoder, **decoder))))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,175 @@
+"""`--export ctranslate2`: a folder for CTranslate2, which translates with it before it is kept."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.errors import CheckpointError
+from headscope.formats.base import Checkpoint
+from headscope.formats.translate_options import TranslateOptions
+from headscope.pruning.engines.base import ENGINES, EngineExport, EngineFile, EngineOptions, refuse_difference
+from headscope.pruning.engines.ctranslate2.specification import specification
+from headscope.pruning.engines.ctranslate2.translators import (
+    Tokens,
+    Translator,
+    check_translator,
+    translator_of,
+    write_splitters,
+)
+from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
+
+FOLDER = "ctranslate2"
+TEXTS, BEAM, LONGEST = 16, 4, 60
+LIMIT = 1e-5
+"""Largest difference of log-probabilities as a share of the largest (or of 1)."""
+QUANTITY = "log-probabilities differ by"
+
+
+class CTranslate2(EngineExport):
+    """Translation models whose stacks have one number of heads each."""
+
+    name = "ctranslate2"
+    summary = "a folder for CTranslate2"
+    extra = "engines"
+    packages = ("ctranslate2",)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        check_translator(checkpoint)
+
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+        translator = translator_of(checkpoint)
+        spec = specification(translator)
+        path = folder / FOLDER
+        path.mkdir()
+        spec.save(str(path))
+        splitters = write_splitters(checkpoint, path)
+        with _running():
+            engine = _opened(path)
+            difference, largest = scored(engine, checkpoint, translator.tokens, data)
+            notes = translated(engine, checkpoint, translator, data)
+        refuse_difference(difference, LIMIT * max(1.0, largest), "CTranslate2", QUANTITY)
+        encoder, decoder = translator.config.encoder, translator.config.decoder
+        assert encoder is not None
+        return EngineFile(
+            export=self.name,
+            file=FOLDER,
+            runtime=f"CTranslate2 {importlib.metadata.version('ctranslate2')}",
+            quantity=QUANTITY,
+            difference=difference,
+            limit=LIMIT * max(1.0, largest),
+            sizes=f"{encoder.most_heads} heads in the encoder, {decoder.most_heads} in the decoder",
+            opens=(f"`{FOLDER}`: CTranslate2 (`ctranslate2.Translator`, on tokens)", *_usage(translator.tokens)),
+            limits=() if splitters else (f"`{FOLDER}` has no file that splits text: give tokens",),
+            notes=notes,
+        )
+
+
+def _usage(tokens: Tokens) -> tuple[str, ...]:
+    end = "" if tokens.adds_end else f"; sources end with {tokens.end}, as the tokenizer gives them"
+    never = "" if tokens.pad is None else f'; should it say {tokens.pad}: `suppress_sequences=[["{tokens.pad}"]]`'
+    return (
+        f"its tokens are those of the vocabularies beside it{end}{never}",
+        "its scores leave out how probable an empty translation is; with `min_decoding_length=0` they are headscope's",
+    )
+
+
+@contextmanager
+def _running() -> Iterator[None]:
+    """CheckpointError for what CTranslate2 raises."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        detail = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"CTranslate2 does not run what was written ({detail}); nothing was saved") from error
+
+
+def _opened(path: Path) -> Any:
+    engine = importlib.import_module("ctranslate2")
+    return engine.Translator(str(path), device="cpu", compute_type="float32", inter_threads=1, intra_threads=1)
+
+
+def scored(engine: Any, checkpoint: Checkpoint, tokens: Tokens, data: InputTexts) -> tuple[float, float]:
+    """The largest difference of log-probabilities of whole texts, and the largest of them."""
+    difference, largest = 0.0, 0.0
+    end = tokens.target.index(tokens.end)
+    for batch in data.feeds:
+        sources, targets = _sides(checkpoint, batch)
+        logits = outputs(checkpoint.model, batch).double().log_softmax(-1).cpu()
+        following = torch.tensor([number for ids in targets for number in (*ids[1:], end)])
+        wanted = logits.gather(1, following[:, None])[:, 0]
+        found = engine.score_batch(
+            [_source(ids, tokens) for ids in sources], [[tokens.target[n] for n in ids[1:]] for ids in targets]
+        )
+        scores = torch.tensor([value for result in found for value in result.log_probs], dtype=torch.float64)
+        difference = max(difference, float((scores - wanted).abs().max()))
+        largest = max(largest, float(wanted.abs().max()))
+    return difference, largest
+
+
+def _sides(checkpoint: Checkpoint, batch: ModelInputs) -> tuple[list[list[int]], list[list[int]]]:
+    """Ids of a batch without padding: sources, and what the decoder reads."""
+    names = ("source", "source_mask", "target", "target_mask")
+    if not checkpoint.is_native:
+        names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    values = [batch.given[name].cpu() for name in names]
+    return _rows(values[0], values[1]), _rows(values[2], values[3])
+
+
+def _rows(ids: Tensor, real: Tensor) -> list[list[int]]:
+    return [row[mask.bool()].tolist() for row, mask in zip(ids, real, strict=True)]
+
+
+def _source(ids: list[int], tokens: Tokens) -> list[str]:
+    """Tokens of a source, without the end that the engine adds."""
+    written = [tokens.source[number] for number in ids]
+    return written[:-1] if tokens.adds_end and written[-1:] == [tokens.end] else written
+
+
+def translated(engine: Any, checkpoint: Checkpoint, translator: Translator, data: InputTexts) -> tuple[str, ...]:
+    """Lines on how many sentences are translated alike, greedily and with a beam."""
+    texts, tokens = list(data.sources[:TEXTS]), translator.tokens
+    longest = min(LONGEST, (translator.config.decoder.max_positions or LONGEST + 2) - 2)
+    if not texts:
+        return ()
+    limit = checkpoint.reads(None)
+    sources = [_source(encoded.ids, tokens) for encoded in checkpoint.encode(texts, side="source", limit=limit)]
+    lines, scores = [], _compares_scores(checkpoint)
+    for beam, way in ((1, "greedily"), (BEAM, f"with a beam of {BEAM}")):
+        options = TranslateOptions(
+            beam=beam, power=1.0, max_ratio=0, max_extra=longest, keep_pieces=True, scores=scores
+        )
+        ours = [translations[0] for translations in checkpoint.translations(texts, options)]
+        found = engine.translate_batch(
+            sources,
+            beam_size=beam,
+            length_penalty=1.0,
+            max_decoding_length=longest,
+            return_scores=True,
+        )
+        pairs = [(theirs, mine) for theirs, mine in zip(found, ours, strict=True) if _text(theirs) == mine.text]
+        line = f"CTranslate2 translates {len(pairs)} of {len(texts)} sentences the same {way}"
+        if scores and pairs:
+            line += f"; their scores differ by {max(abs(a.scores[0] - b.score) for a, b in pairs):.1e}"
+        lines.append(line)
+    return tuple(lines)
+
+
+def _text(result: Any) -> str:
+    return " ".join(result.hypotheses[0])
+
+
+def _compares_scores(checkpoint: Checkpoint) -> bool:
+    """Whether its search ranks by the mean of log-probabilities, as CTranslate2's does."""
+    search: Any = getattr(checkpoint, "search", None)
+    return search is None or search.rule == "fairseq"
+
+
+ENGINES.register("ctranslate2", CTranslate2(), where=__name__)

@@ -1,0 +1,170 @@
+"""Translation models in one form: sizes, weights under headscope's names, and the tokens of both sides.
+
+Native Transformers have it; Marian's weights have the names that fairseq gives them, so the same table renames them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from torch import Tensor
+
+from headscope.data.vocabulary import Vocabulary
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.formats.fairseq.keys import key_table
+from headscope.formats.huggingface.from_native import quiet_transformers
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.heads import Site
+from headscope.model.native.folding import folded_weights, unmixed
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+
+ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "gelu-tanh"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The tokens of both sides by id, and special ones; `adds_end`: a source gets its end from the engine."""
+
+    source: list[str]
+    target: list[str]
+    unknown: str
+    end: str
+    start: str
+    pad: str | None
+    adds_end: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translator:
+    """What an engine needs of a model: `state` has weights under the names of a native Transformer, without mixing."""
+
+    config: TransformerConfig
+    state: Mapping[str, Tensor]
+    tokens: Tokens
+
+
+def check_translator(checkpoint: Checkpoint) -> None:
+    """ConfigError for a model that is neither a native encoder-decoder nor a Marian."""
+    if not (checkpoint.two_sided and (checkpoint.is_native or checkpoint.model_type == "marian")):
+        raise ConfigError(
+            "--export ctranslate2 writes translation models: native, fairseq, MHR and story-of-heads ones, and Marian; "
+            f"{checkpoint.path} is a {checkpoint.format} model of type {checkpoint.model_type!r}"
+        )
+
+
+def translator_of(checkpoint: Checkpoint) -> Translator:
+    """A model with its mixings folded; ConfigError where a mixing cannot be, CheckpointError without vocabularies."""
+    check_translator(checkpoint)
+    if checkpoint.is_native:
+        native = cast(TransformerCheckpoint, checkpoint)
+        return Translator(
+            config=unmixed(native.model.config), state=folded_weights(native.model), tokens=_native_tokens(native)
+        )
+    return Translator(
+        config=_marian_config(checkpoint), state=_marian_state(checkpoint), tokens=_marian_tokens(checkpoint)
+    )
+
+
+def write_splitters(checkpoint: Checkpoint, folder: Path) -> list[str]:
+    """What splits text into tokens, as files; their names."""
+    if not checkpoint.is_native:
+        with quiet_transformers():
+            written = checkpoint.tokenizer.save_pretrained(folder)  # type: ignore[attr-defined]
+        return [Path(path).name for path in written if Path(path).is_file()]
+    names = []
+    native = cast(TransformerCheckpoint, checkpoint)
+    for side in ("source", "target"):
+        splitter = _vocabulary(native, side).splitter
+        if splitter.codes is not None:
+            names.append(f"{side}.{'model' if splitter.kind == 'sentencepiece' else 'codes'}")
+            (folder / names[-1]).write_bytes(splitter.codes)
+    return names
+
+
+def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
+    own: Vocabulary | None = getattr(checkpoint, side)
+    if own is None:
+        raise CheckpointError(f"{checkpoint.path} has no {side} vocabulary, which CTranslate2 needs; give --dicts")
+    return own
+
+
+def _native_tokens(checkpoint: TransformerCheckpoint) -> Tokens:
+    source, target = _vocabulary(checkpoint, "source"), _vocabulary(checkpoint, "target")
+    if source.prefix or source.suffix not in (None, (source.end,)):
+        raise ConfigError("CTranslate2 puts an end behind a source, and this model wants other ids around it")
+    ends = {source.subwords[source.end], target.subwords[target.end]}
+    unknown = {own.subwords[0 if own.unknown is None else own.unknown] for own in (source, target)}
+    if len(ends) > 1 or len(unknown) > 1:
+        raise ConfigError(f"CTranslate2 has one end and one unknown token, and this model {sorted(ends | unknown)}")
+    return Tokens(
+        source=list(source.subwords),
+        target=list(target.subwords),
+        unknown=unknown.pop(),
+        end=ends.pop(),
+        start=target.subwords[target.start],
+        pad=None if target.pad is None else target.subwords[target.pad],
+        adds_end=True,
+    )
+
+
+def _marian_tokens(checkpoint: Any) -> Tokens:
+    config, tokenizer = checkpoint.config, checkpoint.tokenizer
+    if tokenizer is None:
+        raise CheckpointError(f"{checkpoint.path} has no tokenizer, which CTranslate2's vocabulary is made of")
+    if not config.share_encoder_decoder_embeddings:
+        raise ConfigError("a Marian whose sides have vocabularies of their own cannot be written for CTranslate2")
+    known = len(tokenizer)
+    tokens = [tokenizer.convert_ids_to_tokens(n) if n < known else f"<{n}>" for n in range(config.vocab_size)]
+    return Tokens(
+        source=tokens,
+        target=tokens,
+        unknown=tokenizer.unk_token,
+        end=tokenizer.eos_token,
+        start=tokens[config.decoder_start_token_id],
+        pad=tokenizer.pad_token,
+        adds_end=False,
+    )
+
+
+def _marian_config(checkpoint: Checkpoint) -> TransformerConfig:
+    config: Any = checkpoint.model.config
+    heads = checkpoint.layout
+    width = max(site.width for site in checkpoint.attention_sites.order)
+
+    def stack(side: str, site: Site, cross: bool) -> StackConfig:
+        layers = range(getattr(config, f"{side}_layers"))
+        return StackConfig(
+            vocabulary=config.vocab_size,
+            d_model=config.d_model,
+            d_ffn=getattr(config, f"{side}_ffn_dim"),
+            d_head=width,
+            self_heads=tuple(heads.get((site, layer), 0) for layer in layers),
+            cross_heads=tuple(heads.get((Site.CROSS, layer), 0) for layer in layers) if cross else (),
+            activation=ACTIVATIONS.get(config.activation_function, config.activation_function),
+            positions="learned",
+            max_positions=config.max_position_embeddings,
+            scale_embedding=bool(config.scale_embedding),
+        )
+
+    return TransformerConfig(
+        encoder=stack("encoder", Site.ENCODER_SELF, cross=False),
+        decoder=stack("decoder", Site.DECODER_SELF, cross=True),
+        output_bias=True,
+    )
+
+
+def _marian_state(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Marian's weights under native names: they are fairseq's behind `model.`."""
+    config: Any = checkpoint.model.config
+    table = key_table({"encoder": config.encoder_layers, "decoder": config.decoder_layers})
+    renamed = {"lm_head.weight": "output.weight", "final_logits_bias": "output.bias"}
+    state = {}
+    for key, values in checkpoint.model.state_dict().items():
+        name = renamed.get(key) or table.get(key.removeprefix("model."))
+        if name is not None:
+            state[name] = values[0] if key == "final_logits_bias" else values
+    return state

@@ -1,0 +1,58 @@
+"""Small translation and language models with the options of `headscope train`, and random weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from headscope.assets import captions
+from headscope.data.vocabulary import Splitter, Vocabulary
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.model.native.transformer import Transformer
+from headscope.training.architecture import fresh_config
+from headscope.training.config import TrainConfig
+
+WORDS = Vocabulary(
+    ("<unk>", "<s>", "</s>", "<pad>", *(f"{letter}@@" for letter in "abcdefg"), *"hijklm"),
+    Splitter("bpe"),
+    start=1,
+    end=2,
+    unknown=0,
+    pad=3,
+)
+"""Special ids in SentencePiece's order, which is not fairseq's."""
+
+
+def trained_here(*, kind: Any = "translation", seed: int = 0, **options: Any) -> TransformerCheckpoint:
+    """A model with the options of `headscope train`, small, with random weights."""
+    torch.manual_seed(seed)
+    files: dict[str, Any] = {"source": captions("en"), "target": captions("de") if kind == "translation" else None}
+    sizes: dict[str, Any] = {
+        "d_model": 12,
+        "d_ffn": 10,
+        "heads": 3,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "max_length": 20,
+    }
+    shape = fresh_config(TrainConfig(kind=kind, **files, **sizes | options), None if kind == "lm" else WORDS, WORDS)
+    return around(Transformer(shape), kind=kind)
+
+
+def around(model: Transformer, kind: str = "translation", vocabulary: Vocabulary = WORDS) -> TransformerCheckpoint:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    model.tie()
+    model.eval()
+    source = None if kind == "lm" else vocabulary
+    return TransformerCheckpoint(
+        path="memory", format="native", model=model, model_type="t", digest="", source=source, target=vocabulary
+    )
+
+
+def changed(**decoder: Any) -> TransformerCheckpoint:
+    config = trained_here().model.config
+    return around(Transformer(replace(config, decoder=replace(config.decoder, **decoder))))

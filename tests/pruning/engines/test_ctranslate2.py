@@ -1,0 +1,250 @@
+"""`--export ctranslate2`: translation models, run by CTranslate2 and compared with headscope's own translations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import headscope as hs
+from headscope.assets import captions
+from headscope.config import Companions
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.native import NATIVE
+from headscope.formats.translate_options import TranslateOptions
+from headscope.model.native.transformer import Transformer
+from headscope.pruning.engines.base import EngineOptions
+from headscope.pruning.engines.convert import convert_for_engine
+from headscope.pruning.engines.ctranslate2 import specification
+from headscope.pruning.engines.ctranslate2.export import CTranslate2
+from headscope.pruning.removal.record import Removed
+from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from headscope.training.data import tokenizers
+from tests.makers.translators import WORDS, around, changed, trained_here
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+
+TEXTS = ["a@@ h b@@ i", "j k l m", "c@@ i unheard", "h"]
+
+
+def converted(checkpoint: Checkpoint, out: Path) -> float:
+    """The proven difference, after a limit of 1e-5 of the largest log-probability was kept."""
+    done = convert_for_engine(checkpoint, out, engine="ctranslate2", options=EngineOptions())
+    assert done.difference is not None
+    return done.difference
+
+
+def opened(folder: Path) -> Any:
+    return ctranslate2.Translator(str(folder / "ctranslate2"), device="cpu", compute_type="float32", intra_threads=1)
+
+
+def pieces(text: str) -> list[str]:
+    return [text_piece if text_piece in WORDS.subwords else "<unk>" for text_piece in text.split()]
+
+
+def greedy(engine: Any, longest: int = 18) -> list[str]:
+    """What CTranslate2 says of `TEXTS`; random models would say their padding too."""
+    found = engine.translate_batch(
+        [pieces(text) for text in TEXTS], beam_size=1, max_decoding_length=longest, suppress_sequences=[["<pad>"]]
+    )
+    return [" ".join(result.hypotheses[0]) for result in found]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "pre-norm, learned": {"norm": "pre", "positions": "learned", "activation": "gelu-tanh"},
+    "untied, without positions": {"tie_output": False, "vocabulary": "separate", "positions": "none"},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_models_trained_here(tmp_path: Path, name: str) -> None:
+    made = trained_here(**OPTIONS[name])
+    assert converted(made, tmp_path / "out") < 1e-5
+    ours = made.translations(TEXTS, TranslateOptions(beam=1, max_ratio=0, max_extra=18, keep_pieces=True))
+    assert greedy(opened(tmp_path / "out")) == [translations[0].text for translations in ours]
+
+
+def test_stacks_with_different_numbers_of_heads_that_do_not_fill_them(tmp_path: Path) -> None:
+    config = trained_here().model.config
+    assert config.encoder is not None
+    decoder = replace(config.decoder, self_heads=(1, 1), cross_heads=(1, 1))
+    made = around(Transformer(replace(config, encoder=replace(config.encoder, self_heads=(2, 2)), decoder=decoder)))
+    assert converted(made, tmp_path / "out") < 1e-5
+
+
+def test_what_stands_before_the_first_layer_is_folded(tmp_path: Path) -> None:
+    """A bias of embeddings, a projection behind them, another before the output, a zero start, other norms."""
+    wide: dict[str, Any] = {"d_embedding": 7, "embedding_bias": True, "norm_epsilon": 1e-3}
+    config = trained_here(tie_output=False, vocabulary="separate").model.config
+    assert config.encoder is not None
+    sides: dict[str, Any] = {
+        side: replace(stack, **wide) for side, stack in (("encoder", config.encoder), ("decoder", config.decoder))
+    }
+    made = around(Transformer(replace(config, **sides, start="zero", d_output=5)))
+    assert converted(made, tmp_path / "out") < 1e-5
+
+
+def test_the_forks_model_with_its_matrices_folded(oracles: Path, tmp_path: Path) -> None:
+    folder = oracles / "mhr"
+    companions = Companions(dicts=folder / "data")
+    made = open_checkpoint(str(folder / "alpha" / "checkpoint_best.pt"), device="cpu", companions=companions)
+    assert converted(made, tmp_path / "out") < 1e-4
+    lines = (folder / "data" / "test.bpe.de").read_text(encoding="utf-8").splitlines()[:8]
+    ours = made.translations(lines, TranslateOptions(keep_pieces=True))
+    found = opened(tmp_path / "out").translate_batch([line.split() for line in lines], beam_size=5)
+    assert [" ".join(result.hypotheses[0]) for result in found] == [of_line[0].text for of_line in ours]
+
+
+def test_the_model_of_story_of_heads(oracles: Path, tmp_path: Path) -> None:
+    """Its decoder starts with zeros, its embeddings have a bias, its norms another epsilon."""
+    made = open_checkpoint(str(oracles / "story-of-heads" / "model.npz"), device="cpu")
+    assert converted(made, tmp_path / "out") < 1e-4
+
+
+def removed(checkpoint: str, out: Path, heads: str, kind: str) -> Removed:
+    quick: dict[str, Any] = {"rounds": 0, "max_sentences": 8, "export": (kind, "ctranslate2")}
+    return run_removal(RemoveConfig(checkpoint=checkpoint, out=out, heads=heads, **quick))
+
+
+@pytest.fixture(scope="module")
+def uniform(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that ships without some heads, as many in every layer of a stack, for CTranslate2."""
+    folder = tmp_path_factory.mktemp("uniform")
+    heads = "encoder-self.*.1,encoder-self.*.4,decoder-self.*.2,cross.*.7"
+    removed(hs.assets.trained(), folder / "small", heads, "same")
+    return folder / "small"
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_captions_are_translated_as_headscope_does(uniform: Path, beam: int) -> None:
+    """Words and scores, of what the folder holds beside it."""
+    import sentencepiece
+
+    made = open_checkpoint(str(uniform), device="cpu")
+    texts = captions("en").read_text(encoding="utf-8").splitlines()[:40]
+    ours = [of_text[0] for of_text in made.translations(texts, TranslateOptions(beam=beam, power=1.0))]
+    split = sentencepiece.SentencePieceProcessor(model_file=str(uniform / "ctranslate2" / "source.model"))
+    sources = split.encode(texts, out_type=str)
+    engine = opened(uniform)
+    found = engine.translate_batch(sources, beam_size=beam, return_scores=True)
+    written = ["".join(result.hypotheses[0]).replace("▁", " ").strip() for result in found]
+    assert written == [translation.text for translation in ours]
+    assert [result.scores[0] for result in found] == pytest.approx([entry.score for entry in ours], abs=1e-3)
+    if beam == 1:  # CTranslate2 takes the end from what may come first, unless it may come at once
+        exact = engine.translate_batch(sources, beam_size=1, return_scores=True, min_decoding_length=0)
+        assert [result.scores[0] for result in exact] == pytest.approx([entry.score for entry in ours], abs=1e-5)
+
+
+def test_the_card_says_how_it_is_run(uniform: Path) -> None:
+    card = (uniform / "README.md").read_text(encoding="utf-8")
+    assert "`ctranslate2`: CTranslate2" in card and "6 heads in the encoder, 7 in the decoder" in card
+    assert json.loads((uniform / "ctranslate2" / "config.json").read_text())["add_source_eos"] is True
+
+
+def marian(folder: Path, **sizes: Any) -> Path:
+    """A small Marian with a tokenizer of its own kind."""
+    vocabulary = tokenizers.learn(
+        captions("en").read_text(encoding="utf-8").splitlines(), size=200, kind="unigram", normalise="none"
+    )
+    folder.mkdir()
+    codes = vocabulary.splitter.codes
+    assert codes is not None
+    for side in ("source", "target"):
+        (folder / f"{side}.spm").write_bytes(codes)
+    subwords = ["</s>", "<unk>", *vocabulary.subwords[4:], "<pad>"]
+    (folder / "vocab.json").write_text(json.dumps({subword: number for number, subword in enumerate(subwords)}))
+    files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json")]
+    make: Any = transformers.MarianTokenizer
+    make(*files, source_lang="en", target_lang="de").save_pretrained(folder)
+    ids: dict[str, Any] = {
+        "pad_token_id": len(subwords) - 1,
+        "decoder_start_token_id": len(subwords) - 1,
+        "eos_token_id": 0,
+    }
+    config = transformers.MarianConfig(
+        vocab_size=len(subwords), **ids, **sizes,
+        d_model=24, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=20, decoder_ffn_dim=28,
+        encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=80,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = transformers.MarianMTModel(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed_positions" not in name:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+        model.final_logits_bias.normal_()
+        model.final_logits_bias[0, -1] = -50.0
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_marian_without_some_heads(tmp_path: Path) -> None:
+    path = marian(tmp_path / "whole", scale_embedding=True, activation_function="swish")
+    heads = "encoder-self.*.1,decoder-self.0.2,decoder-self.1.0,cross.*.3"
+    (file,) = removed(str(path), tmp_path / "small", heads, "self-contained").engines
+    assert file.difference is not None and file.limit is not None and file.difference <= file.limit
+    assert (
+        "3 heads in the encoder, 3 in the decoder" in file.sizes
+        and "8 of 8 sentences the same greedily" in file.notes[0]
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "small" / "ctranslate2")
+    text = "A man in a red shirt walks."
+    found = opened(tmp_path / "small").translate_batch(
+        [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])], beam_size=1, max_decoding_length=9
+    )
+    small: Any = open_checkpoint(str(tmp_path / "small"), device="cpu")
+    wanted = small.model.generate(
+        **tokenizer(text, return_tensors="pt"), num_beams=1, max_new_tokens=9, do_sample=False
+    )
+    assert found[0].hypotheses[0][:8] == tokenizer.convert_ids_to_tokens(wanted[0, 1:9])
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: changed(self_heads=(3, 2)), r"its decoder have 3, 2, 3, 3 heads.*prune rank --uniform"),
+        (lambda: changed(activation="linear"), "the activation linear"),
+        (lambda: changed(self_mixing="experts.v1"), "cannot be folded"),
+        (lambda: trained_here(kind="lm"), "writes translation models"),
+        (lambda: around(trained_here().model, vocabulary=replace(WORDS, suffix=(2, 2))), "other ids around it"),
+    ],
+)
+def test_what_ctranslate2_has_not_is_one_line(tmp_path: Path, make: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        converted(make(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_it_computes_differently_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(specification, "_set_output", _doubled)
+    with pytest.raises(CheckpointError, match=r"CTranslate2 computes something else.*nothing was saved"):
+        converted(trained_here(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def _doubled(spec: Any, state: Any) -> None:
+    spec.weight = 2 * state["output.weight"].numpy()
+
+
+def test_without_its_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CTranslate2, "packages", ("no_such_package",))
+    with pytest.raises(ConfigError, match=r'needs no_such_package; install with pip install "headscope\[engines\]"'):
+        converted(trained_here(), tmp_path / "out")
+
+
+def test_the_command(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+    NATIVE.save(trained_here(), tmp_path / "native")
+    status, out, said = command("convert", tmp_path / "native", tmp_path / "out", "--to", "ctranslate2")
+    assert status == 0 and "sentences the same greedily" in out, said
+    status, _, said = command(
+        "convert", tmp_path / "native", tmp_path / "q", "--to", "ctranslate2", "--quantize", "q8_0"
+    )
+    assert status == 2 and "--quantize q8_0 is not for ctranslate2" in said
