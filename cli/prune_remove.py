@@ -47,6 +47,27 @@ class Removal:
         str | None,
         typer.Option(metavar="LIST", help="Heads that stay, of the sites that the list names.", rich_help_panel=HEADS),
     ] = None
+    merge_kv: Annotated[
+        int | None,
+        typer.Option(
+            "--merge-kv",
+            metavar="N",
+            help="Instead: all heads stay, and the key/value heads of every layer become N, each the mean of several, "
+            "for a smaller cache (--export native, the default here, is a plain class).",
+            rich_help_panel=HEADS,
+        ),
+    ] = None
+    merge_by: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv|RUN",
+            help="Merge those that are neighbours by these scores of heads; default: those that stand side by side.",
+            rich_help_panel=HEADS,
+        ),
+    ] = None
+    column: Annotated[str | None, typer.Option(metavar="NAME", help="Column of --merge-by.", rich_help_panel=HEADS)] = (
+        None
+    )
     export: Annotated[
         str | None,
         typer.Option(
@@ -134,7 +155,8 @@ def remove(given: dict[str, Any]) -> None:
     The output has the input's format. A Hugging Face class has one number of heads for all layers, so its
     folder is self-contained: headscope opens it, and transformers does with trust_remote_code=True, without
     headscope. Differences, savings and times are printed and kept in pruning.json. With --compensate the masked model
-    is the one whose output projections are refitted.
+    is the one whose output projections are refitted. With --merge-kv no head goes: key/value heads are merged, and
+    the model is compared with the one whose projections are averaged in place.
     """
     from headscope.pruning.removal.record import removal_record
     from headscope.pruning.removal.remove import RemoveConfig, run_removal
@@ -154,6 +176,8 @@ def show_removed(removed: Removed) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from headscope.pruning.removal.record import merge_counts
+
     screen = console.out()
     proof = removed.verified
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -165,19 +189,22 @@ def show_removed(removed: Removed) -> None:
         if old:
             table.add_row(title, f"{old:,}", f"{new:,}", f"{100 * (1 - new / old):.1f} %")
     for pace in removed.paces:
-        title = f"{pace.what}, {pace.sentences} sentence{'s' if pace.sentences > 1 else ''}, ms"
-        faster = f"{pace.speedup:.2f} × faster"
-        table.add_row(title, f"{1e3 * pace.before:.2f}", f"{1e3 * pace.after:.2f}", faster)
+        title = f"{pace.what}, {pace.sentences} sentence{'s' if pace.sentences > 1 else ''}, "
+        title += "tokens/s" if pace.tokens else "ms"
+        values = [pace.tokens / each if pace.tokens else 1e3 * each for each in (pace.before, pace.after)]
+        table.add_row(title, *(f"{value:,.2f}" for value in values), f"{pace.speedup:.2f} × faster")
     screen.print(table)
-    masked = "masked"
+    merges = merge_counts(removed.removal)
+    masked = "averaged" if merges else "masked"
     if removed.compensated is not None:
         held_out = removed.compensated.text.held_out
         title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
         screen.print(Text(title, style="italic"), soft_wrap=True)
-        screen.print(_performance_table(removed.compensated))
-        masked = "masked" if removed.compensated.options.compensate == "none" else "refitted masked"
+        screen.print(_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed"))
+        masked = masked if removed.compensated.options.compensate == "none" else f"refitted {masked}"
+    done = merges or f"{len(removed.removal.removed)} heads removed"
     lines = [
-        f"{removed.path}: {len(removed.removal.removed)} heads removed ({removed.format}, {removed.export})",
+        f"{removed.path}: {done} ({removed.format}, {removed.export})",
         f"{masked} and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
         f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})",
     ]
@@ -198,7 +225,7 @@ def show_removed(removed: Removed) -> None:
     console.show(console.ending([answer], removed.path, following))
 
 
-def _performance_table(compensated: Compensated) -> Table:
+def _performance_table(compensated: Compensated, change: str) -> Table:
     """The objective on held-out text of the intact, the pruned and the refitted model."""
     from rich import box
     from rich.table import Table
@@ -209,7 +236,7 @@ def _performance_table(compensated: Compensated) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column({"representation": "cosine to the intact model"}.get(objective, objective), justify="right")
     table.add_column("worse than intact by", justify="right")
-    rows = {"intact": "intact", "removed": "heads removed", "refitted": f"and {compensated.options.compensate}"}
+    rows = {"intact": "intact", "removed": change, "refitted": f"and {compensated.options.compensate}"}
     for name, row in rows.items():
         if name in performance:
             table.add_row(row, f"{performance[name].value:.4f}", f"{performance[name].damage:.4f}")

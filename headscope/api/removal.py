@@ -19,6 +19,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
+from headscope.model.removal_plan import plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationOptions, calibration_text
 from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.removal.export import as_export
@@ -57,7 +58,8 @@ def shrunk_copy(
     calibrated = calibration_text(calibration, corpus, valid)
     with eval_mode(checkpoint.model):
         data = texts(checkpoint, text.source, text.target, sentences=max_sentences)
-        return shrink(checkpoint, heads, export=chosen, data=data, text=calibrated, calibration=calibration)
+        removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)
+        return shrink(checkpoint, removal, export=chosen, data=data, text=calibrated, calibration=calibration)
 
 
 def split_export(export: str | None) -> tuple[list[str], list[str]]:

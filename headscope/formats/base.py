@@ -92,6 +92,10 @@ class Checkpoint(ABC):
         """A copy of the same size whose removed heads add nothing; ConfigError where it cannot be made."""
         raise ConfigError(f"heads of a {self.format} checkpoint cannot be removed")
 
+    def with_pooled_groups(self, plan: RemovalPlan) -> Checkpoint:
+        """A copy of the same size whose merged key/value groups share their mean; ConfigError where none can be."""
+        raise ConfigError(f"--merge-kv: every head of a {self.format} checkpoint has keys and values of its own")
+
     @cached_property
     def attention_sites(self) -> AttentionSites:
         """All attention of the model; CheckpointError where its heads cannot be seen."""

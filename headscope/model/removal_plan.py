@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, all_heads, describe_heads
@@ -12,11 +12,16 @@ from headscope.model.discovery import AttentionSite, AttentionSites
 
 @dataclass(frozen=True)
 class RemovalPlan:
-    """Heads to remove, and for every (site, layer) the numbers of the heads and key/value groups that stay."""
+    """Heads to remove, and for every (site, layer) the numbers of the heads and key/value groups that stay, in order.
+
+    `merged`: where key/value groups are merged, the sets of them that become one
+    (`headscope.pruning.removal.merge_plan`).
+    """
 
     removed: tuple[HeadId, ...]
     kept: Mapping[tuple[Site, int], tuple[int, ...]]
     groups: Mapping[tuple[Site, int], tuple[int, ...]]
+    merged: Mapping[tuple[Site, int], tuple[tuple[int, ...], ...]] = field(default_factory=dict)
 
     @property
     def layout(self) -> Layout:

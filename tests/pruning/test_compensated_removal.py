@@ -23,6 +23,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.heads import HeadId
 from headscope.model.interface import through_attend
+from headscope.model.removal_plan import plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationOptions, CalibrationText, split_text
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.model_inputs import outputs, texts
@@ -109,7 +110,7 @@ def shrunk(kind: str, *, export: str | None = None, **options: Any) -> tuple[Che
     calibration = CalibrationOptions(**{"compensate": "least-squares", **options})
     done = shrink(
         checkpoint,
-        gone(kind),
+        plan_removal(checkpoint.attention_sites, gone(kind), whole_groups=export != "masked"),
         export=choose_export(export, checkpoint),
         data=texts(checkpoint, None, None, sentences=5),
         text=split_text(text(kind), None, sentences=1000),
@@ -181,14 +182,15 @@ def test_no_class_of_transformers_holds_an_added_bias() -> None:
     pair = split_text(text("t5"), None, sentences=1000)
     options = CalibrationOptions(compensate="least-squares")
     data = texts(checkpoint, None, None, sentences=3)
+    plan = plan_removal(checkpoint.attention_sites, heads)
     done = shrink(
-        checkpoint, heads, export=choose_export("self-contained", checkpoint), data=data, text=pair, calibration=options
+        checkpoint, plan, export=choose_export("self-contained", checkpoint), data=data, text=pair, calibration=options
     )
     native = choose_export("native", checkpoint)
     assert native.refine is not None
     with pytest.raises(ConfigError, match="the refit added biases"):
         native.refine(done.checkpoint, done.removal)
-    plain = shrink(checkpoint, heads, export=native, data=data, text=pair, calibration=options)
+    plain = shrink(checkpoint, plan, export=native, data=data, text=pair, calibration=options)
     assert plain.verified.difference < 1e-10 and not hasattr(plain.checkpoint.model.config, "narrowed")
 
 
@@ -269,7 +271,7 @@ def test_fewer_tokens_than_columns_and_dead_heads_are_damped_and_said_so() -> No
     )
     done = shrink(
         checkpoint,
-        [HeadId.parse("encoder-self.0.0")],
+        plan_removal(checkpoint.attention_sites, [HeadId.parse("encoder-self.0.0")]),
         export=choose_export(None, checkpoint),
         data=texts(checkpoint, None, None, sentences=3),
         text=CalibrationText(few, few),
@@ -364,7 +366,7 @@ def test_a_decoder_needs_a_target() -> None:
     with pytest.raises(ConfigError, match="the calibration text does not reach decoder-self"):
         shrink(
             checkpoint,
-            gone("marian"),
+            plan_removal(checkpoint.attention_sites, gone("marian")),
             export=choose_export(None, checkpoint),
             data=texts(checkpoint, None, None, sentences=3),
             text=split_text(alone, None, sentences=100),

@@ -14,6 +14,7 @@ from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
 from headscope.formats.huggingface.generation import Predicting
+from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
 from headscope.model.discovery import text_config
@@ -66,6 +67,9 @@ class HuggingFaceCheckpoint(Predicting):
                 f"{self.path}: {why}, and heads are cut out of plain weights; take the checkpoint before quantisation, "
                 "on one --device, remove there, and quantise the result"
             )
+
+    def with_pooled_groups(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
+        return self.with_model(pooled_model(self.model, plan))
 
     @property
     def two_sided(self) -> bool:

@@ -20,6 +20,7 @@ ATTRIBUTES = frozenset(
         *("all_head_size", "inner_dim", "split_size", "embed_dim"),
     ]
 )
+SHARING = frozenset(["num_key_value_groups"])  # heads that share keys: more where key/value heads are merged
 EMPTY = "no-heads"
 
 
@@ -203,7 +204,8 @@ def _set(module: Any, attribute: str, value: Any) -> None:
 def _known(of: Any, attribute: str, value: Any) -> int:
     if attribute not in ATTRIBUTES or not isinstance(getattr(of, attribute, None), int):
         raise ValueError(f"config.narrowed sets {attribute!r}, which is no size of an attention layer")
-    return _below(value, max(getattr(of, attribute), 1))
+    shared = getattr(getattr(of, "config", None), "num_attention_heads", 1) if attribute in SHARING else 1
+    return _below(value, max(getattr(of, attribute), shared, 1))
 
 
 def _below(value: Any, maximum: int) -> int:

@@ -101,7 +101,7 @@ def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
         for head in removal.removed:
             located = parts.get((head.site, head.layer))
             if located is None or located.output is None:
-                raise _unknown("output", head.site, head.layer)
+                raise unknown_part("output", head.site, head.layer)
             output = located.output
             weight = zeroed.get_parameter(names[id(output.weight)])
             weight.index_fill_(output.axis, output.units[head.head].to(weight.device), 0.0)
@@ -117,9 +117,10 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
     within = {id(module): name for name, module in modules.items()}
     for identity, calls in attention_sites.calls.items():
         attention_site = calls[0]
-        if len(removal.kept[attention_site.site, attention_site.layer]) < attention_site.heads:
+        place = (attention_site.site, attention_site.layer)
+        if len(removal.kept[place]) < attention_site.heads or place in removal.merged:
             located = [parts[call.site, call.layer] for call in calls if (call.site, call.layer) in parts]
-            known = next((place for place in located if not place.unknown), located[0] if located else None)
+            known = next((each for each in located if not each.unknown), located[0] if located else None)
             cutter.cut(within[identity], attention_site, known)
     _position_biases(cutter.done, modules, within, attention_sites.calls, removal)
     cutter.done.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
@@ -141,13 +142,16 @@ class _Cutter:
         site, layer = attention_site.site, attention_site.layer
         kept, groups = self.removal.kept[site, layer], self.removal.groups[site, layer]
         if parts is None or parts.unknown:
-            raise _unknown(
+            raise unknown_part(
                 parts.unknown if parts else "query", site, layer, masks=parts is not None and bool(parts.output)
             )
         assert parts.output is not None
         if kept:
             self._check_readers(attention_site, parts)
-            self._narrowed(parts, kept, groups)
+            if (site, layer) in self.removal.merged:
+                self._reordered(parts, kept, groups)
+            else:
+                self._narrowed(parts, kept, groups)
         else:
             self._emptied(name, parts, parts.output)
         module = self.modules[name]
@@ -179,9 +183,7 @@ class _Cutter:
     def _narrowed(self, parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]) -> None:
         """Keep all rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) but those of units that go."""
         removed: dict[str, tuple[int, set[int]]] = {}
-        sides = ((parts.query, kept), (parts.gate, kept), (parts.key, groups), (parts.value, groups))
-        slices_of = [(slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)]
-        for slices, stays in [*slices_of, (_output(parts), kept)]:
+        for slices, stays in _slices_of(parts, kept, groups):
             for name in self.names[id(slices.weight)]:
                 _, indices = removed.setdefault(name, (slices.axis, set()))
                 indices.update(
@@ -189,7 +191,22 @@ class _Cutter:
                 )
         for name, (axis, indices) in removed.items():
             self._keep(name, axis, [row for row in range(self._size(name, axis)) if row not in indices])
-        for side, stays in sides:
+        for side, stays in _sides_of(parts, kept, groups):
+            self._select(side, stays)
+
+    def _reordered(self, parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]) -> None:
+        """Put the units that stay in the first places of their parameters, in the order of `kept` and `groups`."""
+        sources: dict[str, tuple[int, Tensor]] = {}  # by parameter: axis, and which index comes to stand in each place
+        for slices, stays in _slices_of(parts, kept, groups):
+            for name in self.names[id(slices.weight)]:
+                _, source = sources.setdefault(name, (slices.axis, torch.arange(self._size(name, slices.axis))))
+                for place, unit in enumerate(stays):
+                    source[slices.units[place].cpu()] = slices.units[unit].cpu()
+                for indices in slices.units[len(stays) :]:
+                    source[indices.cpu()] = -1
+        for name, (axis, source) in sources.items():
+            self._keep(name, axis, source[source >= 0].tolist())
+        for side, stays in _sides_of(parts, kept, groups):
             self._select(side, stays)
 
     def _keep(self, name: str, axis: int, rows: list[int]) -> None:
@@ -239,9 +256,23 @@ class _Cutter:
         return [name.rpartition(".")[0] for name in self.names[id(weight)]]
 
 
-def _output(parts: HeadParts) -> Slices:
+def _sides_of(
+    parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]
+) -> tuple[tuple[Side, tuple[int, ...]], ...]:
+    """The parts of queries, gates, keys and values, with the units of each that stay."""
+    return (parts.query, kept), (parts.gate, kept), (parts.key, groups), (parts.value, groups)
+
+
+def _slices_of(
+    parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]
+) -> list[tuple[Slices, tuple[int, ...]]]:
+    """Every parameter that units have a part of, with the units that stay."""
     assert parts.output is not None
-    return parts.output
+    sides = _sides_of(parts, kept, groups)
+    return [
+        *((slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)),
+        (parts.output, kept),
+    ]
 
 
 def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
@@ -313,7 +344,8 @@ def _shared_bias(
             done.bias_heads[name] = [union.index(head) for head in kept]
 
 
-def _unknown(part: str, site: Site, layer: int, *, masks: bool = False) -> ConfigError:
+def unknown_part(part: str, site: Site, layer: int, *, masks: bool = False) -> ConfigError:
+    """The error of a layer whose heads have parts that cannot be told; `masks`: their outputs can."""
     works = "--export masked takes any" if masks else "headscope can only mask them (evaluate --mask)"
     return ConfigError(
         f"heads of {site}.{layer} cannot be removed: which part of its {part} projection belongs to which head "

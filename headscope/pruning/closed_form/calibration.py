@@ -98,7 +98,7 @@ class Compensated:
     """A checkpoint whose output projections make up for `heads` that are masked, of the same size.
 
     `refits` has every module that changed, `performance` the objective on held-out text of the intact model, with the
-    heads masked ("removed"), and "refitted". `seconds` are those of moments and refits.
+    heads masked or key/value groups merged ("removed"), and "refitted". `seconds` are those of moments and refits.
     """
 
     checkpoint: Checkpoint
@@ -176,27 +176,32 @@ def compensated(
     text: CalibrationText,
     options: CalibrationOptions,
     *,
+    altered: Checkpoint | None = None,
     add_bias: bool = False,
     batching: BatchingOptions | None = None,
     seed: int = 1,
 ) -> Compensated:
     """Refit the output projections for the removal of `heads`, and measure what that is worth on held-out text.
 
-    The checkpoint stays as it is. ConfigError for heads that cannot be compensated and text that does not reach them.
+    The checkpoint stays as it is. `altered` is what it becomes where no heads go and its key/value groups are merged:
+    its modules are refitted one after the other. ConfigError for heads that cannot be compensated and text that does
+    not reach them.
     """
     began = time.monotonic()
     refit = RefitOptions(method=options.compensate, damping=options.damping, add_bias=add_bias)
-    if options.sequential:
-        refits = sequential_refits(checkpoint, text.calibration, heads, refit, batching=batching)
+    if altered is not None and options.compensate == "none":
+        refits = []
+    elif options.sequential or altered is not None:
+        refits = sequential_refits(checkpoint, text.calibration, heads, refit, altered=altered, batching=batching)
     else:
         moments = collect_moments(checkpoint, text.calibration, batching=batching)
         refits = compensate(checkpoint, moments, heads, refit)
-    made = checkpoint.with_model(refitted_model(checkpoint, refits))
+    made = checkpoint.with_model(refitted_model(altered or checkpoint, refits))
     seconds = time.monotonic() - began
     meter = DamageMeter.of(checkpoint, text.held_out, batching=batching, objective=options.objective, seed=seed)
     performance = {"intact": meter.measure()}
     with masked(checkpoint.model, heads):
-        performance["removed"] = meter.measure()
+        performance["removed"] = meter.measure(None if altered is None else altered.model)
     if options.compensate != "none":
         performance["refitted"] = meter.measure(made.model)
     return Compensated(made, options, text, refits, performance, seconds)

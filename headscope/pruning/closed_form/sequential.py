@@ -74,12 +74,15 @@ def sequential_refits(
     heads: Collection[HeadId],
     options: RefitOptions | None = None,
     *,
+    altered: Checkpoint | None = None,
     residual: bool = True,
     batching: BatchingOptions | None = None,
 ) -> list[ModuleRefit]:
     """Refits of every module from the first on that loses heads, in the order in which the model calls them.
 
-    With `residual` a module also makes up for what earlier refits left of the change of the residual stream.
+    With `altered`, a model of the same sizes and output projections whose contexts are others (merged key/value
+    groups), all its modules are refitted to what the intact ones give. With `residual` a module also makes up for what
+    earlier refits left of the change of the residual stream.
     ConfigError where `options` are not for least squares, for heads that the model lacks or whose columns cannot be
     told, and for modules that the text does not reach.
     """
@@ -88,19 +91,25 @@ def sequential_refits(
         raise ConfigError(f"--sequential is for --compensate least-squares, not {options.method}")
     called = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
     modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: called.index(module[0].places[0]))
-    first = next((number for number, (_, of_module) in enumerate(modules) if of_module), len(modules))
-    made = RefittedCopy(checkpoint, [projection for projection, _ in modules])
+    losing = (number for number, (_, of_module) in enumerate(modules) if of_module or altered is not None)
+    first = next(losing, len(modules))
+    made = RefittedCopy(altered or checkpoint, [projection for projection, _ in modules])
     refits = []
     for projection, of_module in modules[first:]:
         pruned = checkpoint.with_model(made.model)
         pair = _pair_moments(checkpoint, pruned, text_batches(checkpoint, corpus, batching), projection, residual)
-        refits.append(_refit(projection, pair, of_module, options))
+        refits.append(_refit(projection, pair, of_module, options, altered=altered is not None))
         made.put(projection, refits[-1].refit)
     return refits
 
 
 def _refit(
-    projection: OutputProjection, pair: PairMoments, heads: Collection[HeadId], options: RefitOptions
+    projection: OutputProjection,
+    pair: PairMoments,
+    heads: Collection[HeadId],
+    options: RefitOptions,
+    *,
+    altered: bool,
 ) -> ModuleRefit:
     if not pair.tokens:
         raise unreached(projection)
@@ -119,7 +128,7 @@ def _refit(
     )
     energy = float(((weight @ second) * weight).sum()) or 1.0
     removal = zeroed(weight, columns, mean=mean, second=second, affine=False)
-    without = reconstruction_error(weight, removal, mean=mean, second=second)
+    without = _error(removal, pair) if altered else reconstruction_error(weight, removal, mean=mean, second=second)
     error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens
     return ModuleRefit(projection, refit, error, without / energy, affine, residual)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
 from headscope.pruning.engines.base import EngineFile
 from headscope.pruning.removal.model_inputs import InputTexts
-from headscope.pruning.removal.savings import Size, Timing
+from headscope.pruning.removal.savings import Size
+from headscope.pruning.removal.timing import Timing
 from headscope.pruning.removal.verify import Verification
 from headscope.results import Signature
 from headscope.version import VERSION
@@ -75,19 +76,34 @@ def padding_note(done: Shrunk) -> tuple[str, ...]:
     return (f"filled up with {zeros} heads of zeros, to {', '.join(map(str, counts))} heads a layer{saved}",)
 
 
+def merge_counts(removal: RemovalPlan) -> str:
+    """How many key/value heads became how many; empty where none were merged."""
+    counts = {(sum(map(len, sets)), len(sets)) for sets in removal.merged.values()}
+    numbers = " and ".join(f"{before} into {after}" for before, after in sorted(counts))
+    return numbers and f"key/value heads merged {numbers} in {len(removal.merged)} layers"
+
+
 def removal_card(removed: Removed, written: SavedFiles) -> Card:
     """What the folder's README says."""
     before, after, proof = removed.before, removed.after, removed.verified
     name = Path(removed.source["path"]).name
-    what = "refitted and masked" if removed.compensated and removed.compensated.refits else "masked"
+    refitted = "refitted and " if removed.compensated and removed.compensated.refits else ""
+    merges = merge_counts(removed.removal)
+    title = f"{after.attention_heads} of {before.attention_heads} heads"
+    changed = f"removed: {len(removed.removal.removed)} attention heads (pruning.json lists them)"
+    compared = f"these heads {refitted}masked"
+    if merges:
+        title = changed = f"{merges}, their projections averaged"
+        compared = f"key and value projections averaged in place{', output projections refitted' if refitted else ''}"
     return Card(
-        title=f"{name}: {after.attention_heads} of {before.attention_heads} heads",
+        title=f"{name}: {title}",
         command="prune remove" if removed.export == "same" else f"prune remove --export {removed.export}",
         facts=(
             f"made of {name} ({removed.source['format']}, {removed.source['digest'][:12]})",
-            f"removed: {len(removed.removal.removed)} attention heads (pruning.json lists them)",
+            changed,
             f"parameters: {before.parameters:,} before, {after.parameters:,} now",
-            f"outputs equal those of the whole model with these heads {what} to {proof.difference:.1e} of the largest, "
+            *([f"cache: {before.cache:,} bytes a token before, {after.cache:,} now"] if before.cache else []),
+            f"outputs equal those of the whole model with {compared} to {proof.difference:.1e} of the largest, "
             f"on {proof.sentences} sentences ({proof.data})",
             *(file.proof for file in removed.engines),
             *removed.notes,
@@ -104,6 +120,9 @@ def removal_record(removed: Removed) -> dict[str, Any]:
         removed.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1])
     ):
         kept.setdefault(site.value, {})[str(layer)] = list(heads)
+    merged: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
+    for (site, layer), sets in sorted(removed.removal.merged.items()):
+        merged.setdefault(site.value, {})[str(layer)] = sets
     inside = removed.path != removed.out
     return {
         "headscope": VERSION,
@@ -112,6 +131,7 @@ def removal_record(removed: Removed) -> dict[str, Any]:
         "heads": dict(removed.heads),
         "removed": [str(head) for head in removed.removal.removed],
         "kept": kept,
+        "merged": merged,
         "verified": asdict(removed.verified),
         "engines": [asdict(file) for file in removed.engines],
         "compensation": None if removed.compensated is None else removed.compensated.record(),

@@ -25,6 +25,7 @@ from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.reading import is_file
 from headscope.formats.base import (
+    FORMATS,
     Checkpoint,
     Export,
     SavedFiles,
@@ -46,10 +47,13 @@ from headscope.pruning.closed_form.calibration import (
     compensated,
 )
 from headscope.pruning.engines.base import ENGINES, EngineExport, EngineOptions, engines_named
+from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.removal.export import choose_export
+from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.record import Removed, Shrunk, padding_note, removal_card, removal_record
-from headscope.pruning.removal.savings import Timing, size, timings
+from headscope.pruning.removal.savings import size, timings
+from headscope.pruning.removal.timing import Timing
 from headscope.pruning.removal.verify import max_abs_difference, reference, require, verify
 from headscope.results import Signature, signature_of
 
@@ -61,7 +65,9 @@ REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL
 class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     """The options of `headscope prune remove`.
 
-    `heads` go, or all but `keep_only` (of the sites that it names); each is a list or a file. `export` holds at
+    `heads` go, or all but `keep_only` (of the sites that it names); each is a list or a file. Or all heads stay and
+    the key/value heads of every layer become `merge_kv` (see `plan_merge`), those that are neighbours by the scores in
+    the file or run `merge_by` (`column` says which), else as they stand. `export` holds at
     most one kind of folder, and files for engines besides ("gguf", "onnx"), whose matrices `quantize` stores in fewer
     bits. `pad` fills layers up with heads of zeros, so that a plain class holds them. `source` and `target` are texts
     to compare and time on (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0
@@ -73,6 +79,9 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     out: Path
     heads: str | None = None
     keep_only: str | None = None
+    merge_kv: int | None = None
+    merge_by: Path | None = None
+    column: str | None = None
     export: tuple[str, ...] = ()
     pad: bool = False
     quantize: str = "none"
@@ -94,8 +103,13 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
             if getattr(self, name) and not measured:
                 raise ConfigError(f"--{name} is of text that is measured on; give --compensate or --valid-source")
         check_one_given(
-            {"--heads LIST, the heads that go": self.heads, "--keep-only LIST, those that stay": self.keep_only}
+            {
+                "--heads LIST, the heads that go": self.heads,
+                "--keep-only LIST, those that stay": self.keep_only,
+                "--merge-kv N, the key/value heads that stay": self.merge_kv,
+            }
         )
+        self._check_merge()
         if len(self.kinds) > 1:
             raise ConfigError(
                 f"--export {','.join(self.export)}: one kind of folder at a time, and {' and '.join(ENGINES.names())} "
@@ -103,14 +117,27 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
             )
         _ = self.engine_options
 
+    def _check_merge(self) -> None:
+        """ConfigError for options that do not go with a merge, or only with one."""
+        if self.merge_kv is None:
+            if self.merge_by is not None:
+                raise ConfigError("--merge-by says which key/value heads --merge-kv N merges; give that too")
+        elif self.pad:
+            raise ConfigError("--pad is for removed heads; with --merge-kv every layer has the same number anyhow")
+        elif self.compensate == "mean":
+            raise ConfigError("--compensate mean is for removed heads; with --merge-kv choose least-squares or none")
+        if self.column is not None and self.merge_by is None:
+            raise ConfigError("--column says which column of --merge-by FILE.csv holds scores; give that too")
+
     @property
     def calibration(self) -> CalibrationOptions:
-        """How the removal is compensated."""
+        """How the removal is compensated; after a merge always module after module, as all contexts are others."""
+        merges = self.merge_kv is not None and self.compensate == "least-squares"
         return CalibrationOptions(
             compensate=self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential,
+            sequential=self.sequential or merges,
             objective=self.objective,
         )
 
@@ -143,14 +170,15 @@ def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) ->
     began = time.monotonic()
     engines = config.engines()
     checkpoint = open_configured(config)
-    export = export_for(config.kinds[0] if config.kinds else None, checkpoint, engines, pad=config.pad)
-    heads = _chosen(config, checkpoint)
+    export = export_for(_kind(config, checkpoint), checkpoint, engines, pad=config.pad)
+    removal = _plan(config, checkpoint, export)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
     text = calibration_text(config.calibration, *_corpora(config, checkpoint))
     done = shrink(
-        checkpoint, heads, export=export, data=data, text=text, calibration=config.calibration, progress=progress
+        checkpoint, removal, export=export, data=data, text=text, calibration=config.calibration, progress=progress
     )
-    whole = checkpoint if done.compensated is None else done.compensated.checkpoint
+    pooled = checkpoint.with_pooled_groups(removal) if removal.merged else checkpoint
+    whole = pooled if done.compensated is None else done.compensated.checkpoint
     wanted = reference(whole, done.removal.removed, data.feeds[0])
     return write_shrunk(done, config, build, wanted=wanted, whole=checkpoint, began=began, progress=progress)
 
@@ -177,7 +205,7 @@ def _corpora(config: RemoveConfig, checkpoint: Checkpoint) -> tuple[Corpus | Non
 
 def shrink(
     checkpoint: Checkpoint,
-    heads: Sequence[HeadId],
+    removal: RemovalPlan,
     *,
     export: Export,
     data: InputTexts,
@@ -185,18 +213,18 @@ def shrink(
     calibration: CalibrationOptions | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
-    """Build a copy without heads and compare it with the whole model; the checkpoint stays as it is.
+    """Build a copy as a plan says and compare it with the whole model; the checkpoint stays as it is.
 
-    With a `text` output projections are refitted as `calibration` says, and the whole model is the refitted one.
-    ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
+    The whole model has the removed heads masked, or the merged groups' means in the place of each group. With a `text`
+    its output projections are refitted as `calibration` says. ConfigError for heads that cannot go, CheckpointError
+    where the copy computes something else.
     """
-    removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=export.whole_groups)
-    done = None
+    done, pooled = None, checkpoint.with_pooled_groups(removal) if removal.merged else None
     if text is not None:
         progress("refitting")
         options = calibration or CalibrationOptions()
-        done = compensated(checkpoint, removal.removed, text, options, add_bias=export.adds_bias)
-    whole = checkpoint if done is None else done.checkpoint
+        done = compensated(checkpoint, removal.removed, text, options, altered=pooled, add_bias=export.adds_bias)
+    whole = done.checkpoint if done is not None else pooled or checkpoint
     progress("removing")
     made = export.build(whole, removal)
     progress("comparing")
@@ -267,6 +295,23 @@ def write_shrunk(
     return result
 
 
+def _kind(config: RemoveConfig, checkpoint: Checkpoint) -> str | None:
+    """The kind of folder: as asked, else the default, which for merged key/value heads is a plain class."""
+    if config.kinds or config.merge_kv is None:
+        return config.kinds[0] if config.kinds else None
+    names = [export.name for export in FORMATS.get(checkpoint.format).exports]
+    return "native" if "native" in names else None
+
+
+def _plan(config: RemoveConfig, checkpoint: Checkpoint, export: Export) -> RemovalPlan:
+    """What goes or is merged; ConfigError where that cannot be."""
+    if config.merge_kv is not None:
+        by = config.merge_by
+        scores = None if by is None else read_scores(by, checkpoint.layout, column=config.column)[1]
+        return plan_merge(checkpoint.attention_sites, config.merge_kv, scores=scores)
+    return plan_removal(checkpoint.attention_sites, _chosen(config, checkpoint), whole_groups=export.whole_groups)
+
+
 def _chosen(config: RemoveConfig, checkpoint: Checkpoint) -> Sequence[HeadId]:
     if config.heads is not None:
         return select_heads(config.heads, checkpoint.layout)
@@ -276,6 +321,11 @@ def _chosen(config: RemoveConfig, checkpoint: Checkpoint) -> Sequence[HeadId]:
 
 def _list_file(config: RemoveConfig) -> dict[str, str | None]:
     """The list as it was given, and the digest of its file if it is one (a ranking that a method wrote)."""
+    if config.merge_kv is not None:
+        by = config.merge_by
+        table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
+        scores = None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()
+        return {"option": "--merge-kv", "list": str(config.merge_kv), "sha256": scores}
     heads = config.heads or config.keep_only or ""
     is_list_file = "," not in heads and is_file(heads)
     digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list_file else None
@@ -310,7 +360,8 @@ def _signature(
             "m": "prune.remove",
             "export": export.name,
             "heads": f"{sum(after.values())}/{sum(before.values())}",
-            "removed": hashlib.sha1(",".join(map(str, removal.removed)).encode()).hexdigest()[:8],
+            **({"merged": _short(repr(sorted(removal.merged.items())))} if removal.merged else {}),
+            "removed": _short(",".join(map(str, removal.removed))),
             **({} if done is None else done.signature()),
             "ckpt": checkpoint.digest[:8],
             "data": data.name,
@@ -319,3 +370,7 @@ def _signature(
         },
         transformers=True,
     )
+
+
+def _short(text: str) -> str:
+    return hashlib.sha1(text.encode()).hexdigest()[:8]

@@ -1,16 +1,9 @@
-"""What a removal saves: parameters, bytes, floating point operations, cache, and measured time.
-
-Times are wall seconds; whole and shrunk model take turns, so that a machine whose pace changes slows both.
-"""
+"""What a removal saves: parameters, bytes, floating point operations, cache, and measured time."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from statistics import median
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,8 +13,10 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.interface import through_attend
 from headscope.model.native.transformer import Transformer
+from headscope.pruning.removal.decoding_speed import decoding_speed
 from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs, vocabularies
-from headscope.pruning.removal.verify import BEAM, parameters, search_some
+from headscope.pruning.removal.timing import Timing, measure_timing
+from headscope.pruning.removal.verify import BEAM, decodes_from_cache, parameters, search_some
 
 MOST_BYTES = 2 << 30  # of logits in a pass that is timed
 
@@ -40,17 +35,6 @@ class Size:
     flops: int
     cache: int
     cross_cache: int
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Median seconds of one run before and after, and their ratio."""
-
-    what: str
-    sentences: int
-    before: float
-    after: float
-    speedup: float
 
 
 def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
@@ -77,7 +61,7 @@ def flops(model: nn.Module, batch: ModelInputs) -> int:
 
 
 def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
-    """Forward passes over one sentence and over `batch` sentences, and beam search over one and over a few."""
+    """Forward passes over one sentence and over `batch` of them, beam search over one and over a few, and decoding."""
     measured = []
     for rows in dict.fromkeys((1, fitting(before, data, batch))):
         inputs = many(data.feeds, rows)
@@ -89,6 +73,8 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
         )
         if again():
             measured.append(measure_timing("beam search", sentences, search, again, max(rounds // 2, 1)))
+    if not before.two_sided and decodes_from_cache(before):
+        measured.append(decoding_speed(before, after, rounds=max(rounds // 2, 1)))
     return measured
 
 
@@ -101,34 +87,11 @@ def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
     return max(min(batch, MOST_BYTES // (tokens * max(vocabularies(checkpoint)) * 4)), 1)
 
 
-def measure_timing(
-    what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int
-) -> Timing:
-    """Time two functions in turns, after one run of each that does not count."""
-    before(), after()
-    pairs = [(_seconds(before), _seconds(after)) for _ in range(rounds)]
-    olds, news = zip(*pairs, strict=True)
-    return Timing(what, sentences, median(olds), median(news), median(olds) / median(news))
-
-
 def many(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
     """The sentences of the middle batch, repeated until there are `rows`."""
     inputs = feeds[len(feeds) // 2]
     count = len(next(iter(inputs.given.values())))
     return inputs.rows(torch.arange(rows) % count)
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    _wait()
-    start = time.perf_counter()
-    work()
-    _wait()
-    return time.perf_counter() - start
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def _cache(checkpoint: Checkpoint) -> tuple[int, int]:

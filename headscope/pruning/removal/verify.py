@@ -176,7 +176,7 @@ def _unpadded(single: ModelInputs) -> ModelInputs:
 
 def _continues(checkpoint: Checkpoint, single: ModelInputs) -> bool:
     """Whether the architecture gives the same for a text in two parts as for the whole text."""
-    if not _generates(checkpoint) or single.given["attention_mask"].shape[1] < 2:
+    if not decodes_from_cache(checkpoint) or single.given["attention_mask"].shape[1] < 2:
         return False
     with through_attend(checkpoint.model):
         try:
@@ -186,7 +186,8 @@ def _continues(checkpoint: Checkpoint, single: ModelInputs) -> bool:
         return max_abs_difference(parts, outputs(checkpoint.model, single)) <= 1e-3
 
 
-def _generates(checkpoint: Checkpoint) -> bool:
+def decodes_from_cache(checkpoint: Checkpoint) -> bool:
+    """Whether a transformers model writes text from a cache of keys and values."""
     model: Any = checkpoint.model
     sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
     return Site.DECODER_SELF in sites and callable(getattr(model, "can_generate", None)) and model.can_generate()
@@ -242,7 +243,7 @@ def search_some(checkpoint: Checkpoint, data: InputTexts, *, beam: int, sentence
         except HeadscopeError:  # a model without an output layer, or without a target vocabulary
             return []
         return [of_sentence[0].text for of_sentence in translations]
-    if isinstance(checkpoint.model, Transformer) or not _generates(checkpoint):
+    if isinstance(checkpoint.model, Transformer) or not decodes_from_cache(checkpoint):
         return []
     model: Any = checkpoint.model
     given = {name: data.feeds[0].given[name][:sentences] for name in ("input_ids", "attention_mask")}

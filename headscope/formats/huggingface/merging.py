@@ -1,0 +1,73 @@
+"""Key/value groups that share the mean of their projections (grouped-query attention; Ainslie et al. 2023, §2.1)."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.formats.huggingface.head_parts import HeadParts, head_parts
+from headscope.formats.huggingface.shrink import GROUPS, SHARING, unknown_part
+from headscope.heads import Site
+from headscope.model.discovery import attention_kind, find_attention
+from headscope.model.removal_plan import RemovalPlan
+
+
+def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
+    """A copy of the same size in which every group has the mean key and value projection of its set.
+
+    It computes what a model with one group for each set computes: the mean is taken of weights and biases before
+    rotary positions and norms, which are the same for all groups. ConfigError for classes whose heads have keys of
+    their own, and where the rows of a group cannot be told.
+    """
+    _refuse_ungrouped(model, plan)
+    pooled, parts = copy.deepcopy(model), head_parts(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for (site, layer), sets in plan.merged.items():
+        of_layer = parts.get((site, layer))
+        if of_layer is None or of_layer.unknown:
+            raise unknown_part(of_layer.unknown if of_layer else "query", site, layer)
+        _check(of_layer, plan, (site, layer))
+        for slices in (part for side in (of_layer.key, of_layer.value) for part in (*side.rows, *side.entries)):
+            name = names[id(slices.weight)]
+            owner = pooled.get_submodule(name.rpartition(".")[0])
+            of_outputs = name.endswith(".weight") and slices.axis == (0 if isinstance(owner, nn.Linear) else 1)
+            bias = getattr(owner, "bias", None) if of_outputs else None
+            for members in sets:
+                units = [slices.units[group] for group in members]
+                _pool(pooled.get_parameter(name), slices.axis, units)
+                if isinstance(bias, nn.Parameter):
+                    _pool(bias, 0, units)
+    return pooled
+
+
+def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None:
+    """ConfigError where groups are more than rows of projections, or other layers would merge them otherwise."""
+    named = f"{place[0]}.{place[1]}"
+    if parts.key.selected is not None or parts.value.selected is not None:
+        raise ConfigError(f"--merge-kv: a norm over all heads makes the keys or values of {named}, so none has a mean")
+    if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
+        others = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
+        raise ConfigError(f"--merge-kv: the keys and values of {named} are those of {others} too; leave out --merge-by")
+
+
+@torch.no_grad()
+def _pool(values: Tensor, axis: int, rows: list[Tensor]) -> None:
+    """Put the mean of sets of rows in the place of each; means are taken in float64."""
+    mean = torch.stack([values.index_select(axis, unit).double() for unit in rows]).mean(dim=0).to(values.dtype)
+    for unit in rows:
+        values.index_copy_(axis, unit.to(values.device), mean)
+
+
+def _refuse_ungrouped(model: nn.Module, plan: RemovalPlan) -> None:
+    """ConfigError where attention modules know no groups of keys."""
+    for site in find_attention(model).order:
+        module = model.get_submodule(site.name)
+        grouped = any(hasattr(module, name) for name in (*GROUPS, *SHARING))
+        if (site.site, site.layer) in plan.merged and not grouped:
+            raise ConfigError(
+                f"--merge-kv: in model type {attention_kind(model)!r} every head has keys and values of its own, and "
+                "its class has no place for fewer; models with num_key_value_heads in their config have"
+            )

@@ -1,0 +1,223 @@
+"""`prune remove --merge-kv`: fewer key/value heads, which compute what averaged ones in their places compute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from headscope.errors import ConfigError, HeadscopeError
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.plain_class import in_plain_class
+from headscope.heads import HeadId, Site
+from headscope.model.capture import capture
+from headscope.pruning.closed_form.compensate import RefitOptions, refitted_model
+from headscope.pruning.closed_form.sequential import sequential_refits
+from headscope.pruning.removal.merge_plan import plan_merge
+from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
+from tests.makers import decoders
+from tests.oracles import closed_form as least_squares
+from tests.oracles import speakers
+from tests.oracles.merged import averaged_in_place
+
+LENGTHS = (7, 3, 5)  # padding in the middle
+CASES = (
+    ("llama", 1),
+    ("mistral", 1),
+    ("qwen3", 1),
+    ("gemma2", 1),
+    ("phi", 1),
+    ("gpt_oss", 1),
+    ("wide", 2),
+    ("wide", 4),
+)
+"""Architectures of the contract tests, with a sliding window, norms of keys, biases, sinks; "wide": 8 heads of keys."""
+
+
+def checkpoint(name: str) -> HuggingFaceCheckpoint:
+    if name == "wide":
+        model = decoders.decoder("qwen2", num_key_value_heads=8).double()
+    else:
+        model = build(BY_NAME[name], dtype="float32" if name == "gpt_oss" else "float64")
+    return HuggingFaceCheckpoint(path=name, model=model, tokenizer=None, digest="0" * 64)
+
+
+def scored(whole: HuggingFaceCheckpoint) -> dict[HeadId, float]:
+    """Scores that put groups together which do not stand side by side."""
+    return {
+        HeadId(site.site, site.layer, head): float((head // (site.heads // site.groups)) % 2 + site.layer % 2 / 2)
+        for site in whole.attention_sites.order
+        for head in range(site.heads)
+    }
+
+
+@pytest.mark.parametrize("by_scores", [False, True], ids=["neighbours", "scores"])
+@pytest.mark.parametrize(("name", "count"), CASES)
+def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bool) -> None:
+    whole = checkpoint(name)
+    plan = plan_merge(whole.attention_sites, count, scores=scored(whole) if by_scores else None)
+    sets = [plan.merged[Site.DECODER_SELF, layer] for layer in range(len(plan.merged))]
+    expected: Any = averaged_in_place(whole.model, sets, whole.attention_sites.order[0].width)
+    merged = whole.with_pooled_groups(plan).without_heads(plan)
+    plain: Any = in_plain_class(merged, plan).model
+    assert plain.config.num_key_value_heads == count and not hasattr(plain.config, "narrowed")
+    inputs = inputs_of(BY_NAME["llama" if name == "wide" else name], lengths=LENGTHS)
+    real = inputs["attention_mask"].bool()
+    with capture(expected, ("weights",)) as wanted:
+        reference = logits(expected, inputs)
+    near = (2e-5 if name == "gpt_oss" else 1e-6) * max(1.0, reference.abs().max().item())  # norms are in float32
+    for model in (merged.model, plain):
+        with capture(model, ("weights",)) as found:
+            assert (logits(model, inputs) - reference)[real].abs().max() <= near
+        for place, kept in plan.kept.items():
+            weights = wanted[place]["weights"][:, list(kept)]
+            assert (found[place]["weights"] - weights).transpose(1, 2)[real].abs().max() <= near
+
+
+def test_heads_of_one_kind_share_when_there_are_scores() -> None:
+    whole = checkpoint("wide")
+    plan = plan_merge(whole.attention_sites, 2, scores=scored(whole))
+    assert plan.merged[Site.DECODER_SELF, 0] == ((0, 2, 4, 6), (1, 3, 5, 7)) == plan.merged[Site.DECODER_SELF, 2]
+    assert plan.kept[Site.DECODER_SELF, 0] == (0, 2, 4, 6, 1, 3, 5, 7) and not plan.removed
+    beside = plan_merge(whole.attention_sites, 4)
+    assert beside.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
+
+
+def test_merging_equal_heads_changes_nothing() -> None:
+    whole = checkpoint("wide")
+    plan = plan_merge(whole.attention_sites, 2, scores=scored(whole))
+    sets = [plan.merged[Site.DECODER_SELF, layer] for layer in range(3)]
+    alike = whole.with_model(averaged_in_place(whole.model, sets, 16))
+    before: Any = alike.model
+    merged: Any = in_plain_class(alike.with_pooled_groups(plan).without_heads(plan), plan).model
+    ids = torch.arange(5, 41)[None]
+    torch.testing.assert_close(merged(ids).logits, before(ids).logits, rtol=0, atol=1e-6)
+    greedy = {"max_new_tokens": 9, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    texts = [
+        model.generate(ids, use_cache=cache, **greedy).tolist() for model in (before, merged) for cache in (True, False)
+    ]
+    assert texts == [texts[0]] * 4
+
+
+def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
+    whole, text = speakers.checkpoint("llama"), speakers.corpus("llama", count=17)
+    plan = plan_merge(whole.attention_sites, 1)
+    pooled = whole.with_pooled_groups(plan)
+    refits = sequential_refits(whole, text, (), RefitOptions(damping=1e-3), altered=pooled, residual=False)
+    assert [refit.projection.places[0][1] for refit in refits] == list(range(len(whole.layout)))
+    intact = least_squares.contexts("llama", whole, text)
+    for number, refit in enumerate(refits):
+        before = whole.with_model(refitted_model(pooled, refits[:number]))
+        (place,) = refit.projection.places
+        inputs, weight = least_squares.contexts("llama", before, text)[place], refit.projection.weight.numpy()
+        targets = intact[place] @ weight.T
+        wanted, shift = least_squares.refitted_to(
+            inputs, targets, weight, [], damping=refit.refit.damping, affine=refit.projection.has_bias
+        )
+        assert np.abs(refit.refit.weight.numpy() - wanted).max() < 1e-8
+        energy = (targets**2).sum()
+        assert refit.error == pytest.approx(((targets - inputs @ wanted.T - shift) ** 2).sum() / energy, rel=1e-7)
+        assert refit.error_without == pytest.approx(((targets - inputs @ weight.T) ** 2).sum() / energy, rel=1e-7)
+        assert refit.error < refit.error_without
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of 8 heads in 4 groups, and a run of `analyze` with scores of them."""
+    path = decoders.saved(tmp_path_factory.mktemp("merge") / "whole", tokenizer=decoders.byte_level())
+    scores = [f"decoder-self,{layer},{head},{(head // 2) % 2}.0,0.5" for layer in range(3) for head in range(8)]
+    (path.parent / "heads.csv").write_text("site,layer,head,full_attention,retrieval\n" + "\n".join(scores) + "\n")
+    return path
+
+
+def test_the_command_writes_a_plain_model_with_a_smaller_cache(
+    folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    options = (
+        "--merge-by",
+        folder.parent,
+        "--column",
+        "full_attention",
+        "--rounds",
+        1,
+        "--batch",
+        2,
+        "--max-sentences",
+        4,
+    )
+    status, out, err = command("prune", "remove", folder, "--merge-kv", 2, "--out", tmp_path / "small", *options)
+    assert status == 0, err
+    assert "key/value heads merged 4 into 2 in 3 layers" in out and "averaged and shrunk logits differ" in out
+    cache = next(line.split() for line in out.splitlines() if "cache bytes per token" in line)
+    assert cache[4:6] == ["1,536", "768"], "3 layers · 2 · heads · 16 · 4 bytes"
+    assert any("decoding after 111 tokens" in line and "tokens/s" in line for line in out.splitlines())
+    auto: Any = AutoModelForCausalLM
+    small = auto.from_pretrained(tmp_path / "small")
+    assert type(small).__name__ == "LlamaForCausalLM" and small.config.num_key_value_heads == 2
+    record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
+    assert record["merged"]["decoder-self"]["1"] == [[0, 2], [1, 3]] and record["removed"] == []
+    assert record["kept"]["decoder-self"]["0"] == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert record["heads"]["option"] == "--merge-kv" and record["heads"]["sha256"]
+    assert {time["tokens"] for time in record["times"]} == {0, 128}
+
+
+@pytest.mark.parametrize("export", ["self-contained", "masked"])
+def test_other_exports_and_a_refit(
+    folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]], export: str
+) -> None:
+    text = tmp_path / "text.en"
+    text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefghijkl"))
+    refit = ("--compensate", "least-squares", "--source", text) if export == "self-contained" else ()
+    arguments = ("--merge-kv", 1, "--export", export, "--rounds", 0, "--max-sentences", 4, *refit)
+    status, out, err = command("prune", "remove", folder, "--out", tmp_path / "small", "--json", *arguments)
+    assert status == 0, err
+    record = json.loads(out)
+    assert record["verified"]["reloaded"] <= 1e-5 and record["after"]["attention_heads"] == 24
+    assert record["after"]["cache"] == record["before"]["cache"] // (4 if export == "self-contained" else 1)
+    if refit:
+        assert record["compensation"]["sequential"] and len(record["compensation"]["modules"]) == 3
+        assert all(module["error"] < module["error_without"] for module in record["compensation"]["modules"])
+        assert set(record["compensation"]["performance"]) == {"intact", "removed", "refitted"}
+
+
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"merge_kv": 3}, r"--merge-kv 3: decoder-self\.0 has 4 key/value heads, .* choose from 1, 2, 4"),
+    ({"merge_kv": 4}, "--merge-kv 4: every layer has 4 key/value heads as it is"),
+    ({"merge_kv": 2, "heads": "decoder-self.0.0"}, "give --heads LIST.*--merge-kv N.*not both"),
+    ({"merge_kv": 2, "pad": True}, "--pad is for removed heads"),
+    ({"merge_kv": 2, "compensate": "mean", "source": "FILE"}, "--compensate mean is for removed heads"),
+    ({"heads": "decoder-self.0.0", "merge_by": "FILE"}, "--merge-by says which .* --merge-kv N"),
+    ({"merge_kv": 2, "column": "full_attention"}, "--column says which column of --merge-by"),
+    ({"merge_kv": 2, "merge_by": "RUN"}, "several columns .* choose one with --column"),
+    ({"merge_kv": 2, "merge_by": "RUN", "column": "sink"}, "no column 'sink'"),
+)
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+def test_what_cannot_be_merged_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    files = {"FILE": folder / "config.json", "RUN": folder.parent}
+    given: dict[str, Any] = dict(options)
+    given |= {name: files[value] for name, value in options.items() if str(value) in files}
+    with pytest.raises(HeadscopeError, match=message):
+        run_removal(RemoveConfig(checkpoint=str(folder), out=tmp_path / "small", rounds=0, **given))
+    assert not (tmp_path / "small").exists()
+
+
+def test_heads_with_keys_of_their_own_are_refused() -> None:
+    for name in ("gpt2", "bert"):
+        whole = checkpoint(name)
+        with pytest.raises(ConfigError, match=f"in model type '{name}' every head has keys and values of its own"):
+            whole.with_pooled_groups(plan_merge(whole.attention_sites, 1))
+    whole = checkpoint("llama")
+    scores = scored(whole) | {HeadId(Site.DECODER_SELF, 1, 2): float("nan")}
+    with pytest.raises(ConfigError, match=r"decoder-self\.1\.2 has no score"):
+        plan_merge(whole.attention_sites, 1, scores=scores)
