@@ -40,7 +40,6 @@ COLUMNS = ("tokens", "mode", "peak_mib", "seconds", "cpu_seconds")
 def checkpoint(length: int, implementation: str) -> Any:
     """The model with a tokenizer of whole words."""
     import transformers
-    from tokenizers import Tokenizer, models, pre_tokenizers
 
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
@@ -55,15 +54,19 @@ def checkpoint(length: int, implementation: str) -> Any:
         max_position_embeddings=2 * length,
     )
     config._attn_implementation = implementation
+    model = transformers.LlamaModel(config).eval()
+    return HuggingFaceCheckpoint(path="random Llama", model=model, tokenizer=whole_words(), digest=None)
+
+
+def whole_words() -> Any:
+    """A tokenizer of the words w1, w2 and so on."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
     words = {"<s>": 0, **{f"w{number}": number for number in range(1, VOCABULARY)}}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<s>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return HuggingFaceCheckpoint(
-        path="random Llama",
-        model=transformers.LlamaModel(config).eval(),
-        tokenizer=transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", pad_token="<s>"),
-        digest=None,
-    )
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", pad_token="<s>")
 
 
 def words(length: int) -> list[int]:
@@ -73,17 +76,23 @@ def words(length: int) -> list[int]:
     return (torch.multinomial(weights, length, replacement=True, generator=noise) + 1).tolist()
 
 
+def one_line(ids: list[int]) -> Any:
+    """A corpus of one text."""
+    from headscope.data.corpus import Corpus, Sentence
+
+    line = Sentence(0, " ".join(f"w{number}" for number in ids), None, None)
+    return Corpus("zipf", 1, "0" * 40, lambda: iter([line]), has_target=False, has_parses=False)
+
+
 def measure(mode: str, length: int) -> tuple[float, float]:
     """Wall and CPU seconds of one mode, in this process."""
     from headscope.api.analysis import measure_heads
     from headscope.config import AnalyzeOptions
-    from headscope.data.corpus import Corpus, Sentence
     from headscope.model.discovery import find_attention
 
     opened = checkpoint(length, "eager" if mode == "eager" else "sdpa")
     ids = words(length)
-    line = Sentence(0, " ".join(f"w{number}" for number in ids), None, None)
-    corpus = Corpus("zipf", 1, "0" * 40, lambda: iter([line]), has_target=False, has_parses=False)
+    corpus = one_line(ids)
     find_attention(opened.model)  # the probe belongs to loading
     wall, cpu = time.perf_counter(), time.process_time()
     if mode in ("forward", "eager"):
