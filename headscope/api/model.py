@@ -11,7 +11,7 @@ from headscope.api.open_model import OpenModel
 from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, in_python
 from headscope.api.progress import Report
 from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_of_study
-from headscope.api.removal import save_shrunk, shrunk_copy, sizes_of
+from headscope.api.removal import merge_of, save_shrunk, shrunk_copy, sizes_of
 from headscope.api.selection import Heads, head_ids_of
 from headscope.api.study import Study, study_of
 from headscope.api.texts import AnswerList, LabelList, Text, prompt_texts, text_pair
@@ -164,8 +164,10 @@ class Model(OpenModel):
     @in_python
     def remove(
         self,
-        heads: Heads,
+        heads: Heads | None = None,
         *,
+        merge_kv: int | None = None,
+        merge_by: Mapping[HeadId | str, float] | None = None,
         export: str | None = None,
         text: Text | None = None,
         target: Text | None = None,
@@ -186,6 +188,8 @@ class Model(OpenModel):
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
         heads: names, or the result of `Ranking.lowest`.
+        merge_kv: instead, all heads stay, and the key/value heads of every layer become so many, each the mean of
+            several: of neighbours, or, with `merge_by`, of neighbours by these scores of heads.
         export: how the copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the
             output of the heads to zero (for models whose heads cannot be removed one by one); "native" is a plain
             class; with "gguf" a refit adds no bias that llama.cpp could not read.
@@ -206,10 +210,10 @@ class Model(OpenModel):
         """
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
-        removed = head_ids_of(heads, self.layout)
         done = shrunk_copy(
             self.checkpoint,
-            removed,
+            [] if heads is None else head_ids_of(heads, self.layout),
+            merge=merge_of(merge_kv, merge_by, heads=heads),
             export=export,
             text=text_pair(text, target, second=second, labels=labels),
             max_sentences=max_sentences,

@@ -12,7 +12,7 @@ import torch
 from headscope.api.options import PathName
 from headscope.api.texts import TextPair
 from headscope.config import Companions
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, check_one_given
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
@@ -23,12 +23,14 @@ from headscope.model.removal_plan import plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationOptions, calibration_text
 from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.removal.export import as_export
+from headscope.pruning.removal.merge_plan import Merge, check_merge, plan_merge
 from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.remove import (
     REMOVAL,
     RemoveConfig,
     export_for,
+    kind_of_folder,
     shrink,
     write_shrunk,
 )
@@ -45,10 +47,18 @@ def shrunk_copy(
     calibration: CalibrationOptions,
     held_out: TextPair,
     pad: bool = False,
+    merge: Merge | None = None,
 ) -> Shrunk:
-    """A copy without `heads`, compared with the whole model with them masked, refitted as `calibration` says."""
+    """A copy without `heads`, compared with the whole model with them masked, refitted as `calibration` says.
+
+    Or with all of them, and key/value heads merged.
+    """
     kinds, engines = split_export(export)
-    chosen = export_for(kinds[0] if kinds else None, checkpoint, [ENGINES.get(name) for name in engines], pad=pad)
+    if merge is not None:
+        check_merge(pad=pad, compensate=calibration.compensate)
+        calibration = replace(calibration, sequential=calibration.compensate == "least-squares")
+    kind = kind_of_folder(kinds, checkpoint, merges=merge is not None)
+    chosen = export_for(kind, checkpoint, [ENGINES.get(name) for name in engines], pad=pad)
     if held_out.target is not None and held_out.source is None:
         raise ConfigError("valid_target is for valid_text; give that too")
     measured = calibration.compensate != "none" or not held_out.empty
@@ -58,8 +68,21 @@ def shrunk_copy(
     calibrated = calibration_text(calibration, corpus, valid)
     with eval_mode(checkpoint.model):
         data = texts(checkpoint, text.source, text.target, sentences=max_sentences)
-        removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)
+        if merge is None:
+            removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)
+        else:
+            removal = plan_merge(checkpoint.attention_sites, merge.count, scores=merge.scores)
         return shrink(checkpoint, removal, export=chosen, data=data, text=calibrated, calibration=calibration)
+
+
+def merge_of(count: int | None, scores: Mapping[HeadId | str, float] | None, *, heads: object) -> Merge | None:
+    """How key/value heads are merged; ConfigError unless either that or heads to remove are given."""
+    check_one_given({"heads, those that go": heads, "merge_kv, the key/value heads that stay": count})
+    if count is None:
+        if scores is not None:
+            raise ConfigError("merge_by says which key/value heads merge_kv merges; give that too")
+        return None
+    return Merge(count, scores and {HeadId.parse(str(head)): float(score) for head, score in scores.items()})
 
 
 def split_export(export: str | None) -> tuple[list[str], list[str]]:
@@ -89,10 +112,12 @@ def save_shrunk(
     """Write a shrunk checkpoint, open it again, and compare its outputs with those of the model in memory."""
     began = time.monotonic()
     kinds, engines = split_export(export)
+    merged = [len(sets) for sets in done.removal.merged.values()]
     config = RemoveConfig(
         checkpoint=done.source["path"],
         out=Path(folder),
-        heads=",".join(map(str, done.removal.removed)),
+        heads=None if merged else ",".join(map(str, done.removal.removed)),
+        merge_kv=merged[0] if merged else None,
         export=tuple(dict.fromkeys([*kinds, *engines, *(["onnx"] if onnx else [])])),
         quantize=quantize,
         rounds=0,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import headscope as hs
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.plain_class import in_plain_class
@@ -185,6 +186,25 @@ def test_other_exports_and_a_refit(
         assert record["compensation"]["sequential"] and len(record["compensation"]["modules"]) == 3
         assert all(module["error"] < module["error_without"] for module in record["compensation"]["modules"])
         assert set(record["compensation"]["performance"]) == {"intact", "removed", "refitted"}
+
+
+def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> None:
+    model = hs.load(folder, device="cpu")
+    scores = {f"decoder-self.{layer}.{head}": float(head // 2 % 2) for layer in range(3) for head in range(8)}
+    small = model.remove(merge_kv=2, merge_by=scores, max_sentences=4)
+    assert small.removed == () and small.sizes["after"]["cache"] * 2 == small.sizes["before"]["cache"]
+    saved = small.save(tmp_path / "small")
+    assert saved.export == "native" and saved.removal.merged[Site.DECODER_SELF, 2] == ((0, 2), (1, 3))
+    again = hs.load(tmp_path / "small", device="cpu")
+    assert {site.groups for site in again.checkpoint.attention_sites.order} == {2}
+    for options, message in (
+        ({}, "give heads, those that go, or merge_kv"),
+        ({"heads": "decoder-self.0.0", "merge_by": scores}, "merge_by says which .* merge_kv"),
+        ({"merge_kv": 2, "merge_by": {"decoder-self.0.0": 1.0}}, r"decoder-self\.0\.1 has no score"),
+        ({"merge_kv": 2, "compensate": "mean"}, "compensate mean is for removed heads; with merge_kv"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            model.remove(**options)
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from statistics import fmean
 
@@ -13,6 +14,22 @@ from headscope.model.discovery import AttentionSite, AttentionSites
 from headscope.model.removal_plan import RemovalPlan
 
 GroupSets = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Into how many key/value heads a layer, and the scores of heads by which (None: as they stand)."""
+
+    count: int
+    scores: Mapping[HeadId, float] | None = None
+
+
+def check_merge(*, pad: bool, compensate: str) -> None:
+    """ConfigError for options of a removal that do not go with a merge."""
+    if pad:
+        raise ConfigError("--pad is for removed heads; with --merge-kv every layer has the same number anyhow")
+    if compensate == "mean":
+        raise ConfigError("--compensate mean is for removed heads; with --merge-kv choose least-squares or none")
 
 
 def plan_merge(

@@ -49,7 +49,7 @@ from headscope.pruning.closed_form.calibration import (
 from headscope.pruning.engines.base import ENGINES, EngineExport, EngineOptions, engines_named
 from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.merge_plan import plan_merge
+from headscope.pruning.removal.merge_plan import check_merge, plan_merge
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.record import Removed, Shrunk, padding_note, removal_card, removal_record
 from headscope.pruning.removal.savings import size, timings
@@ -119,19 +119,16 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
 
     def _check_merge(self) -> None:
         """ConfigError for options that do not go with a merge, or only with one."""
-        if self.merge_kv is None:
-            if self.merge_by is not None:
-                raise ConfigError("--merge-by says which key/value heads --merge-kv N merges; give that too")
-        elif self.pad:
-            raise ConfigError("--pad is for removed heads; with --merge-kv every layer has the same number anyhow")
-        elif self.compensate == "mean":
-            raise ConfigError("--compensate mean is for removed heads; with --merge-kv choose least-squares or none")
+        if self.merge_kv is not None:
+            check_merge(pad=self.pad, compensate=self.compensate)
+        elif self.merge_by is not None:
+            raise ConfigError("--merge-by says which key/value heads --merge-kv N merges; give that too")
         if self.column is not None and self.merge_by is None:
             raise ConfigError("--column says which column of --merge-by FILE.csv holds scores; give that too")
 
     @property
     def calibration(self) -> CalibrationOptions:
-        """How the removal is compensated; after a merge always module after module, as all contexts are others."""
+        """How the removal is compensated: after a merge always module after module, as all contexts are others."""
         merges = self.merge_kv is not None and self.compensate == "least-squares"
         return CalibrationOptions(
             compensate=self.compensate,
@@ -170,7 +167,8 @@ def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) ->
     began = time.monotonic()
     engines = config.engines()
     checkpoint = open_configured(config)
-    export = export_for(_kind(config, checkpoint), checkpoint, engines, pad=config.pad)
+    kind = kind_of_folder(config.kinds, checkpoint, merges=config.merge_kv is not None)
+    export = export_for(kind, checkpoint, engines, pad=config.pad)
     removal = _plan(config, checkpoint, export)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
     text = calibration_text(config.calibration, *_corpora(config, checkpoint))
@@ -295,10 +293,10 @@ def write_shrunk(
     return result
 
 
-def _kind(config: RemoveConfig, checkpoint: Checkpoint) -> str | None:
+def kind_of_folder(kinds: Sequence[str], checkpoint: Checkpoint, *, merges: bool) -> str | None:
     """The kind of folder: as asked, else the default, which for merged key/value heads is a plain class."""
-    if config.kinds or config.merge_kv is None:
-        return config.kinds[0] if config.kinds else None
+    if kinds or not merges:
+        return kinds[0] if kinds else None
     names = [export.name for export in FORMATS.get(checkpoint.format).exports]
     return "native" if "native" in names else None
 
