@@ -166,7 +166,7 @@ def test_what_needs_the_matrix_is_left_out_by_name() -> None:
 @pytest.mark.usefixtures("one_batch")
 def test_analyses_in_half_precision(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against matrices of the same queries and keys in float64: what the model itself rounds is no difference."""
-    monkeypatch.setattr(attention, "_dense", exact_weights)
+    monkeypatch.setattr(attention, "dense_context", exact_weights)
     streamed, dense = both_studies(BY_NAME[name], dtype=dtype, explained=False)
     assert streamed.labels == dense.labels
     for column in map(str, dense.heads):
@@ -309,7 +309,7 @@ def test_rows_in_half_precision(architecture: Architecture, dtype: str, monkeypa
     first = min(architecture.layout, key=lambda place: place[1])  # later layers see other states, which differ by more
     streamed, dense = (observed(architecture, inputs, dtype=dtype, streamed=each) for each in (True, False))
     assert_same_answers(streamed[first], dense[first], within=HALF[dtype], rounded=True)
-    monkeypatch.setattr(attention, "_dense", exact_weights)
+    monkeypatch.setattr(attention, "dense_context", exact_weights)
     for place, heads in observed(architecture, inputs, dtype=dtype, streamed=False).items():
         assert_same_answers(streamed[place], heads, within=EXACT)
 
