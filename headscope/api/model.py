@@ -167,7 +167,7 @@ class Model(OpenModel):
         heads: Heads | None = None,
         *,
         merge_kv: int | None = None,
-        merge_by: Mapping[HeadId | str, float] | None = None,
+        merge_by: Mapping[str, float] | Mapping[HeadId, float] | None = None,
         export: str | None = None,
         text: Text | None = None,
         target: Text | None = None,

@@ -75,14 +75,18 @@ def shrunk_copy(
         return shrink(checkpoint, removal, export=chosen, data=data, text=calibrated, calibration=calibration)
 
 
-def merge_of(count: int | None, scores: Mapping[HeadId | str, float] | None, *, heads: object) -> Merge | None:
+def merge_of(
+    count: int | None, scores: Mapping[str, float] | Mapping[HeadId, float] | None, *, heads: object
+) -> Merge | None:
     """How key/value heads are merged; ConfigError unless either that or heads to remove are given."""
     check_one_given({"heads, those that go": heads, "merge_kv, the key/value heads that stay": count})
     if count is None:
         if scores is not None:
             raise ConfigError("merge_by says which key/value heads merge_kv merges; give that too")
         return None
-    return Merge(count, scores and {HeadId.parse(str(head)): float(score) for head, score in scores.items()})
+    if scores is None:
+        return Merge(count)
+    return Merge(count, {HeadId.parse(str(head)): float(score) for head, score in scores.items()})
 
 
 def split_export(export: str | None) -> tuple[list[str], list[str]]:

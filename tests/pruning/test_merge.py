@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 import headscope as hs
 from headscope.errors import ConfigError, HeadscopeError
@@ -159,7 +159,7 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
     cache = next(line.split() for line in out.splitlines() if "cache bytes per token" in line)
     assert cache[4:6] == ["1,536", "768"], "3 layers · 2 · heads · 16 · 4 bytes"
     assert any("decoding after 111 tokens" in line and "tokens/s" in line for line in out.splitlines())
-    auto: Any = AutoModelForCausalLM
+    auto: Any = transformers.AutoModelForCausalLM
     small = auto.from_pretrained(tmp_path / "small")
     assert type(small).__name__ == "LlamaForCausalLM" and small.config.num_key_value_heads == 2
     record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
@@ -237,6 +237,10 @@ def test_heads_with_keys_of_their_own_are_refused() -> None:
         whole = checkpoint(name)
         with pytest.raises(ConfigError, match=f"in model type '{name}' every head has keys and values of its own"):
             whole.with_pooled_groups(plan_merge(whole.attention_sites, 1))
+    normed = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**BY_NAME["llama"].sizes | {"hidden_size": 60}))
+    whole = HuggingFaceCheckpoint(path="olmo2", model=normed.eval(), tokenizer=None, digest="0" * 64)
+    with pytest.raises(ConfigError, match=r"a norm over all heads makes the keys or values of decoder-self\.0"):
+        whole.with_pooled_groups(plan_merge(whole.attention_sites, 1))
     whole = checkpoint("llama")
     scores = scored(whole) | {HeadId(Site.DECODER_SELF, 1, 2): float("nan")}
     with pytest.raises(ConfigError, match=r"decoder-self\.1\.2 has no score"):
