@@ -69,6 +69,7 @@ class HuggingFaceCheckpoint(Predicting):
             )
 
     def with_pooled_groups(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
+        self._refuse_stored()
         return self.with_model(pooled_model(self.model, plan))
 
     @property
