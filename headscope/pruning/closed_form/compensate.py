@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias
 from headscope.model.storage.stored_weights import why_not_changed
 from headscope.pruning.closed_form.block_obs import DAMPING, check_damping
+from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, Moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
@@ -78,11 +79,13 @@ def compensate(
     told.
     """
     options = options or RefitOptions()
-    return [
-        refit_module(projection, reached(moments, projection), of_module, options)
-        for projection, of_module in heads_by_module(checkpoint, heads)
-        if of_module
-    ]
+    modules = [(projection, of_module) for projection, of_module in heads_by_module(checkpoint, heads) if of_module]
+    large = LargeSums(sum(8 * projection.inputs**2 for projection, _ in modules), torch.device("cpu"))
+    refits = []
+    for projection, of_module in modules:
+        made = refit_module(projection, reached(moments, projection), of_module, options)
+        refits.append(replace(made, refit=replace(made.refit, weight=large.keep(made.refit.weight))))
+    return refits
 
 
 def heads_by_module(

@@ -11,8 +11,8 @@ from torch import Tensor
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
-from headscope.model.mixing.base import mixings_of
-from headscope.model.projections import WeightOwners
+from headscope.model.mixing.base import Mixing, mixings_of
+from headscope.model.projections import Slices, WeightOwners
 from headscope.pruning.learning.gate_layout import Unit, gate_layout
 
 
@@ -20,18 +20,36 @@ from headscope.pruning.learning.gate_layout import Unit, gate_layout
 class OutputProjection:
     """W_O of one attention module, which is at work in the layers `places` (several where layers share it).
 
-    `weight` [d m] is in float64, its columns head after head. `units` are the heads that can only go together,
+    `weight` [d m] is in float64, its columns head after head; it is made of `slices` whenever it is read, so that one
+    module's is in memory. `units` are the heads that can only go together,
     `blocks` [u n] their columns. `owner` is the module's name in the model, `has_bias` whether it has a bias.
-    `mixing_folded`: the weight is that for contexts before a fixed linear mixing of heads, as removal folds it.
+    `mixing`: the weight is that for contexts before a fixed linear mixing of heads, as removal folds it.
     """
 
     places: tuple[tuple[Site, int], ...]
-    weight: Tensor
+    slices: Slices
     units: tuple[Unit, ...]
     blocks: Tensor
     owner: str
     has_bias: bool
-    mixing_folded: bool = False
+    mixing: Mixing | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """W_O [d m]."""
+        if self.mixing is not None:
+            return self.mixing.fold(self.slices.weight).detach().cpu().double()
+        return self.slices.matrices().permute(2, 0, 1).flatten(1).cpu().double()  # [d h·k]
+
+    @property
+    def inputs(self) -> int:
+        """Columns of the weight."""
+        return sum(len(unit) for unit in self.slices.units)
+
+    @property
+    def mixing_folded(self) -> bool:
+        """Whether a mixing is folded in."""
+        return self.mixing is not None
 
     @property
     def heads(self) -> int:
@@ -41,7 +59,7 @@ class OutputProjection:
     @property
     def width(self) -> int:
         """Columns of one head."""
-        return self.weight.shape[1] // self.heads
+        return self.inputs // self.heads
 
     def columns(self, heads: Collection[HeadId]) -> Tensor:
         """The columns [n] of those of `heads` that are of this module.
@@ -55,7 +73,7 @@ class OutputProjection:
             names = ", ".join(f"{site}.{layer}" for site, layer in self.places)
             raise ConfigError(f"{names} are one module, so the same heads must go from all of them")
         (numbers,) = of_layers
-        return torch.arange(self.weight.shape[1]).view(-1, self.width)[list(numbers)].flatten()
+        return torch.arange(self.inputs).view(-1, self.width)[list(numbers)].flatten()
 
 
 def output_projections(checkpoint: Checkpoint) -> list[OutputProjection]:
@@ -75,20 +93,17 @@ def output_projections(checkpoint: Checkpoint) -> list[OutputProjection]:
         owned = owners.of(slices)
         assert owned is not None, "an output projection is a module's weight"
         name, owner = owned
-        weight = slices.matrices().permute(2, 0, 1).flatten(1)  # [d h·k]
-        if module in mixings:
-            weight = mixings[module].fold(slices.weight).detach()
-        columns = torch.arange(weight.shape[1]).view(len(slices.units), -1)  # [h k]
+        columns = torch.arange(sum(map(len, slices.units))).view(len(slices.units), -1)  # [h k]
         blocks = [columns[_heads_at(unit, module)].flatten() for unit in members]
         result.append(
             OutputProjection(
                 places=tuple(dict.fromkeys((head.site, head.layer) for head in members[0])),
-                weight=weight.cpu().double(),
+                slices=slices,
                 units=tuple(members),
                 blocks=torch.stack(blocks),
                 owner=name,
                 has_bias=isinstance(getattr(owner, "bias", None), Tensor),
-                mixing_folded=module in mixings,
+                mixing=mixings.get(module),
             )
         )
     return result
