@@ -33,7 +33,7 @@ class EapIgOptions:
 
 @analysis
 class EapIg(PromptAnalysis):
-    """(z_clean − z_corrupt) · mean of ∂m/∂z along the path of input embeddings (EAP-IG, Hanna et al. 2024, §3).
+    """(z_clean − z_corrupt) · mean of ∂m/∂z along the path of input embeddings (EAP-IG, Hanna et al. 2024).
 
     z is the context of a head, m the objective of `patching`. The gradient is taken at e_corrupt + (n / N)(e_clean −
     e_corrupt), n = 0 … N − 1 (`--eap-steps`), as the authors' program does, and averaged: less is lost where m is flat

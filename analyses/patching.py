@@ -85,7 +85,7 @@ class Patching(PromptAnalysis):
     given. The head's context (weights·V after mixing, before the output projection) is replaced at all positions;
     everything above it is computed anew. `patching` is m(clean) − m(patched), the mean over prompts; with `--direction
     denoising` heads of the clean run are put into the corrupt one, one at a time, and it is m(patched) − m(corrupt)
-    (the directions: Heimersheim & Nanda 2024, §2; on heads Wang et al. 2022, §3). Positive: the head carries what the
+    (the directions: Heimersheim & Nanda 2024; on heads Wang et al. 2022). Positive: the head carries what the
     answer depends on. `patching_share` is Σ effects / Σ (m(clean) − m(corrupt)): 1 is all that the other prompt does.
     Both prompts have as many subwords, so positions face each other. One pass a head, in which a batch of prompts goes
     through the layers above the head. patching_prompts.csv has every prompt, the subwords that are compared and m.

@@ -43,6 +43,8 @@ class AnalysisOptions(TypedDict, total=False):
     ablate_with: Literal["zero", "mean", "resample"]
     shapley_samples: int
     ig_steps: int
+    direction: Literal["noising", "denoising"]
+    eap_steps: int
 
 
 class AnalyzeMore(AnalysisOptions, total=False):

@@ -126,7 +126,7 @@ def first_order_effects(checkpoint: Checkpoint, batch: Batch, *, direction: Dire
     Context: (z' − z) · ∂m/∂z summed over positions and width (attribution patching, Nanda 2023; Syed et al. 2023). For
     a query, key or value the context is computed anew with that of the other run in its place, softmax included, and
     (z(q') − z) · ∂m/∂z is taken: for queries and keys that is Σ (A' − A) · ∂m/∂A, the correction of AtP* (Kramár et al.
-    2024, §3.1), with all positions of a head patched at once. Keys and values of a group count for each of its
+    2024), with all positions of a head patched at once. Keys and values of a group count for each of its
     heads.
     """
     runs = Runs.of(batch, direction)

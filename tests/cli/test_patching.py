@@ -87,7 +87,7 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
         answer=answers,
         only="patching",
         bootstrap=19,
-        eap_steps=2,  # type: ignore[call-arg]
+        eap_steps=2,
     )
     assert study.heads["eap_ig"].tolist() == pytest.approx(tables["heads"]["eap_ig"].tolist(), abs=1e-12)
 

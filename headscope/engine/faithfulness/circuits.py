@@ -1,6 +1,6 @@
 """How much of a model its most important heads do alone: CPR and CMD of the Mechanistic Interpretability Benchmark.
 
-Mueller et al. 2025 (arXiv 2504.13151, §3.2), as `evaluation.py` of the MIB circuit track computes them, with heads in
+Mueller et al. 2025 (arXiv 2504.13151), as `evaluation.py` of the MIB circuit track computes them, with heads in
 the place of edges: f(p) = (m(C_p) − m(∅)) / (m(all) − m(∅)), where C_p are the int(p · N) heads of the highest scores
 while the others are ablated, and ∅ is the model with all of its N heads ablated. CPR is the area under f, CMD that
 under |1 − f|, by trapezoids over p as it is: from 0.001 to 1, so that f ≡ 1 has a CPR of 0.999. There is nothing to
