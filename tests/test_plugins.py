@@ -44,6 +44,7 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
         "pip",
         "install",
         "--quiet",
+        "--no-compile",
         "--no-deps",
         "--no-build-isolation",
         "--target",
