@@ -112,7 +112,7 @@ def _t5() -> Any:
         d_ff=11,
         num_layers=2,
         num_decoder_layers=3,
-        num_heads=7,
+        num_heads=3,
         relative_attention_num_buckets=8,
         relative_attention_max_distance=17,
         **special,

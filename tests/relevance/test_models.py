@@ -270,7 +270,7 @@ def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
     assert (first["qk_share"] == 0).all() and (table[table["rules"] == "attnlrp"]["qk_share"] != 0).any()
     np.testing.assert_allclose(first["value_share"], first["raw"], rtol=1e-6)
     kept = study.detail["lrp"]["0/encoder-self"]  # [position, layer, head]
-    assert kept.shape == (1, 2, 7)
+    assert kept.shape == (1, 2, 3)
     np.testing.assert_allclose(kept.sum(axis=-1), 1.0, rtol=1e-5)
     assert study.signatures["lrp"]["rules"] == "cp+attnlrp"
 
