@@ -47,9 +47,9 @@ SMALLER = {
     ("evaluate",): "--max-sentences 4 --bootstrap 20",
     ("prune", "l0"): LEARNING,
     ("prune", "subset"): LEARNING,
-    ("prune", "rank"): "--max-sentences 4 --valid-sentences 4",
+    ("prune", "rank"): "--max-sentences 3 --valid-sentences 2",
     ("prune", "remove"): "--max-sentences 4 --rounds 0",
-    ("prune", "sweep"): f"{LEARNING} --score-sentences 4 --seeds 1 --beam 1 --bootstrap 20",
+    ("prune", "sweep"): f"{LEARNING} --score-sentences 2 --seeds 1 --beam 1 --bootstrap 20",
     ("train",): TINY,
 }
 """Options that tests give a command: less work in the same way."""
@@ -150,6 +150,8 @@ def smaller(words: list[str]) -> list[str]:
     options = dict(zip(found[0][::2], found[0][1::2], strict=True))
     if "--compensate" in words and words[1] == "remove":
         options["--calibration-sentences"] = "8"
+    if words[1] == "rank" and "--steps" in words:
+        options["--steps"] = "2"
     if "--faithfulness" in words:
         options |= {"--faithfulness-seeds": "1", "--faithfulness-steps": "2"}
     for flag in {"--keep", "--fractions"} & set(words):

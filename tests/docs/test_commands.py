@@ -12,6 +12,8 @@ import typer
 
 import headscope as hs
 from headscope.cli import main
+from headscope.pruning.removal import remove
+from headscope.pruning.removal.savings import timings
 from tests.docs.newcomer import Newcomer, narrow_bert, smaller
 from tests.makers.documented import FIRST_HOUR, README, blocks, commands, name, pages
 
@@ -44,6 +46,7 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
         folder = tmp_path_factory.mktemp("newcomer")
         bert = narrow_bert(folder / "bert", hs.assets.demo_checkpoint())
         patch.setattr(hs.assets, "demo_checkpoint", lambda: bert)
+        patch.setattr(remove, "timings", lambda *models, batch, rounds: timings(*models, batch=batch, rounds=1))
         patch.chdir(folder)
         yield Newcomer(folder)
 
