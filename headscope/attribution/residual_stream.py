@@ -60,14 +60,13 @@ class ResidualStream:
     checkpoint: Checkpoint
     readout: Readout
     norms: dict[SiteLayer, FinalNorm | None]
-    outputs: dict[SiteLayer, Tensor]
     table: Tensor | str
     scale: float
 
     @property
     def site_layers(self) -> list[SiteLayer]:
         """The layers that have heads, from the first."""
-        return sorted(self.outputs, key=lambda site_layer: site_layer[1])
+        return sorted(self.norms, key=lambda site_layer: site_layer[1])
 
     @property
     def layers(self) -> list[int]:
@@ -84,7 +83,9 @@ class ResidualStream:
     def factors(self, site_layer: SiteLayer) -> HeadFactors:
         """The matrices of one layer's heads; those of a group of keys and values are repeated for its heads."""
         projections, norm = self.checkpoint.projections[site_layer], self.norms[site_layer]
-        output, heads = precise(self.outputs[site_layer]), len(self.outputs[site_layer])
+        slices = output_slices_at(self.checkpoint, site_layer)
+        assert isinstance(slices, Tensor), "find_stream has seen them"
+        output, heads = precise(slices), len(slices)
         query, key, value = (
             _reading(slices, norm, heads) for slices in (projections.query, projections.key, projections.value)
         )
@@ -159,9 +160,10 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
         return f"is for decoders; this model has {', '.join(sorted(site.value for site in sites))}"
     if checkpoint.predicts != "words":
         return "needs a model that predicts words (one with a language-model head)"
-    outputs: dict[SiteLayer, Tensor] = {}
-    for site_layer, slices in output_slices(checkpoint).items():
+    site_layers: list[SiteLayer] = []
+    for site_layer in checkpoint.projections:
         if site_layer[0] is Site.DECODER_SELF:
+            slices = output_slices_at(checkpoint, site_layer)
             if isinstance(slices, str):
                 return f"{site_layer[0]}.{site_layer[1]}: {slices}"
             parts = checkpoint.projections[site_layer]
@@ -169,20 +171,20 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
                 return f"{site_layer[0]}.{site_layer[1]}: its heads' rows of the projections cannot be told"
             if _width(parts.value) != slices.shape[-1]:
                 return f"{site_layer[0]}.{site_layer[1]}: its heads read a part of the stream only"
-            outputs[site_layer] = slices
+            site_layers.append(site_layer)
     readout = find_readout(checkpoint)
     if isinstance(readout, str):
         return readout
     with torch.no_grad(), eval_mode(checkpoint.model), through_attend(checkpoint.model):
-        probe = _Probe(checkpoint, sorted(outputs, key=lambda site_layer: site_layer[1]))
-        norms = {site_layer: probe.norm(site_layer) for site_layer in outputs}
+        probe = _Probe(checkpoint, sorted(site_layers, key=lambda site_layer: site_layer[1]))
+        norms = {site_layer: probe.norm(site_layer) for site_layer in site_layers}
         table, scale = probe.embeddings()
     if unknown := [site_layer for site_layer, norm in norms.items() if isinstance(norm, str)]:
         return f"{unknown[0][0]}.{unknown[0][1]}: {norms[unknown[0]]}"
     if embeddings and isinstance(table, str):
         return table
     known = {site_layer: norm for site_layer, norm in norms.items() if not isinstance(norm, str)}
-    return ResidualStream(checkpoint, readout, known, outputs, table, scale)
+    return ResidualStream(checkpoint, readout, known, table, scale)
 
 
 def output_slices(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor | str]:
@@ -190,19 +192,21 @@ def output_slices(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor | str]:
 
     A fixed linear mixing is folded in.
     """
-    slices: dict[SiteLayer, Tensor | str] = {}
-    mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model)}
-    for site_layer, projections in checkpoint.projections.items():
-        if projections.output is None:
-            slices[site_layer] = "its heads' slices of the output projection cannot be told"
-        elif site_layer not in mixings:
-            slices[site_layer] = projections.output.matrices()
-        elif mixings[site_layer].foldable:
-            weight = mixings[site_layer].fold(projections.output.weight.detach()).detach()
-            slices[site_layer] = torch.stack([weight[:, unit].T for unit in projections.output.units])
-        else:
-            slices[site_layer] = "its heads are mixed depending on the input"
-    return slices
+    return {site_layer: output_slices_at(checkpoint, site_layer) for site_layer in checkpoint.projections}
+
+
+def output_slices_at(checkpoint: Checkpoint, site_layer: SiteLayer) -> Tensor | str:
+    """The same of one (site, layer)."""
+    output = checkpoint.projections[site_layer].output
+    mixing = next((part for *place, part in mixings_of(checkpoint.model) if tuple(place) == site_layer), None)
+    if output is None:
+        return "its heads' slices of the output projection cannot be told"
+    if mixing is None:
+        return output.matrices()
+    if not mixing.foldable:
+        return "its heads are mixed depending on the input"
+    weight = mixing.fold(output.weight.detach()).detach()
+    return torch.stack([weight[:, unit].T for unit in output.units])
 
 
 def read_states(stream: ResidualStream, ids: Tensor) -> dict[SiteLayer, Tensor]:
