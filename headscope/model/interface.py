@@ -216,8 +216,8 @@ def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Within the block transformers and accelerate log nothing: one warns of models that lack the implementation."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate")]
+    """Within the block transformers and what it calls log nothing: it warns of models that lack the implementation."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "huggingface_hub", "accelerate", "bitsandbytes")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

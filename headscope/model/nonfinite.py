@@ -21,6 +21,8 @@ def is_finite(values: Tensor, *, masked: bool = False) -> bool:
 
     One pass over the tensor without allocation: its minimum and maximum are NaN if any element is.
     """
+    if "torchao" in type(values).__module__:  # a quantised tensor, which has few operations of its own
+        values = values.detach().dequantize()
     with torch._C.DisableTorchFunction():  # no torch function mode may see these operations
         if values.is_complex():
             values = torch.view_as_real(values)

@@ -211,3 +211,34 @@ def test_methods_whose_packages_are_missing(method: str, message: str, folder: P
     with pytest.raises(CheckpointError, match=message) as raised:
         open_checkpoint(str(tmp_path), device="cpu")
     assert "\n" not in str(raised.value)
+
+
+class Packed(nn.Linear):
+    """A linear layer that keeps its matrix in a form of its own, as compressed-tensors and others do."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__(plain.in_features, plain.out_features, bias=False)
+        self.register_buffer("weight_packed", plain.weight.detach().T.contiguous())
+        del self.weight
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        packed: torch.Tensor = self.get_buffer("weight_packed")
+        return input @ packed
+
+
+def test_matrices_that_cannot_be_read_are_left_out_by_name() -> None:
+    plain = llama().eval()
+    expected = heads_of(hs.load(plain, tokenizer=tiny.tokenizer([tiny.START], [])), ("confidence", "ablation"))
+    for layer in plain.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            setattr(layer.self_attn, name, Packed(getattr(layer.self_attn, name)))
+    model = hs.load(plain, tokenizer=tiny.tokenizer([tiny.START], []))
+    study = model.analyze(TEXT, only=(*MEASURED, "ablation"), bootstrap=10, seed=1)
+    reasons = {left_out.analysis: left_out.why for left_out in study.left_out}
+    assert set(reasons) == {"copying", "composition", "contribution", "direct_logit"}
+    assert all("cannot be told" in reason for reason in reasons.values())
+    assert study.heads["magnitude"].isna().all()
+    names = [name for name in expected if name.startswith(("confidence", "ablation"))]
+    pd.testing.assert_frame_equal(study.heads[names], expected[names], rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match=r"its weights are quantised \(Packed\)"):
+        model.remove(["decoder-self.0.0", "decoder-self.0.1"])
