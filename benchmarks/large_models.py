@@ -4,9 +4,9 @@ Run: python benchmarks/large_models.py
 
 A Llama of 8 layers of width 1024 (float32, in shards of 20 MB) is made on disk. Each figure is the largest anonymous
 resident memory of a process of its own over that of one that has imported headscope alone: pages of mapped files do
-not count, which the system can drop at any time. Limits: opening takes 1.15 times the weights, with the layers on disk a
-quarter of them; reading weights (copying, composition) adds a third, with what the analyses themselves import; sums in
-files take a quarter of what they take in memory.
+not count, which the system can drop at any time. Limits: opening takes 1.15 times the weights, with the layers on disk
+a quarter of them; reading weights (copying, composition) adds a third, with what the analyses themselves import; sums
+in files take a quarter of what they take in memory.
 """
 
 from __future__ import annotations

@@ -238,7 +238,15 @@ def test_matrices_that_cannot_be_read_are_left_out_by_name() -> None:
     assert set(reasons) == {"copying", "composition", "contribution", "direct_logit"}
     assert all("cannot be told" in reason for reason in reasons.values())
     assert study.heads["magnitude"].isna().all()
-    names = [name for name in expected if name.startswith(("confidence", "ablation"))]
+    names = [name for name in map(str, expected) if name.startswith(("confidence", "ablation"))]
     pd.testing.assert_frame_equal(study.heads[names], expected[names], rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match=r"its weights are quantised \(Packed\)"):
         model.remove(["decoder-self.0.0", "decoder-self.0.1"])
+
+
+def test_a_model_in_memory_whose_gradients_would_be_lost_is_refused() -> None:
+    """On some CPUs bitsandbytes packs 4-bit weights at the first pass, and no gradient goes through them then."""
+    model = llama()
+    model.lm_head.support_avx512bf16_for_cpu = True
+    with pytest.raises(ConfigError, match=r"bitsandbytes packs the 4-bit weights .* load it by its path"):
+        hs.load(model)
