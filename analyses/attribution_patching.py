@@ -29,7 +29,7 @@ class AttributionPatching(PromptAnalysis):
 
     name = "attribution_patching"
     reads = "contexts"
-    group = "patching"
+    group = "prompts"
     order = 401
     default = False
     needs = frozenset({"contrast"})

@@ -44,7 +44,7 @@ class EapIg(PromptAnalysis):
 
     name = "eap_ig"
     reads = "contexts"
-    group = "patching"
+    group = "prompts"
     order = 402
     default = False
     needs = frozenset({"contrast"})

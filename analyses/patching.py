@@ -58,7 +58,7 @@ class PromptAnalysis(Analysis):
         for number, *row in zip(batch.indices.tolist(), *(column.tolist() for column in values), strict=True):
             self.prompts[number] = _row(checkpoint, number, *row)
         return {
-            (names[patched], site, layer): Ratio(values.cpu(), torch.ones(len(values), 1))
+            (names[patched], site, layer): Ratio(values, torch.ones(len(values), 1))
             for patched, effects in result.effects.items()
             for (site, layer), values in effects.items()
         }
@@ -93,7 +93,7 @@ class Patching(PromptAnalysis):
 
     name = "patching"
     reads = "contexts"
-    group = "patching"
+    group = "prompts"
     order = 400
     default = False
     needs = frozenset({"contrast"})
@@ -119,7 +119,7 @@ class Patching(PromptAnalysis):
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         result = exact_effects(checkpoint, batch, direction=self.options.direction, layer_index=self.layer_index)
         ratios = self.ratios(checkpoint, batch, result, {CONTEXT: "patching"})
-        whole = (result.clean - result.corrupt)[:, None].cpu()  # [b 1]
+        whole = (result.clean - result.corrupt)[:, None]  # [b 1]
         shares = {
             (site, layer): Ratio(ratio.total, whole.to(ratio.total)) for (_, site, layer), ratio in ratios.items()
         }

@@ -36,7 +36,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 CODE, ROWS = re.compile(r"`[^`]*`"), re.MULTILINE
 
 
-GROUPS = {"importance": "`--importance`", "patching": "unasked where there are prompts"}
+GROUPS = {"importance": "`--importance`", "prompts": "unasked where there are prompts"}
 """Groups of analyses that have a part of the page to themselves, and what else runs them."""
 
 
@@ -148,7 +148,7 @@ def rules() -> str:
 GENERATED: dict[str, Callable[[], str]] = {
     "analyses": analyses,
     "importances": lambda: analyses(group="importance"),
-    "patching": lambda: analyses(group="patching"),
+    "prompts": lambda: analyses(group="prompts"),
     "criteria": criteria,
     "variants": variants,
     "objectives": objectives,

@@ -196,7 +196,7 @@ def save_measurement(
 def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
     """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
     importance = options.importance or (options.faithfulness and not options.only)
-    groups = {"importance": importance, "patching": prompts and not options.only}
+    groups = {"importance": importance, "prompts": prompts and not options.only}
     also = (*options.also, *(group for group, wanted in groups.items() if wanted))
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):

@@ -59,7 +59,7 @@ class Runs:
 
 @dataclass(frozen=True)
 class PromptEffects:
-    """Effects by what is patched, and m [b] of the clean and of the corrupt prompts."""
+    """Effects by what is patched, and m [b] of the clean and of the corrupt prompts, on the CPU."""
 
     effects: Mapping[str, Effects]
     clean: Tensor
@@ -68,8 +68,11 @@ class PromptEffects:
     @classmethod
     def of(cls, effects: Mapping[str, Effects], runs: Runs, base: Tensor, other: Tensor) -> PromptEffects:
         """With the m of both runs."""
-        values = (base, other) if runs.sign < 0 else (other, base)
-        return cls(effects, *(value.detach() for value in values))
+        clean, corrupt = (base, other) if runs.sign < 0 else (other, base)
+        on_cpu = {
+            name: {place: values.cpu() for place, values in by_place.items()} for name, by_place in effects.items()
+        }
+        return cls(on_cpu, clean.detach().cpu(), corrupt.detach().cpu())
 
 
 @dataclass
@@ -165,7 +168,7 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
         for (place, turn), gradient in zip(places, gradients, strict=True):
             difference = clean.contexts[place][turn] - corrupt.contexts[place][turn]
             _add(effects, place, _product(difference, gradient) / steps)
-    return PromptEffects({CONTEXT: effects}, clean.values, corrupt.values)
+    return PromptEffects.of({CONTEXT: effects}, Runs.of(batch, "noising"), clean.values, corrupt.values)
 
 
 @contextmanager

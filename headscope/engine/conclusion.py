@@ -97,7 +97,7 @@ def _effects(
     reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums, bootstrap: Bootstrap
 ) -> dict[str, pd.DataFrame]:
     """The effect of every head on the answers to prompts, and how estimates rank heads; nothing without prompts."""
-    measures, statistics = _of_group("patching", reporting, heads, sums)
+    measures, statistics = _of_group("prompts", reporting, heads, sums)
     if not measures:
         return {}
     agreement = resampled_agreement([measure.name for measure in measures], statistics, bootstrap)

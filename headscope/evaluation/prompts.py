@@ -107,8 +107,8 @@ def _contrast(
 
 def _answers(line: str) -> list[str]:
     """The answer, and the wrong one where there is one."""
-    answers = line.split("\t")
-    if len(answers) > 2 or not all(answer.strip() for answer in answers):
+    answers = [answer.rstrip() for answer in line.split("\t")]
+    if len(answers) > 2 or not all(answers):
         raise DataError("a line is an answer, or two with one tab between: the right one and a wrong one")
     return answers
 

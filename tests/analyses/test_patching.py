@@ -41,7 +41,7 @@ def study(kind: str, direction: str, *, tokens: int = 101, **more: Any) -> Analy
     return analyze(
         speakers.checkpoint(kind),
         prompts.corpus(kind),
-        analyses=choose_analyses(only=["patching"]),
+        analyses=choose_analyses(only=["prompts"]),
         options=run_options(direction=direction, eap_steps=STEPS, **more),
         batching=BatchingOptions(tokens=tokens),
         replicates=19,
@@ -164,7 +164,7 @@ def test_patching_names_exactly_the_heads_of_the_circuit(direction: str) -> None
     its = analyze(
         circuit.checkpoint(),
         swapped(),
-        analyses=choose_analyses(only=["patching"]),
+        analyses=choose_analyses(only=["prompts"]),
         options=run_options(direction=direction, eap_steps=STEPS),
         replicates=50,
     )
@@ -218,7 +218,7 @@ def test_where_logits_are_linear_in_contexts_every_measure_is_exact(steps: int) 
     found = analyze(
         its,
         text,
-        analyses=choose_analyses(only=["patching"]),
+        analyses=choose_analyses(only=["prompts"]),
         options=run_options(direction="noising", eap_steps=steps),
         replicates=19,
     ).heads
@@ -257,7 +257,7 @@ def test_answers_of_classifiers_are_classes() -> None:
     found = analyze(
         its,
         with_answers(its, text, corrupt, answers),
-        analyses=choose_analyses(only=["patching"], skip=["eap_ig"]),
+        analyses=choose_analyses(only=["patching"]),
         options=run_options(direction="noising"),
         replicates=19,
     )
@@ -279,7 +279,7 @@ def test_prompts_that_do_not_differ_have_no_effects() -> None:
     found = analyze(
         its,
         with_answers(its, text, ["w1 w2 w3 w1"], ["w2\tw3"]),
-        analyses=choose_analyses(only=["patching"]),
+        analyses=choose_analyses(only=["prompts"]),
         options=run_options(direction="noising", eap_steps=1),
         replicates=19,
     )

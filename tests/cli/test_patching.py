@@ -52,7 +52,7 @@ def flags(files: dict[str, Path]) -> list[object]:
 def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: Path, command: Command) -> None:
     out = tmp_path / "run"
     arguments = ("analyze", checkpoint, *flags(files), "--out", out, "--dtype", "float64", *FAST)
-    status, shown, said = command(*arguments, "--only", "patching", "--eap-steps", 2)
+    status, shown, said = command(*arguments, "--only", "prompts", "--eap-steps", 2)
     assert status == 0, said
     tables = {name: pd.read_csv(out / f"{name}.csv") for name in ("heads", "patching", "patching_agreement")}
     its = speakers.checkpoint("gpt2")
@@ -85,7 +85,7 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
         clean=texts[0],
         corrupt=texts[1],
         answer=answers,
-        only="patching",
+        only="prompts",
         bootstrap=19,
         eap_steps=2,
     )
@@ -157,6 +157,10 @@ def test_prompts_run_patching_beside_the_others_unless_something_else_is_wanted(
         return {cls.name for cls in chosen_analyses(AnalyzeOptions(**options), prompts=prompts)}
 
     assert group < names(True) and "entropy" in names(True) and not group & names(False)
-    assert names(True, only=("entropy",)) == {"entropy"} and "eap_ig" not in names(True, skip=("eap_ig",))
+    assert (
+        names(True, only=("entropy",)) == {"entropy"}
+        and names(True, only=("patching",)) == {"patching"}
+        and "eap_ig" not in names(True, skip=("eap_ig",))
+    )
     with pytest.raises(ConfigError, match="--direction is about the analysis"):
         names(False, analysis_options={"direction": "denoising"})

@@ -172,9 +172,7 @@ def _importance(data: Data) -> Iterator[str]:
 
 def _answers(data: Data) -> Iterator[str]:
     """The heads that speak most for the answers to prompts, and most against them."""
-    measure = next(
-        (measure for measure in data["measures"] if measure["group"] == "patching" and measure["keep"]), None
-    )
+    measure = next((measure for measure in data["measures"] if measure["group"] == "prompts" and measure["keep"]), None)
     order = needed(measure) if measure else ()
     if measure is None or not len(order):
         return
