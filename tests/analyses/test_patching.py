@@ -37,20 +37,16 @@ DIRECTED, DIRECTIONS = ("patching", "attribution_patching"), ("noising", "denois
 COLUMNS = {"patching": "exact", "attribution_patching": "first_order", "eap_ig": "integrated"}
 
 
-def study(kind: str, direction: str, *, tokens: int = 101, **more: Any) -> AnalysisResult:
+@cache
+def found(kind: str, direction: str) -> AnalysisResult:
     return analyze(
         speakers.checkpoint(kind),
         prompts.corpus(kind),
         analyses=choose_analyses(only=["prompts"]),
-        options=run_options(direction=direction, eap_steps=STEPS, **more),
-        batching=BatchingOptions(tokens=tokens),
+        options=run_options(direction=direction, eap_steps=STEPS),
+        batching=BatchingOptions(tokens=101),
         replicates=19,
     )
-
-
-@cache
-def found(kind: str, direction: str) -> AnalysisResult:
-    return study(kind, direction)
 
 
 @cache
@@ -100,14 +96,6 @@ def test_columns_are_those_of_hooks_on_the_eager_model(kind: str, column: str, d
 def test_channels_are_changes_of_weights_times_their_gradients(kind: str, direction: str, channel: str) -> None:
     name = f"attribution_patching_{channel}"
     same(columns(found(kind, direction), name), expected(kind, direction, f"{name}:{channel}"), within=precision(kind))
-
-
-@pytest.mark.parametrize("kind", ["llama", "t5", "native-pre"])
-def test_neither_batches_nor_streaming_matter(kind: str) -> None:
-    whole, other = study(kind, "noising", tokens=1000), study(kind, "noising", tokens=1, attention="streamed")
-    for name in (*COLUMNS, "attribution_patching_query", "attribution_patching_key", "patching_share"):
-        same(columns(whole, name), columns(other, name), within=precision(kind))
-    assert whole.remarks == other.remarks and other.streamed == prompts.COUNT
 
 
 def one_batch(kind: str) -> Batch:

@@ -1,0 +1,64 @@
+"""What holds for every analysis of prompts: a new file in `analyses/` that needs them is tried here, as it is."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from headscope.data.batching import BatchingOptions
+from headscope.engine.base import ANALYSES, Attention
+from headscope.engine.plan import analyze
+from headscope.engine.result import AnalysisResult
+from headscope.pruning.ranking.criterion import columns
+from tests.oracles import prompts, speakers
+from tests.oracles.run_options import run_options
+
+NAMES = [name for name, cls in ANALYSES if "contrast" in cls.needs]
+KINDS = ("gpt2", "t5", "native-pre")
+
+every_analysis = pytest.mark.parametrize("name", NAMES)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@cache
+def study(kind: str, name: str, *, tokens: int = 1000, seed: int = 1, attention: Attention = "dense") -> AnalysisResult:
+    return analyze(
+        speakers.checkpoint(kind),
+        prompts.corpus(kind),
+        analyses=[ANALYSES.get(name)],
+        options=run_options(seed=seed, attention=attention, eap_steps=1),
+        batching=BatchingOptions(tokens=tokens),
+        replicates=19,
+    )
+
+
+@every_analysis
+@every_kind
+def test_every_head_has_numbers_inside_their_intervals(name: str, kind: str) -> None:
+    heads, layout = study(kind, name).heads, speakers.checkpoint(kind).layout
+    assert len(heads) == sum(layout.values()) and study(kind, name).sentences == prompts.COUNT
+    declared = {measure.name for measure in ANALYSES.get(name).measures}
+    assert set(columns(heads)) == declared
+    for column in declared:
+        values, low, high = (heads[f"{column}{end}"].to_numpy() for end in ("", "_low", "_high"))
+        assert np.isfinite(values).all() and (low <= values + 1e-9).all() and (values <= high + 1e-9).all(), column
+
+
+@every_analysis
+@every_kind
+def test_neither_batches_nor_streaming_matter(name: str, kind: str) -> None:
+    whole, other = study(kind, name), study(kind, name, tokens=1, attention="streamed")
+    for column in columns(whole.heads):
+        np.testing.assert_allclose(other.heads[column], whole.heads[column], atol=1e-9, rtol=0, err_msg=column)
+    assert whole.remarks == other.remarks
+    assert (other.streamed, whole.streamed) == (prompts.COUNT, 0)
+
+
+@every_analysis
+def test_the_seed_decides_about_intervals_alone(name: str) -> None:
+    one, other = study("gpt2", name).heads, study("gpt2", name, seed=2).heads
+    for column in columns(one):
+        np.testing.assert_array_equal(one[column], other[column])
+        assert not np.array_equal(one[f"{column}_low"], other[f"{column}_low"])
