@@ -14,9 +14,9 @@ from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
 from headscope.formats.huggingface.generation import Predicting
-from headscope.formats.huggingface.merging import pooled_model
+from headscope.formats.huggingface.removal.merging import pooled_model
+from headscope.formats.huggingface.removal.shrink import shrink_model, zeroed_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
-from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
 from headscope.model.discovery import text_config
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.storage.stored_weights import why_not_changed

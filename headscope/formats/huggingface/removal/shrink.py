@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.formats.huggingface.head_parts import HeadParts, Side, head_parts
 from headscope.formats.huggingface.narrowing import narrow
+from headscope.formats.huggingface.removal.head_parts import HeadParts, Side, head_parts
 from headscope.formats.huggingface.selfcontained import EMPTY
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, base_of, find_attention

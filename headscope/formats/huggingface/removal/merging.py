@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.formats.huggingface.head_parts import HeadParts, head_parts
-from headscope.formats.huggingface.shrink import GROUPS, SHARING, unknown_part
+from headscope.formats.huggingface.removal.head_parts import HeadParts, head_parts
+from headscope.formats.huggingface.removal.shrink import GROUPS, SHARING, unknown_part
 from headscope.heads import Site
 from headscope.model.discovery import attention_kind, find_attention
 from headscope.model.removal_plan import RemovalPlan
