@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for mode in given.modes:
             measure(work(opened, mode, min(length, WARM), only), device, repeats=1)
             peak, seconds = measure(work(opened, mode, length, only), device, repeats=given.repeats)
-            values = (None if value is None else round(value, 2) for value in (peak, seconds))
+            values = (None if value is None else round(value, 4) for value in (peak, seconds))
             rows.append(dict(zip(COLUMNS, (name, length, mode, *values), strict=True)))
             print("  ".join(f"{column} {value}" for column, value in rows[-1].items()), flush=True)
     print("\n".join(report(rows)))
