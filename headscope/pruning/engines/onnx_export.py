@@ -18,7 +18,7 @@ from headscope.formats.huggingface.from_native import quiet_transformers
 from headscope.model.interface import through_attend
 
 QUANTITY = "outputs differ by"
-TOLERANCE = 1e-4  # of the largest logit; onnxruntime fuses and reorders sums in single precision
+TOLERANCE = 1e-5  # of the largest logit; onnxruntime sums in another order: 2e-7 to 2e-6 was measured
 
 
 def runtime() -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.writing import with_stored_dtype
 from headscope.pruning.engines.base import ENGINES, EngineExport, EngineFile, EngineOptions, refuse_difference
@@ -21,8 +22,11 @@ from headscope.pruning.removal.model_inputs import InputTexts
 FILE = "model.gguf"
 PROMPTS, STEPS, TOP, TEXTS, LONGEST = 3, 8, 1000, 8, 48
 LIMIT = {torch.float16: 5e-2, torch.bfloat16: 5e-2}
-"""Largest difference of log-probabilities as a share of the largest (or of 1), by the type of the matrices; 1e-4 in
-float32: 3e-5 to 8e-5 were measured on random models, llama.cpp sums in another order."""
+"""Largest difference of log-probabilities as a share of the largest (or of 1), by the type of the matrices."""
+QUANTIZED = 0.1
+"""How far quantization may move them, as a share of their range: 0.01 to 0.07 was measured on random models."""
+FULL = 1e-5
+"""The same in float32: llama.cpp sums in another order, 2e-7 to 2e-6 was measured on random models."""
 
 
 class Gguf(EngineExport):
@@ -85,7 +89,7 @@ def _proved(checkpoint: Checkpoint, decoder: Decoder, vocabulary: Vocabulary, da
     measured = compared(continued, answer)
     if not measured.steps:
         return Proof(None, None, ("llama.cpp runs it, but gave no log-probabilities",))
-    limit = LIMIT.get(decoder.model.lm_head.weight.dtype, 1e-4) * max(1.0, measured.largest)
+    limit = LIMIT.get(decoder.model.lm_head.weight.dtype, FULL) * max(1.0, measured.largest)
     refuse_difference(measured.difference, limit, "llama.cpp", _QUANTITY)
     notes = [measured.greedy]
     if texts:
@@ -99,8 +103,14 @@ def _moved(checkpoint: Checkpoint, vocabulary: Vocabulary, data: InputTexts, pat
     """How far quantization moves log-probabilities; what the file holds was proved before it was quantised."""
     continued = _continued(checkpoint.model, data, LONGEST)
     measured = compared(continued, llama_cpp.ask(_request(path, continued, vocabulary, [])))
+    limit = QUANTIZED * measured.range
+    if not measured.difference <= limit:
+        raise CheckpointError(
+            f"quantization moves log-probabilities by {measured.difference:.1e}, and at most {limit:.1e} is let pass "
+            "(a tenth of their range); nothing was saved. Leave out --quantize"
+        )
     before = f"before quantization log-probabilities differed by {proof.difference or 0.0:.1e}"
-    return Proof(measured.difference, None, (before, f"quantised, {measured.greedy}", *proof.notes[1:]))
+    return Proof(measured.difference, limit, (before, f"quantised, {measured.greedy}", *proof.notes[1:]))
 
 
 @dataclass(frozen=True)
@@ -113,10 +123,14 @@ class Continued:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The largest difference of log-probabilities, the largest of them, and on how many steps both say the same."""
+    """The largest difference of log-probabilities, the largest of them, and on how many steps both say the same.
+
+    `range` is how far apart the log-probabilities of one step are.
+    """
 
     difference: float
     largest: float
+    range: float
     same: int
     steps: int
 
@@ -138,7 +152,7 @@ def compared(continued: list[Continued], answer: llama_cpp.Answer) -> Comparison
         largest = max(largest, float(row[ids].abs().max()))
         same += int(ids[values.argmax()]) == int(row.argmax())
         steps += 1
-    return Comparison(difference, largest, same, steps)
+    return Comparison(difference, largest, float((rows.amax(1) - rows.amin(1)).max()), same, steps)
 
 
 def _continued(model: Any, data: InputTexts, longest: int) -> list[Continued]:

@@ -66,10 +66,12 @@ class DecoderLayer:
 
     @property
     def biases(self) -> frozenset[str]:
-        """The parts that have a bias."""
+        """The parts that have a bias; what stands in for a projection of a layer without heads keeps none."""
         owners = {part: getattr(self.module.self_attn, name) for part, name in PARTS.items()}
         owners |= {part: getattr(self.module.mlp, name) for part, name in FEED_FORWARD.items()}
-        return frozenset(part for part, owner in owners.items() if isinstance(getattr(owner, "bias", None), Tensor))
+        return frozenset(
+            part for part, owner in owners.items() if isinstance(getattr(owner, "bias", None), nn.Parameter)
+        )
 
     @property
     def padded(self) -> DecoderLayer:
@@ -83,7 +85,7 @@ class DecoderLayer:
             return owner.weight.detach(), None if owner.bias is None else owner.bias.detach()
         like = self.module.input_layernorm.weight
         shape = (len(like), self.width) if part == "attn_output" else (self.width, len(like))
-        bias = owner.bias.detach() if isinstance(getattr(owner, "bias", None), Tensor) else None
+        bias = owner.bias.detach() if isinstance(getattr(owner, "bias", None), nn.Parameter) else None
         return like.new_zeros(shape).detach(), bias
 
 
