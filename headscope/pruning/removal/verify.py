@@ -252,7 +252,10 @@ def search_some(checkpoint: Checkpoint, data: InputTexts, *, beam: int, sentence
         given = {name: values[:, :width] for name, values in given.items()}
     settings = {"num_beams": beam, "max_new_tokens": NEW, "do_sample": False, "early_stopping": beam > 1}
     with torch.no_grad(), suppress_warnings(), threads_for_pass(model, beam * sentences):
-        ids: list[list[int]] = model.generate(**given, **settings).tolist()
+        try:
+            ids: list[list[int]] = model.generate(**given, **settings).tolist()
+        except IndexError:  # transformers cannot: its cache has as many layers as the encoder, a T5's decoder more
+            return []
     return list(ids)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 
 import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
@@ -18,8 +19,9 @@ from headscope.formats.base import open_checkpoint
 from headscope.model.gating import masked
 from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.export import Gguf
-from headscope.pruning.engines.gguf.layers import frequency_divisors, interleaved
-from headscope.pruning.engines.gguf.vocabulary import vocabulary_of
+from headscope.pruning.engines.gguf.layers import Decoder, frequency_divisors, interleaved
+from headscope.pruning.engines.gguf.vocabulary import SPLITS, vocabulary_of
+from headscope.pruning.engines.gguf.writer import write_gguf
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.makers import decoders
@@ -117,6 +119,33 @@ def test_llama_cpp_splits_text_as_the_tokenizer_does(tmp_path: Path, make: Any, 
     found = removed(decoders.saved(tmp_path / "whole", tokenizer=make()), tmp_path / "small", "decoder-self.1.*")
     assert "llama.cpp splits 8 of 8 sentences into the same tokens" in found.notes
     assert fields(tmp_path / "small" / "model.gguf")["tokenizer.ggml.pre"] == split
+
+
+def _digits_apart() -> Any:
+    """SmolLM's splits: every digit alone, then as GPT-2."""
+    tokenizer = decoders.byte_level()
+    steps = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return tokenizer
+
+
+ODD = [
+    *("I'd don't WE'LL it's 'tis N'T", "12345 1 22 333 ½ ² Ⅷ ①", "  two  spaces\n\n new line \r\n x", "ends with   "),
+    *("snake_case CamelCase HTTPServer fooBar", "München ÉTÉ été", "世界 你好。", "👩‍👩‍👧 😀", "हिन्दी العربية"),
+    *("a/b//c\n//d ... !!! ???", "x=1;y+=2", "\tTab tab\t\t", "a\u00a0b", "'"),
+]
+SPLITTERS = {name: lambda split=split: decoders.byte_level(split) for split, name in SPLITS.items()}
+
+
+@pytest.mark.parametrize("split", [*SPLITS.values(), "smollm"])
+def test_every_name_of_a_split_means_in_llama_cpp_what_it_does_here(tmp_path: Path, split: str) -> None:
+    """The pre-tokenizers of Llama 3, Qwen 2, Tekken and SmolLM, on text that they cut in different ways."""
+    tokenizer = SPLITTERS.get(split, _digits_apart)()
+    path = tmp_path / "model.gguf"
+    written = write_gguf(Decoder(open_checkpoint(str(decoders.saved(tmp_path / "whole")))), tokenizer, path)
+    assert written.split == split and written.splits_text
+    request = llama_cpp.Request(file=str(path), prompts=[[1, 5]], texts=ODD, top=5, said=written.letter)
+    assert llama_cpp.ask(request).ids == [tokenizer(text)["input_ids"] for text in ODD]
 
 
 def test_a_tokenizer_that_llama_cpp_lacks_is_listed_and_said_so(tmp_path: Path) -> None:
