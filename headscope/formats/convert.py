@@ -17,7 +17,7 @@ from headscope.files.output_checks import Input
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
 from headscope.formats.card import Card, write_card
-from headscope.formats.huggingface.from_native import special_ids
+from headscope.formats.huggingface.native_models.from_native import special_ids
 from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.version import VERSION

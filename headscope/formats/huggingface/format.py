@@ -31,8 +31,8 @@ from headscope.formats.base import FORMATS, MASKED, SAME, CheckpointFormat, Expo
 from headscope.formats.devices import pick_device
 from headscope.formats.digest import file_digest
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.conversion import converted
 from headscope.formats.huggingface.layouts import is_adapter, model_folder, refuse_adapter
+from headscope.formats.huggingface.native_models.conversion import converted
 from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name
 from headscope.formats.huggingface.writing import write_folder

@@ -10,7 +10,7 @@ import transformers
 
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.from_native import quiet_transformers
+from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import plain_name
 from headscope.model.removal_plan import RemovalPlan, padded_plan
 

@@ -15,7 +15,7 @@ from torch import nn
 from headscope.errors import CheckpointError
 from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.from_native import quiet_transformers
+from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import is_narrowed, write_code
 
 STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from headscope.errors import CheckpointError
-from headscope.formats.huggingface.from_native import quiet_transformers
+from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.model.interface import through_attend
 
 QUANTITY = "outputs differ by"

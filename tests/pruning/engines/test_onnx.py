@@ -126,7 +126,8 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
 def test_a_decoder_that_is_deeper_than_its_encoder(tmp_path: Path) -> None:
     """transformers' generate cannot (its cache has as many layers as the encoder); removal and the graphs can."""
     sizes: dict[str, Any] = {"d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 14, "vocab_size": 97, "num_layers": 1}
-    config = T5Config(**sizes, num_decoder_layers=2, decoder_start_token_id=0)
+    sizes |= {"num_decoder_layers": 2, "decoder_start_token_id": 0}
+    config = T5Config(**sizes)
     T5ForConditionalGeneration(config).save_pretrained(tmp_path / "whole")
     found = run_removal(
         RemoveConfig(

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError
 from headscope.formats.fairseq.keys import key_table
-from headscope.formats.huggingface.targets import DEFAULT_LENGTH, Ids, Target, choose_architecture, stacks_of
+from headscope.formats.huggingface.native_models.targets import (
+    DEFAULT_LENGTH,
+    Ids,
+    Target,
+    choose_architecture,
+    stacks_of,
+)
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
 from headscope.model.native.folding import folded_weights, unmixed
