@@ -52,6 +52,11 @@ def ending(answers: Iterable[str], folder: object, following: str = "", *, page:
         yield Text(f"next: {following}")
 
 
+def pushed(address: str) -> dict[str, str]:
+    """What --json says of the hub: nothing where nothing was pushed."""
+    return {"pushed": address} if address else {}
+
+
 def err() -> Console:
     """The console for progress, remarks and errors."""
     from rich.console import Console

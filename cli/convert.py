@@ -9,7 +9,19 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import OUTPUT, Bpe, CheckpointName, Dicts, Dtype, Force, FormatName, HyperParameters, Json
+from headscope.cli.options import (
+    OUTPUT,
+    Bpe,
+    CheckpointName,
+    Dicts,
+    Dtype,
+    Force,
+    FormatName,
+    HubName,
+    HubPublic,
+    HyperParameters,
+    Json,
+)
 
 
 def convert(
@@ -24,6 +36,8 @@ def convert(
     quantize: Annotated[
         str, typer.Option(metavar="none|q8_0", help="For gguf: store matrices in 8 bits.", rich_help_panel=OUTPUT)
     ] = "none",
+    hub_name: HubName = None,
+    hub_public: HubPublic = False,
     dtype: Dtype = "auto",
     format: FormatName = None,
     dicts: Dicts = None,
@@ -51,7 +65,7 @@ def convert(
     if to not in allowed:
         raise typer.BadParameter(unknown("format", to, allowed), param_hint="--to")
     model = load(checkpoint, device="cpu", dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
-    done = model.convert(out, to=to, quantize=quantize, force=force)
+    done = model.convert(out, to=to, quantize=quantize, push_to=hub_name, public=hub_public, force=force)
     if json:
         console.print_json(
             {
@@ -60,12 +74,15 @@ def convert(
                 "architecture": done.architecture,
                 "logit_difference": done.difference,
                 "notes": list(done.notes),
+                **console.pushed(done.pushed),
             }
         )
         return
     screen = console.out()
     for note in done.notes:
         screen.print(f"note: {note}", soft_wrap=True)
+    if done.pushed:
+        screen.print(f"pushed to {done.pushed}", soft_wrap=True)
     if to in ENGINES.names() or done.difference is None:
         console.show(console.ending([f"{done.folder}: {done.architecture}"], done.folder, ""))
         return

@@ -45,6 +45,17 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 Force = Annotated[
     bool, typer.Option("--force", help="Replace the run of the same command in the output.", rich_help_panel=OUTPUT)
 ]
+HubName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="USER/NAME",
+        help="Push the complete folder to the model hub, with its card; a new repository is private.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+HubPublic = Annotated[
+    bool, typer.Option("--hub-public", help="Make a new repository on the hub public.", rich_help_panel=OUTPUT)
+]
 Dicts = Annotated[
     Path | None,
     typer.Option(

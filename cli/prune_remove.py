@@ -16,6 +16,8 @@ from headscope.cli.options import (
     CheckpointName,
     CompanionOptions,
     Ending,
+    HubName,
+    HubPublic,
     LabelledText,
     RunningOptions,
     settings_of,
@@ -91,6 +93,8 @@ class Removal:
         str,
         typer.Option(metavar="none|q8_0", help="For gguf: store matrices in 8 bits.", rich_help_panel=OUTPUT),
     ] = "none"
+    hub_name: HubName = None
+    hub_public: HubPublic = False
     source: Annotated[
         Path | None,
         typer.Option(
@@ -165,7 +169,7 @@ def remove(given: dict[str, Any]) -> None:
     config = RemoveConfig(**settings)
     removed = run_removal(config)
     if json:
-        console.print_json({"out": str(removed.path), **removal_record(removed)})
+        console.print_json({"out": str(removed.path), **removal_record(removed), **console.pushed(removed.pushed)})
         return
     show_removed(removed)
 
@@ -213,6 +217,7 @@ def show_removed(removed: Removed) -> None:
     if proof.searches:
         lines.append(f"beam search: {proof.searched} of {proof.searches} results are the same")
     lines += [file.proof for file in removed.engines]
+    lines += [f"pushed to {removed.pushed}"] if removed.pushed else []
     if removed.compensated is not None and removed.compensated.refits:
         calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds
         lines.append(f"moments and refits: {seconds:.1f} s on {calibration.count} sentences ({calibration.name})")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.api.evaluation import TranslateMore, evaluation_of, head_scores_of, translations_of
 from headscope.api.open_model import OpenModel
-from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, in_python
+from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, PushMore, in_python
 from headscope.api.progress import Report
 from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_of_study
 from headscope.api.removal import merge_of, save_shrunk, shrunk_copy, sizes_of
@@ -21,13 +21,13 @@ from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError
 from headscope.evaluation.quality import Evaluation, TextMode
 from headscope.files.output_checks import inputs_of
-from headscope.formats.convert import Converted, convert
+from headscope.formats.convert import Converted
 from headscope.formats.translate_options import Translation
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.block_obs import DAMPING
 from headscope.pruning.closed_form.calibration import CalibrationOptions
-from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
-from headscope.pruning.engines.convert import convert_for_engine
+from headscope.pruning.engines.base import EngineOptions
+from headscope.pruning.engines.convert import converted
 from headscope.pruning.ranking.criterion import given_end
 from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.verify import Verification
@@ -312,24 +312,22 @@ class Model(OpenModel):
         return checkpoint_overview(self.checkpoint)
 
     @in_python
-    def convert(self, folder: PathName, *, to: str, quantize: str = "none", force: bool = False) -> Converted:
+    def convert(
+        self, folder: PathName, *, to: str, quantize: str = "none", force: bool = False, **hub: Unpack[PushMore]
+    ) -> Converted:
         """Write the model in another format, or for an engine: what `headscope convert` does.
 
         folder: must be empty, unless `force` allows to replace an earlier conversion in it.
         to: "native" or "huggingface" (fairseq, MHR, story-of-heads and native Transformers), "gguf" (Llama-like models
             of transformers, also with heads removed) or "onnx", or a format of another package.
         quantize: "q8_0" stores the matrices of a GGUF file in 8 bits.
+        hub: `push_to` and `public`, as in `SmallModel.save`.
 
         ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
         what was written and read again gives other logits; then nothing is left behind.
         """
-        inputs, options = inputs_of(self._companions), EngineOptions(quantize=quantize)
-        if to in ENGINES.names():
-            return convert_for_engine(
-                self.checkpoint, Path(folder), engine=to, options=options, inputs=inputs, force=force
-            )
-        engines_named((), options)
-        return convert(self.checkpoint, Path(folder), goal=to, inputs=inputs, force=force)
+        options, inputs = EngineOptions(quantize=quantize), inputs_of(self._companions)
+        return converted(self.checkpoint, Path(folder), to=to, options=options, inputs=inputs, force=force, **hub)
 
 
 class SmallModel(Model):
@@ -372,6 +370,7 @@ class SmallModel(Model):
         onnx: bool = False,
         quantize: str = "none",
         force: bool = False,
+        **hub: Unpack[PushMore],
     ) -> Removed:
         """Write the checkpoint, open what was written, and compare it with the model in memory.
 
@@ -381,12 +380,15 @@ class SmallModel(Model):
             say so. Other models keep their own format. "gguf" besides ("native,gguf") writes `model.gguf` (llama.cpp).
         onnx: write `model.onnx` besides.
         quantize: "q8_0" stores the matrices of `model.gguf` in 8 bits.
+        hub: with `push_to="user/name"` the complete folder is pushed to the model hub, with its card. A new repository
+            is private unless `public` is given; the token is that of `hf auth login`, or HF_TOKEN.
 
-        OutputError where the folder cannot be used, ConfigError where the export cannot hold the model, CheckpointError
-        where the saved model has other outputs; then nothing is left behind.
+        OutputError where the folder cannot be used or pushed, ConfigError where the export cannot hold the model,
+        CheckpointError where the saved model has other outputs; then nothing is left behind.
         """
+        companions = self._companions
         return save_shrunk(
-            self._shrunk, folder, companions=self._companions, export=export, onnx=onnx, quantize=quantize, force=force
+            self._shrunk, folder, companions=companions, export=export, onnx=onnx, quantize=quantize, force=force, **hub
         )
 
 

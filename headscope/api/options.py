@@ -80,6 +80,13 @@ class AnalyzeMore(AnalysisOptions, total=False):
     analysis_options: Mapping[str, Any]
 
 
+class PushMore(TypedDict, total=False):
+    """Where on the model hub a folder goes, "user/name", and whether a new repository there is public."""
+
+    push_to: str | None
+    public: bool
+
+
 class EvaluateMore(TypedDict, total=False):
     """Further options of `Model.evaluate`; `headscope.config.EvaluateOptions` says what they mean."""
 

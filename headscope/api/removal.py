@@ -14,6 +14,7 @@ from headscope.api.texts import TextPair
 from headscope.config import Companions
 from headscope.errors import ConfigError, check_one_given
 from headscope.files.folders import Build
+from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
@@ -31,6 +32,7 @@ from headscope.pruning.removal.remove import (
     RemoveConfig,
     export_for,
     kind_of_folder,
+    pushed,
     shrink,
     write_shrunk,
 )
@@ -112,6 +114,8 @@ def save_shrunk(
     onnx: bool,
     quantize: str,
     force: bool,
+    push_to: str | None = None,
+    public: bool = False,
 ) -> Removed:
     """Write a shrunk checkpoint, open it again, and compare its outputs with those of the model in memory."""
     began = time.monotonic()
@@ -128,8 +132,11 @@ def save_shrunk(
         dicts=companions.dicts,
         hp=companions.hp,
         bpe=companions.bpe,
+        hub_name=push_to,
+        hub_public=public,
         force=force,
     )
+    target = hub_target(push_to, public=public)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
         for engine in config.engines():
             engine.check(done.checkpoint)
@@ -140,4 +147,5 @@ def save_shrunk(
             if config.kinds:
                 exported, built = as_export(done.checkpoint, done.export, done.removal, config.kinds[0])
                 done = replace(done, checkpoint=exported, export=built)
-            return write_shrunk(done, config, build, wanted=expected, began=began)
+            removed = write_shrunk(done, config, build, wanted=expected, began=began)
+    return pushed(removed, target)

@@ -16,7 +16,7 @@ from headscope.files.folders import Build
 from headscope.files.output_checks import Input
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
-from headscope.formats.card import Card, write_card
+from headscope.formats.card import Card, hub_metadata, write_card
 from headscope.formats.huggingface.native_models.from_native import special_ids
 from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
@@ -30,7 +30,7 @@ CONVERSION = OutputKind("conversion", "run of `headscope convert`", "conversion.
 class Converted:
     """What was written: the class of the model, the largest difference of logits, and what the user must know.
 
-    `difference` is None where nothing could run what was written.
+    `difference` is None where nothing could run what was written, `pushed` the address on the hub, if it is there.
     """
 
     folder: Path
@@ -38,6 +38,7 @@ class Converted:
     architecture: str
     difference: float | None
     notes: tuple[str, ...] = ()
+    pushed: str = ""
 
 
 def convert(
@@ -84,6 +85,9 @@ def _card(checkpoint: Checkpoint, written: Conversion, goal: str, difference: fl
         facts=(made, proof, *written.notes),
         opens=written.opens,
         limits=written.limits,
+        metadata=hub_metadata(
+            checkpoint.path, library="transformers" if goal == "huggingface" else goal, tags=("converted",)
+        ),
     )
 
 

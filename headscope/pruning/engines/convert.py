@@ -1,23 +1,47 @@
-"""A checkpoint as it is, in a file for an engine: what `headscope convert --to gguf` does."""
+"""A checkpoint as it is, in another format or in a file for an engine: what `headscope convert` does."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from headscope.files.folders import Build
+from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input
 from headscope.formats.base import Checkpoint
 from headscope.formats.card import Card, write_card
-from headscope.formats.convert import CONVERSION, Converted
+from headscope.formats.convert import CONVERSION, Converted, convert
 from headscope.model.discovery import eval_mode
-from headscope.pruning.engines.base import EngineFile, EngineOptions, engines_named
+from headscope.pruning.engines.base import ENGINES, EngineFile, EngineOptions, engines_named
 from headscope.pruning.removal.model_inputs import texts
 from headscope.version import VERSION
 
 SENTENCES = 8
+
+
+def converted(
+    checkpoint: Checkpoint,
+    folder: Path,
+    *,
+    to: str,
+    options: EngineOptions,
+    inputs: Sequence[Input] = (),
+    force: bool = False,
+    push_to: str | None = None,
+    public: bool = False,
+) -> Converted:
+    """Write `checkpoint` as `to`, a format or an engine; with `push_to` the complete folder goes to the hub."""
+    target = hub_target(push_to, public=public)
+    if to in ENGINES.names():
+        done = convert_for_engine(checkpoint, folder, engine=to, options=options, inputs=inputs, force=force)
+    else:
+        engines_named((), options)
+        done = convert(checkpoint, folder, goal=to, inputs=inputs, force=force)
+    if target is None:
+        return done
+    return replace(done, pushed=push(done.folder, target, title=f"{done.architecture}, by headscope convert"))
 
 
 def convert_for_engine(

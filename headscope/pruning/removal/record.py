@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headscope.files.reading import exists
 from headscope.formats.base import Checkpoint, Export, SavedFiles
-from headscope.formats.card import Card
+from headscope.formats.card import Card, hub_metadata
 from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
@@ -25,7 +26,8 @@ from headscope.version import VERSION
 class Removed:
     """What was done: the heads that went, proof, savings, and where the result is.
 
-    `heads` is the list as it was given: the option, and the digest of its file where it is one.
+    `heads` is the list as it was given: the option, and the digest of its file where it is one. `command` is for the
+    card, `pushed` the address on the hub ("" where it is not there).
     """
 
     path: Path
@@ -44,6 +46,8 @@ class Removed:
     engines: tuple[EngineFile, ...] = ()
     seconds: float = 0.0
     compensated: Compensated | None = None
+    command: str = "prune remove"
+    pushed: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,27 +94,60 @@ def removal_card(removed: Removed, written: SavedFiles) -> Card:
     refitted = "refitted and " if removed.compensated and removed.compensated.refits else ""
     merges = merge_counts(removed.removal)
     title = f"{after.attention_heads} of {before.attention_heads} heads"
-    changed = f"removed: {len(removed.removal.removed)} attention heads (pruning.json lists them)"
+    changed = f"removed: {len(removed.removal.removed)} attention heads: {_heads_by_layer(removed.removal)}"
     compared = f"these heads {refitted}masked"
     if merges:
         title = changed = f"{merges}, their projections averaged"
         compared = f"key and value projections averaged in place{', output projections refitted' if refitted else ''}"
     return Card(
         title=f"{name}: {title}",
-        command="prune remove" if removed.export == "same" else f"prune remove --export {removed.export}",
+        command=removed.command,
         facts=(
             f"made of {name} ({removed.source['format']}, {removed.source['digest'][:12]})",
             changed,
             f"parameters: {before.parameters:,} before, {after.parameters:,} now",
             *([f"cache: {before.cache:,} bytes a token before, {after.cache:,} now"] if before.cache else []),
             f"outputs equal those of the whole model with {compared} to {proof.difference:.1e} of the largest, "
-            f"on {proof.sentences} sentences ({proof.data})",
+            f"on {proof.sentences} sentences ({_without_folder(proof.data)})",
+            *_measured(removed.compensated),
             *(file.proof for file in removed.engines),
             *removed.notes,
         ),
         opens=(*written.opens, *(line for file in removed.engines for line in file.opens)),
         limits=(*written.limits, *(line for file in removed.engines for line in file.limits)),
+        metadata=hub_metadata(
+            removed.source["path"],
+            library="transformers" if removed.format == "huggingface" else "headscope",
+            tags=("attention-head-pruning",),
+        ),
     )
+
+
+def _heads_by_layer(removal: RemovalPlan) -> str:
+    """`encoder-self.0: 1, 2; cross.3: all`."""
+    by_layer: dict[tuple[Site, int], list[int]] = {}
+    for head in removal.removed:
+        by_layer.setdefault((head.site, head.layer), []).append(head.head)
+    return "; ".join(
+        f"{site}.{layer}: {', '.join(map(str, heads)) if removal.kept[site, layer] else 'all'}"
+        for (site, layer), heads in by_layer.items()
+    )
+
+
+def _measured(compensated: Compensated | None) -> tuple[str, ...]:
+    """The metric before and after; that there is none where nothing was measured."""
+    if compensated is None:
+        return ("quality was not measured when this was written (`--valid-source` does, and `headscope evaluate`)",)
+    held_out, performance = compensated.text.held_out, compensated.performance
+    names = {"intact": "intact", "removed": "heads removed", "refitted": "heads removed and the rest refitted"}
+    values = ", ".join(f"{names[name]} {performance[name].value:.4f}" for name in names if name in performance)
+    text = f"{held_out.count} held-out sentences ({_without_folder(held_out.name)})"
+    return (f"{performance['intact'].objective} on {text}: {values}",)
+
+
+def _without_folder(name: str) -> str:
+    """The name of a text; a card is read elsewhere, where the folders of this machine mean nothing."""
+    return Path(name).name if exists(name) else name
 
 
 def removal_record(removed: Removed) -> dict[str, Any]:

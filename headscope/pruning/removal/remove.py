@@ -8,19 +8,21 @@ only read.
 from __future__ import annotations
 
 import hashlib
+import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from headscope.bounds import check_numbers
-from headscope.config import CheckpointOptions, ValidatedTextFiles
+from headscope.config import CheckpointOptions, ValidatedTextFiles, flag
 from headscope.data.corpus import Corpus
 from headscope.errors import CheckpointError, ConfigError, check_one_given
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
+from headscope.files.hub import HubTarget, hub_target, push
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.reading import is_file
@@ -74,6 +76,7 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     measures no times.
     With `compensate` (see `CalibrationOptions`) the output projections are refitted on the first
     `calibration_sentences` of `source`, and measured on `valid_source`, else on the last fifth, by `objective`.
+    The complete folder is pushed to the hub as `hub_name` ("user/name"), private unless `hub_public`.
     """
 
     out: Path
@@ -93,6 +96,8 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     calibration_sentences: int = 1000
     sequential: bool = False
     objective: str = ""
+    hub_name: str | None = None
+    hub_public: bool = False
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -159,8 +164,31 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     HeadscopeError for whatever the user can fix; then nothing was written. The result's `pruning.json` has
     everything that is returned.
     """
+    target = hub_target(config.hub_name, public=config.hub_public)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
-        return _run(config, build, progress)
+        removed = _run(config, build, progress)
+    return pushed(removed, target)
+
+
+def pushed(removed: Removed, target: HubTarget | None) -> Removed:
+    """The same, once its folder is on the hub too; OutputError where that fails."""
+    if target is None:
+        return removed
+    counts = f"{removed.after.attention_heads} of {removed.before.attention_heads} attention heads"
+    return replace(removed, pushed=push(removed.out, target, title=f"{counts}, by headscope prune remove"))
+
+
+def _command(config: RemoveConfig) -> str:
+    """The command with its options, files by their names; not where it wrote to, nor on what machine it ran."""
+    left_out = {"checkpoint", "out", "force", "device", "hub_name", "hub_public", "rounds", "batch"}
+    words = []
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if entry.name not in left_out and value != entry.default and value not in (None, ()):
+            shown = ",".join(value) if isinstance(value, tuple) else str(value)
+            shown = Path(shown).name if is_file(shown) else shown
+            words += [flag(entry.name)] if value is True else [flag(entry.name), shlex.quote(shown)]
+    return " ".join(["prune remove", shlex.quote(Path(config.checkpoint).name), *words])
 
 
 def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) -> Removed:
@@ -269,6 +297,7 @@ def write_shrunk(
         path=config.out / written.path.relative_to(made),
         out=config.out,
         heads=_list_file(config),
+        command=_command(config),
         format=written.format,
         export=done.export.name,
         source=done.source,

@@ -1,0 +1,85 @@
+"""Folders on the model hub: checked before the work begins, uploaded once they are whole.
+
+Everything goes through huggingface_hub's own client, with the token that it finds (`hf auth login`, or HF_TOKEN).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headscope.errors import ConfigError, OutputError
+from headscope.files.output_kind import RECORDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubTarget:
+    """A repository on the hub, `user/name`. A new one is private unless `public`; one that exists stays as it is."""
+
+    name: str
+    public: bool = False
+
+
+def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
+    """Where to push to, if anywhere, checked: the name, and that the hub answers to the token.
+
+    ConfigError for a name that is none, for no token, and for `public` without a name; OutputError where the hub does
+    not answer.
+    """
+    if name is None:
+        if public:
+            raise ConfigError("--hub-public is for --hub-name USER/NAME; give that too")
+        return None
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        name_is_valid = False
+    else:
+        name_is_valid = name.count("/") == 1
+    if not name_is_valid:
+        raise ConfigError(
+            f"--hub-name {name!r} is no name on the hub; give USER/NAME, of letters, digits, '-', '_' and '.'"
+        )
+    if get_token() is None:
+        raise ConfigError(f"--hub-name {name} needs a token of the hub: run `hf auth login`, or set HF_TOKEN")
+    try:
+        HfApi().whoami()
+    except Exception as error:  # whatever the client raises without a network, or for a token that is refused
+        raise OutputError(
+            f"the hub cannot be reached or refuses the token, so nothing was begun ({_line(error)})"
+        ) from error
+    return HubTarget(name=name, public=public)
+
+
+def push(folder: Path, target: HubTarget, *, title: str) -> str:
+    """Upload a complete folder in one commit; returns its address.
+
+    The records of headscope's runs stay here, because they name paths of this machine. Files that are in the repository
+    and not in the folder stay there. OutputError where the hub refuses: the folder is complete all the same.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        url = api.create_repo(target.name, private=not target.public, exist_ok=True, repo_type="model")
+        api.upload_folder(
+            repo_id=target.name,
+            folder_path=folder,
+            repo_type="model",
+            commit_message=title,
+            ignore_patterns=list(RECORDS),
+        )
+    except Exception as error:  # whatever the client raises
+        raise OutputError(
+            f"{folder} is complete, and was not pushed to {target.name} ({_line(error)}); try again with "
+            f"`hf upload {target.name} {folder}`"
+        ) from error
+    return str(url)
+
+
+def _line(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

@@ -1,0 +1,177 @@
+"""Pushing to the model hub, with a client that notes what it is asked for: no network is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+import headscope as hs
+from headscope.errors import ConfigError, OutputError
+from headscope.files.hub import hub_target
+from tests.oracles import classifiers
+
+Command = Callable[..., tuple[int, str, str]]
+HEADS = "encoder-self.0.*,encoder-self.1.2"
+
+
+class Hub:
+    """Stands in for huggingface_hub's client; `calls` are what it was asked for, `fails` what it then raises."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.fails: dict[str, Exception] = {}
+        self.seen: set[str] = set()
+
+    def whoami(self) -> dict[str, Any]:
+        self._asked("whoami", {})
+        return {"name": "someone"}
+
+    def create_repo(self, name: str, **options: Any) -> str:
+        self._asked("create_repo", {"name": name, **options})
+        return f"https://hub.test/{name}"
+
+    def upload_folder(self, *, folder_path: Path, **options: Any) -> None:
+        self.seen = {path.name for path in folder_path.iterdir()}
+        self._asked("upload_folder", {"folder_path": folder_path, **options})
+
+    def _asked(self, name: str, options: dict[str, Any]) -> None:
+        self.calls.append((name, options))
+        if name in self.fails:
+            raise self.fails[name]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    stand_in = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: stand_in)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "a token")
+    return stand_in
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return classifiers.folder(tmp_path_factory.mktemp("hub") / "bert", "bert")
+
+
+def removal(bert: Path, out: Path, *more: object) -> list[object]:
+    return ["prune", "remove", bert, "--heads", HEADS, "--out", out, "--rounds", 0, "--device", "cpu", *more]
+
+
+def test_the_complete_folder_is_pushed_with_its_card(hub: Hub, bert: Path, tmp_path: Path, command: Command) -> None:
+    out = tmp_path / "small"
+    labels, text = tmp_path / "labels", tmp_path / "text"
+    text.write_text("".join(f"{line}\n" for line in classifiers.texts(23)))
+    labels.write_text("".join(f"{classifiers.NAMES[label]}\n" for label in classifiers.labels(23)))
+    measured = ["--source", text, "--labels", labels, "--compensate", "mean"]
+    status, printed, _ = command(*removal(bert, out, "--hub-name", "someone/small", *measured))
+    assert status == 0
+    assert "pushed to https://hub.test/someone/small" in printed
+    assert hub.names == ["whoami", "create_repo", "upload_folder"]
+    (_, created), (_, uploaded) = hub.calls[1:]
+    assert created == {"name": "someone/small", "private": True, "exist_ok": True, "repo_type": "model"}
+    assert uploaded["folder_path"] == out and uploaded["repo_id"] == "someone/small"
+    assert "2 of 6 attention heads" in uploaded["commit_message"]
+    assert {"config.json", "model.safetensors", "README.md", "pruning.json"} <= hub.seen  # it was whole by then
+    assert "pruning.json" in uploaded["ignore_patterns"]  # it names paths of this machine
+    assert_card(out, tmp_path)
+
+
+def assert_card(out: Path, folder: Path) -> None:
+    """What was removed, the proof, the metric before and after, the command; no path of this machine."""
+    card = (out / "README.md").read_text(encoding="utf-8")
+    head = card.split("---\n")[1]
+    assert 'library_name: "transformers"' in head and "base_model" not in head
+    assert "4 attention heads: encoder-self.0: all; encoder-self.1: 2" in card
+    assert "outputs equal those of the whole model" in card
+    record = json.loads((out / "pruning.json").read_text(encoding="utf-8"))
+    for performance in record["compensation"]["performance"].values():
+        assert f"{performance['value']:.4f}" in card
+    command = card.split("`headscope ")[1].split("`")[0]
+    assert command.startswith("prune remove bert ")
+    for option in (f"--heads '{HEADS}'", "--source text", "--labels labels", "--compensate mean"):
+        assert option in command
+    assert "hub" not in command and "--out" not in command
+    assert str(folder) not in card
+
+
+def test_a_base_model_of_the_hub_is_named(tmp_path: Path) -> None:
+    from headscope.formats.card import hub_metadata
+
+    assert hub_metadata("google-bert/bert-base-uncased", library="transformers", tags=())["base_model"]
+    assert "base_model" not in hub_metadata(str(tmp_path), library="transformers", tags=())
+
+
+def test_save_pushes_too_and_public_is_asked_for(hub: Hub, bert: Path, tmp_path: Path) -> None:
+    small = hs.load(bert, device="cpu").remove(HEADS)
+    saved = small.save(tmp_path / "small", push_to="someone/small", public=True)
+    assert saved.pushed == "https://hub.test/someone/small"
+    assert dict(hub.calls)["create_repo"]["private"] is False
+    hub.calls.clear()
+    assert small.save(tmp_path / "again").pushed == ""
+    assert hub.calls == []
+
+
+def test_convert_pushes_and_says_so(hub: Hub, tmp_path: Path, command: Command) -> None:
+    status, printed, _ = command(
+        *("convert", hs.assets.trained(), tmp_path / "native", "--to", "native", "--hub-name", "someone/pair", "--json")
+    )
+    assert status == 0
+    assert json.loads(printed)["pushed"] == "https://hub.test/someone/pair"
+    assert {"README.md", "conversion.json"} <= hub.seen
+
+
+@pytest.mark.parametrize("name", ["small", "a/b/c", "some one/small", "someone/", "-a/b", "someone/small.git"])
+def test_names_that_the_hub_has_not_are_refused(name: str, hub: Hub) -> None:
+    with pytest.raises(ConfigError, match=r"--hub-name .* is no name on the hub; give USER/NAME"):
+        hub_target(name)
+    assert hub.calls == []
+
+
+def test_without_a_token_nothing_is_begun(
+    hub: Hub, bert: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    status, _, err = command(*removal(bert, tmp_path / "small", "--hub-name", "someone/small"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "needs a token of the hub: run `hf auth login`, or set HF_TOKEN" in err
+    assert hub.calls == [] and not (tmp_path / "small").exists()
+
+
+def test_without_a_network_nothing_is_begun(hub: Hub, bert: Path, tmp_path: Path, command: Command) -> None:
+    hub.fails["whoami"] = ConnectionError("no\nnetwork")
+    status, _, err = command(*removal(bert, tmp_path / "small", "--hub-name", "someone/small"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "nothing was begun (no network)" in err
+    assert hub.names == ["whoami"] and not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("step", ["create_repo", "upload_folder"])
+def test_a_push_that_fails_leaves_the_complete_folder(step: str, hub: Hub, bert: Path, tmp_path: Path) -> None:
+    hub.fails[step] = RuntimeError("the hub is full")
+    small = hs.load(bert, device="cpu").remove(HEADS)
+    with pytest.raises(OutputError, match=r"is complete, and was not pushed .*is full.*hf upload someone/small"):
+        small.save(tmp_path / "small", push_to="someone/small")
+    assert hs.load(tmp_path / "small", device="cpu").heads == small.heads
+
+
+def test_nothing_is_pushed_where_nothing_can_be_written(hub: Hub, bert: Path, tmp_path: Path) -> None:
+    small = hs.load(bert, device="cpu").remove(HEADS)
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "notes").write_text("mine")
+    with pytest.raises(OutputError):
+        small.save(tmp_path / "taken", push_to="someone/small")
+    assert "create_repo" not in hub.names
+
+
+def test_public_without_a_name_is_refused(bert: Path, tmp_path: Path, command: Command) -> None:
+    status, _, err = command(*removal(bert, tmp_path / "small", "--hub-public"))
+    assert status == 2 and "--hub-public is for --hub-name USER/NAME" in err
