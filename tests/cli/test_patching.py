@@ -16,7 +16,7 @@ from headscope.api.analysis import chosen_analyses
 from headscope.config import AnalyzeOptions
 from headscope.errors import ConfigError
 from headscope.heads import Site
-from headscope.report.page.analysis import analysis_data
+from headscope.report.page.analysis import analysis_data, facts
 from headscope.report.page.findings import findings
 from headscope.report.readers.run import load_run
 from tests.oracles import patching, prompts, speakers
@@ -75,6 +75,12 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
         f"By effect of patching the answers to the prompts need most: decoder-self.{head['layer']}.{head['head']} "
     )
     assert any(sentence.startswith(said_first) for sentence in findings(analysis_data(load_run(out))))
+    assert load_run(out).data == f"clean.txt, {prompts.COUNT} sentences"
+    assert ["answers", str(files["answer"])] in facts(load_run(out))
+    assert (
+        command("plot", "attention", out, "--index", 1, "--heads", "decoder-self.0.*", "--out", tmp_path / "a.png")[0]
+        == 0
+    )
     record = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert record["data"]["clean"] == str(files["clean"]) and record["data"]["in_corpus"] == prompts.COUNT
     assert "m:patching+attribution_patching+eap_ig|patched:noising" in record["signature"]

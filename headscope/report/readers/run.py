@@ -71,7 +71,7 @@ class AnalysisRun:
     def data(self) -> str:
         """`train.en → train.de, 1,000 sentences`; the parses where they are all; says if interrupted."""
         data = _section(self.meta, "data")
-        text = " → ".join(filter(None, (_last_part(data.get(side)) for side in ("source", "target"))))
+        text = " → ".join(filter(None, (_last_part(data.get(side)) for side in ("source", "clean", "target"))))
         parts = [text or _last_part(data.get("parse")) or "data"]
         if isinstance(data.get("sentences"), int):
             parts.append(f"{data['sentences']:,} sentences")

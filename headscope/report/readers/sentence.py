@@ -96,7 +96,8 @@ def _line(run: AnalysisRun, index: int) -> Sentence:
     from headscope.config import TextFiles
     from headscope.evaluation.labels import open_text
 
-    data = _section(run, "data", "source", "target", "source2", "labels", "parse")
+    data = dict(_section(run, "data", "source", "target", "source2", "labels", "clean", "parse"))
+    data["source"] = data.get("source") or data.get("clean")
     texts = {name: Path(data[name]) for name in ("source", "target", "source2", "labels") if data.get(name)}
     parse = data.get("parse")
     files = TextFiles(**texts, pairs=bool(data.get("pairs")))
