@@ -102,7 +102,7 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
     """One layer of cross attention has no heads: what it keeps is not in the graphs."""
     path = tmp_path / "whole"
     sizes: dict[str, Any] = {"d_model": 12, "d_kv": 5, "num_heads": 3, "d_ff": 14, "vocab_size": 97}
-    sizes |= {"num_layers": 2, "decoder_start_token_id": 0}
+    sizes |= {"num_layers": 1, "num_decoder_layers": 2, "decoder_start_token_id": 0}
     config = T5Config(**sizes)
     T5ForConditionalGeneration(config).save_pretrained(path)
     heads = "encoder-self.0.0,decoder-self.0.1,cross.0.*"
