@@ -64,8 +64,7 @@ class Ranking:
                 self._gating,
                 self._gating.heads - count,
                 lambda removed: self._scores,
-                per_layer=per_layer,
-                uniform=uniform,
+                allocation="uniform" if uniform else "per-layer" if per_layer else "global",
             )
         except ConfigError as error:
             raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None

@@ -50,7 +50,7 @@ def test_every_layer_keeps_its_share() -> None:
     gates = gate_layout(checkpoints.small().attention_sites)
     scores = by_number(gates)
     for keep in range(gates.heads + 1):
-        found = rank_heads(gates, keep, lambda gone: scores, per_layer=True)
+        found = rank_heads(gates, keep, lambda gone: scores, allocation="per-layer")
         gone = set(gates.closed(found.kept))
         assert len(gone) == gates.heads - keep
         for (site, layer), count in gates.counts.items():
@@ -72,7 +72,7 @@ def test_scores_are_asked_for_anew_in_every_step(per_layer: bool) -> None:
         return {head: -value if gone else value for head, value in scores.items()}
 
     keep = gates.heads - 8
-    found = rank_heads(gates, keep, score, steps=2, per_layer=per_layer)
+    found = rank_heads(gates, keep, score, steps=2, allocation="per-layer" if per_layer else "global")
     assert asked[0] == [] and len(asked) == 2 and set(asked[1]) == set(_at(gates, found.step.tolist(), 1))
     assert set(asked[1]) < set(gates.closed(found.kept)) and len(gates.closed(found.kept)) == 8
     if not per_layer:

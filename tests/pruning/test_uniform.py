@@ -34,7 +34,7 @@ def test_every_layer_of_a_stack_keeps_its_best_in_equal_numbers(pair: hs.Model) 
         except ConfigError:
             continue
         possible += 1
-        gone = set(gates.closed(rank_heads(gates, keep, lambda gone: scores, uniform=True).kept))
+        gone = set(gates.closed(rank_heads(gates, keep, lambda gone: scores, allocation="uniform").kept))
         assert len(gone) == gates.heads - keep
         for (site, layer), count in gates.counts.items():
             heads = [HeadId(site, layer, head) for head in range(count)]
@@ -59,7 +59,7 @@ def test_groups_and_protected_heads_are_counted() -> None:
     sites = hs.load(decoders.decoder("llama")).checkpoint.attention_sites
     gates = gate_layout(sites, protect=[HeadId(Site.DECODER_SELF, 1, 5)])
     scores = scores_of(gates)
-    kept = gates.without(gates.closed(rank_heads(gates, 12, lambda gone: scores, uniform=True).kept))
+    kept = gates.without(gates.closed(rank_heads(gates, 12, lambda gone: scores, allocation="uniform").kept))
     assert [sum(head.layer == layer for head in kept) for layer in range(3)] == [4, 4, 4]
     assert set(kept) >= {HeadId(Site.DECODER_SELF, 1, 4), HeadId(Site.DECODER_SELF, 1, 5)}
     emptied = gate_layout(checkpoints.small().attention_sites)

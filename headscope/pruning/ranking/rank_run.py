@@ -97,9 +97,10 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
     check_keep(gates, keep, config.allocation)
     context = _context(config, opened, processes)
     scoring = _scoring(config, opened, context)
-    shape = {"per_layer": config.allocation == "per-layer", "uniform": config.allocation == "uniform"}
     with progress("ranking", config.steps) as step:
-        ranked = rank_heads(gates, keep, _counted(scoring.score, step), steps=config.steps, **shape)
+        ranked = rank_heads(
+            gates, keep, _counted(scoring.score, step), steps=config.steps, allocation=config.allocation
+        )
     refits_at_once = config.compensate != "none" and not config.sequential
     if processes.world > 1 and (config.allocation == "measured" or refits_at_once):
         moments_of(context)  # together; what follows finds them

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,8 @@ from headscope.heads import HeadId
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.topk import tied_at
 from headscope.pruning.ranking.uniform import uniform_counts, uniform_quotas
+
+Quota = tuple[Tensor, int]
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,16 @@ def rank_heads(
     score: Callable[[list[HeadId]], Scores],
     *,
     steps: int = 1,
-    per_layer: bool = False,
-    uniform: bool = False,
+    allocation: str = "global",
 ) -> Ranked:
     """Take heads out until `keep` are left, the lowest scores first.
 
     `score` is asked once a step, with the heads that are gone by then, and gives a number for every head; a unit's
-    is the mean of its heads'. Equal parts go in every step. With `per_layer` every module keeps the same share
-    (largest remainders), with `uniform` every layer of a stack the same number. Ties
-    go by site, layer and head. ConfigError for a number of heads that the units cannot give, and for heads without a
-    number.
+    is the mean of its heads'. Equal parts go in every step. `allocation` is one of `QUOTAS`. Ties go by site, layer and
+    head. ConfigError for a number of heads that the units cannot give, and for heads without a number.
     """
     units = len(gating.units)
-    left, quota = torch.ones(units, dtype=torch.bool), _quotas(gating, keep, per_layer=per_layer, uniform=uniform)
+    left, quota = torch.ones(units, dtype=torch.bool), QUOTAS[allocation](gating, keep)
     scores, step = torch.zeros(units, dtype=torch.float64), torch.zeros(units, dtype=torch.long)
     ties: list[Tensor] = []
     for number in range(1, steps + 1):
@@ -80,13 +79,12 @@ def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
         gating.kept_units(keep)
 
 
-def _quotas(gating: GateLayout, keep: int, *, per_layer: bool, uniform: bool) -> list[tuple[Tensor, int]]:
-    """Groups of units that compete with each other, and how many of each stay."""
-    if uniform:
-        return uniform_quotas(gating, keep)
+def _over_all(gating: GateLayout, keep: int) -> list[Quota]:
+    return [(torch.arange(len(gating.units)), gating.kept_units(keep))]
+
+
+def _per_layer(gating: GateLayout, keep: int) -> list[Quota]:
     stay = gating.kept_units(keep)
-    if not per_layer:
-        return [(torch.arange(len(gating.units)), stay)]
     modules = list(dict.fromkeys(gating.modules))
     members = [
         torch.tensor([number for number, place in enumerate(gating.modules) if place == module]) for module in modules
@@ -97,6 +95,19 @@ def _quotas(gating: GateLayout, keep: int, *, per_layer: bool, uniform: bool) ->
     for number in by_remainder[: stay - sum(counts)]:
         counts[number] += 1
     return list(zip(members, counts, strict=True))
+
+
+QUOTAS: Mapping[str, Callable[[GateLayout, int], list[Quota]]] = {
+    "global": _over_all,
+    "per-layer": _per_layer,
+    "uniform": uniform_quotas,
+    "measured": _over_all,
+}
+"""By allocation: groups of units that compete with each other, and how many of each stay.
+
+All units do; those of a module, which all keep the same share (largest remainders); those of a layer, of which all of a
+stack keep the same number; all, whose scores are then measured.
+"""
 
 
 def _of_units(gating: GateLayout, scores: Scores, left: Tensor) -> Tensor:

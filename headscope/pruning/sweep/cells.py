@@ -230,9 +230,7 @@ def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
     assert cell.keep is not None
     scores = context.scores(cell.method, context.seed_of(cell))
     config = context.config
-    ranked = rank_heads(
-        context.gating, cell.keep, lambda gone: scores, per_layer=config.per_layer, uniform=config.uniform
-    )
+    ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, allocation=config.allocation)
     removed = context.gating.closed(ranked.kept)
     return PrunedModel(context.refitted(removed), removed, removed)
 
@@ -250,8 +248,7 @@ def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
             by=by,
             column="score",
             keep=cell.keep,
-            per_layer=context.config.per_layer,
-            uniform=context.config.uniform,
+            allocate=context.config.allocation,
             compensate=context.config.compensate,
             sequential=context.config.sequential,
         )

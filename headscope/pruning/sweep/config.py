@@ -102,14 +102,9 @@ class SweepConfig(PruningOptions):
         return RefitOptions(method=self.compensate, sequential=self.sequential)
 
     @property
-    def per_layer(self) -> bool:
-        """Whether every layer keeps the same share."""
-        return self.allocate == "per-layer"
-
-    @property
-    def uniform(self) -> bool:
-        """Whether every layer of a stack keeps the same number."""
-        return self.allocate == "uniform"
+    def allocation(self) -> str:
+        """How scores are ranked: those that were measured say themselves how many heads a layer keeps."""
+        return "global" if self.allocate == "measured" else self.allocate
 
     @property
     def tolerance(self) -> Margin:
