@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -356,7 +357,7 @@ class SmallModel(Model):
         """Method, errors of every refitted module, and the performance on held-out text; None without `compensate`."""
         return None if self._shrunk.compensated is None else self._shrunk.compensated.record()
 
-    @property
+    @cached_property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:
         """Parameters, heads, bytes, floating point operations and cache, "before" and "after"."""
         return sizes_of(self._shrunk)
