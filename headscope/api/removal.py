@@ -26,13 +26,13 @@ from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.removal.export import as_export
 from headscope.pruning.removal.merge_plan import Merge, check_merge, plan_merge
 from headscope.pruning.removal.model_inputs import outputs, texts
+from headscope.pruning.removal.push import pushed
 from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.remove import (
     REMOVAL,
     RemoveConfig,
     export_for,
     kind_of_folder,
-    pushed,
     shrink,
     write_shrunk,
 )

@@ -8,21 +8,20 @@ only read.
 from __future__ import annotations
 
 import hashlib
-import shlex
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from headscope.bounds import check_numbers
-from headscope.config import CheckpointOptions, ValidatedTextFiles, flag
+from headscope.config import CheckpointOptions, ValidatedTextFiles
 from headscope.data.corpus import Corpus
 from headscope.errors import CheckpointError, ConfigError, check_one_given
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
-from headscope.files.hub import HubTarget, hub_target, push
+from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.reading import is_file
@@ -53,6 +52,7 @@ from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.merge_plan import check_merge, plan_merge
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
+from headscope.pruning.removal.push import pushed, typed_command
 from headscope.pruning.removal.record import Removed, Shrunk, padding_note, removal_card, removal_record
 from headscope.pruning.removal.savings import size, timings
 from headscope.pruning.removal.timing import Timing
@@ -170,27 +170,6 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     return pushed(removed, target)
 
 
-def pushed(removed: Removed, target: HubTarget | None) -> Removed:
-    """The same, once its folder is on the hub too; OutputError where that fails."""
-    if target is None:
-        return removed
-    counts = f"{removed.after.attention_heads} of {removed.before.attention_heads} attention heads"
-    return replace(removed, pushed=push(removed.out, target, title=f"{counts}, by headscope prune remove"))
-
-
-def _command(config: RemoveConfig) -> str:
-    """The command with its options, files by their names; not where it wrote to, nor on what machine it ran."""
-    left_out = {"checkpoint", "out", "force", "device", "hub_name", "hub_public", "rounds", "batch"}
-    words = []
-    for entry in fields(config):
-        value = getattr(config, entry.name)
-        if entry.name not in left_out and value != entry.default and value not in (None, ()):
-            shown = ",".join(value) if isinstance(value, tuple) else str(value)
-            shown = Path(shown).name if is_file(shown) else shown
-            words += [flag(entry.name)] if value is True else [flag(entry.name), shlex.quote(shown)]
-    return " ".join(["prune remove", shlex.quote(Path(config.checkpoint).name), *words])
-
-
 def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) -> Removed:
     began = time.monotonic()
     engines = config.engines()
@@ -297,7 +276,7 @@ def write_shrunk(
         path=config.out / written.path.relative_to(made),
         out=config.out,
         heads=_list_file(config),
-        command=_command(config),
+        command=typed_command(config),
         format=written.format,
         export=done.export.name,
         source=done.source,
