@@ -87,4 +87,4 @@ def convert(
         console.show(console.ending([f"{done.folder}: {done.architecture}"], done.folder, ""))
         return
     answer = f"{done.folder}: {done.architecture}; largest difference of logits {done.difference:.1e}"
-    console.show(console.ending([answer], done.folder, command_line("show", done.folder)))
+    console.show(console.ending([answer], done.folder, command_line("show", done.path)))

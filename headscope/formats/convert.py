@@ -31,6 +31,7 @@ class Converted:
     """What was written: the class of the model, the largest difference of logits, and what the user must know.
 
     `difference` is None where nothing could run what was written, `pushed` the address on the hub, if it is there.
+    `file` is what to open in the folder, where it is not the folder itself.
     """
 
     folder: Path
@@ -39,6 +40,12 @@ class Converted:
     difference: float | None
     notes: tuple[str, ...] = ()
     pushed: str = ""
+    file: str = ""
+
+    @property
+    def path(self) -> Path:
+        """What headscope opens."""
+        return self.folder / self.file
 
 
 def convert(
@@ -64,7 +71,7 @@ def convert(
             written = FORMATS.get(goal).convert(native, temporary, probe)
             difference = _difference(native, written.logits, probe)
             write_card(_card(checkpoint, written, goal, difference), temporary)
-        done = Converted(folder, goal, written.architecture, difference, written.notes)
+        done = Converted(folder, goal, written.architecture, difference, written.notes, file=written.file)
         build.finish(_record(checkpoint, done))
     return done
 

@@ -20,7 +20,8 @@ class Probe(NamedTuple):
 class Conversion:
     """What a format made of a native model: its class there, and logits [2 t V] of the probe from the files.
 
-    `opens` and `limits` are lines of the card: which programs open it, and which do not.
+    `opens` and `limits` are lines of the card: which programs open it, and which do not. `file` is what to open in the
+    folder, where it is not the folder itself.
     """
 
     architecture: str
@@ -28,3 +29,4 @@ class Conversion:
     notes: tuple[str, ...] = ()
     opens: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
+    file: str = ""

@@ -75,6 +75,7 @@ CASES = {
             ],
         ),
         Case("native", lambda inputs: ["convert", inputs / "model", "--to", "native"], out=("{out}",)),
+        Case("fairseq", lambda inputs: ["convert", inputs / "c.pt", "--to", "fairseq"], out=("{out}",)),
         Case("huggingface", lambda inputs: ["convert", inputs / "c.pt", "--to", "huggingface"], out=("{out}",)),
         Case(
             "remove",

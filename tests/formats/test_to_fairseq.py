@@ -169,5 +169,6 @@ def test_the_command(tmp_path: Path, command: Any) -> None:
     NATIVE.save(trained_here(), tmp_path / "native")
     status, out, said = command("convert", tmp_path / "native", tmp_path / "out", "--to", "fairseq")
     assert status == 0 and "a table of its own" in out, said
+    assert "checkpoint_best.pt" in out.splitlines()[-1]  # the next command shows it
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "fairseq (`--path`" in card and "fork MHR of fairseq, which wants" in card

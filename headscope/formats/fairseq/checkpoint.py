@@ -145,7 +145,9 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             written = self.write(checkpoint, folder, Companions())
             again = self.load(str(written.path), device="cpu", dtype="float64", companions=Companions())
             logits = probe_logits(again.model, probe)
-            return Conversion(checkpoint.model_type, logits, written.notes, written.opens, written.limits)
+            return Conversion(
+                checkpoint.model_type, logits, written.notes, written.opens, written.limits, written.path.name
+            )
         made = fairseq_model(checkpoint)
         _write_file(folder / FILE, made.options, made.weights)
         for name, content in vocabulary_files(checkpoint).items():
@@ -158,7 +160,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             )
         logits = logits_in_our_order(again.model, made, probe)
         opens, limits = ("headscope", _OPENS[made.of_fork]), (_LIMITS[made.of_fork],)
-        return Conversion(made.options["arch"], logits, made.notes, opens, limits)
+        return Conversion(made.options["arch"], logits, made.notes, opens, limits, FILE)
 
 
 _ONE_NUMBER = "fairseq itself: heads were removed, and its layers have one number of heads"
