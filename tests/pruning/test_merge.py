@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.capture import capture
 from headscope.pruning.closed_form.compensate import RefitOptions, refitted_model
 from headscope.pruning.closed_form.sequential import sequential_refits
+from headscope.pruning.removal import decoding_speed
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
@@ -186,6 +188,15 @@ def test_other_exports_and_a_refit(
         assert record["compensation"]["sequential"] and len(record["compensation"]["modules"]) == 3
         assert all(module["error"] < module["error_without"] for module in record["compensation"]["modules"])
         assert set(record["compensation"]["performance"]) == {"intact", "removed", "refitted"}
+
+
+def test_decoding_is_timed_where_a_cache_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = checkpoint("wide")
+    timing = decoding_speed.decoding_speed(whole, whole, rounds=1)
+    assert timing is not None and timing.what == "decoding after 111 tokens" and timing.tokens == 128
+    assert timing.before > 0 < timing.after and timing.speedup == timing.before / timing.after
+    monkeypatch.setattr(type(whole.model), "forward", lambda *_, **__: SimpleNamespace(past_key_values=None))
+    assert decoding_speed.decoding_speed(whole, whole, rounds=1) is None
 
 
 def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> None:

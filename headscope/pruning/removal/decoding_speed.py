@@ -14,40 +14,43 @@ from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import suppress_warnings
 from headscope.model.threads import threads_for_pass
+from headscope.pruning.removal.model_inputs import vocabularies
 from headscope.pruning.removal.timing import Timing, wait_for_device
 
 FILLED, TEXTS, STEPS = 256, 8, 16
 """Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens written to each."""
 
 
-def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing:
+def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing | None:
     """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts; of models of one side with a cache.
 
-    The models take turns. Filling the cache is not timed.
+    The models take turns. Filling the cache is not timed. None for architectures that hand no cache on, or one that
+    cannot be copied for several texts.
     """
     filled = max(1, min(FILLED, (before.limit or FILLED) - STEPS - 1))
-    seconds: tuple[list[float], list[float]] = ([], [])
-    caches = [_filled(checkpoint, filled) for checkpoint in (before, after)]
-    for number in range(rounds + 1):
-        for checkpoint, start, measured in zip((before, after), caches, seconds, strict=True):
-            took = _steps(checkpoint, start, filled)
-            if number:  # the first does not count
-                measured.append(took)
-    old, new = (median(measured) for measured in seconds)
+    both = (before, after)
+    try:
+        caches = [_filled(checkpoint, filled) for checkpoint in both]
+        for checkpoint, start in zip(both, caches, strict=True):
+            _steps(checkpoint, start)  # the first does not count
+    except Exception:  # whatever an architecture's own code raises (RecurrentGemma)
+        return None
+    rows = [[_steps(checkpoint, start) for checkpoint, start in zip(both, caches, strict=True)] for _ in range(rounds)]
+    old, new = (median(seconds) for seconds in zip(*rows, strict=True))
     return Timing(f"decoding after {filled} tokens", TEXTS, old, new, old / new, tokens=TEXTS * STEPS)
 
 
 def _filled(checkpoint: Checkpoint, length: int) -> Any:
     """The cache of `TEXTS` texts of random tokens, all the same."""
     noise = torch.Generator().manual_seed(0)
-    ids = torch.randint(checkpoint.vocabulary, (1, length), generator=noise).to(checkpoint.device)
+    ids = torch.randint(vocabularies(checkpoint)[0], (1, length), generator=noise).to(checkpoint.device)
     with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
         cache = checkpoint.model(input_ids=ids, use_cache=True).past_key_values
         cache.batch_repeat_interleave(TEXTS)
     return cache
 
 
-def _steps(checkpoint: Checkpoint, start: Any, filled: int) -> float:
+def _steps(checkpoint: Checkpoint, start: Any) -> float:
     """Seconds of all steps from a copy of a cache."""
     model: Any = checkpoint.model
     tokens = torch.zeros(TEXTS, 1, dtype=torch.long, device=checkpoint.device)

@@ -74,7 +74,8 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
         if again():
             measured.append(measure_timing("beam search", sentences, search, again, max(rounds // 2, 1)))
     if not before.two_sided and decodes_from_cache(before):
-        measured.append(decoding_speed(before, after, rounds=max(rounds // 2, 1)))
+        decoding = decoding_speed(before, after, rounds=max(rounds // 2, 1))
+        measured += [] if decoding is None else [decoding]
     return measured
 
 
