@@ -269,9 +269,9 @@ def test_the_command_and_its_json(folder: Path, tmp_path: Path) -> None:
 
 def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    command = ["prune", "subset", str(folder / "whole"), "--keep", "3", "--out", str(tmp_path / "r")]
+    command = ["prune", "remove", str(folder / "whole"), "--heads", "decoder-self.0.1", "--out", str(tmp_path / "r")]
     found = CliRunner().invoke(app, command)
-    with pytest.raises(ConfigError, match="prune subset runs in one process; start it without torchrun"):
+    with pytest.raises(ConfigError, match="prune remove runs in one process; start it without torchrun"):
         raise found.exception or AssertionError(found.output)
 
 
