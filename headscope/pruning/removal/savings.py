@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.removal.decoding_speed import decoding_speed
@@ -55,7 +56,7 @@ def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
 def flops(model: nn.Module, batch: ModelInputs) -> int:
     """Floating point operations of the matrix products of one forward pass, two for a multiplication and addition."""
     counter = FlopCounterMode(display=False)
-    with through_attend(model), counter:
+    with through_attend(model), frozen_parameters(model), counter:  # the counter follows gradients of what modules get
         outputs(model, batch)
     return int(counter.get_total_flops())
 
