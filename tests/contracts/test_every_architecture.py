@@ -18,6 +18,7 @@ from headscope.heads import HeadId
 from headscope.model.capture import capture
 from headscope.model.discovery import AttentionSite, find_attention
 from headscope.model.interface import through_attend
+from headscope.model.prefix_cache import resumable_layers
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
@@ -25,6 +26,7 @@ from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.savings import flops
 from tests.contracts.architectures import sharpened
 from tests.contracts.catalogue import Entry, catalogue
+from tests.oracles import tiny
 
 CATALOGUE = catalogue()
 every = pytest.mark.parametrize("entry", CATALOGUE.values(), ids=CATALOGUE)
@@ -150,3 +152,17 @@ def assert_reloaded(shrunk: Any, folder: Path, data: InputTexts) -> None:
 def test_the_list_is_long_and_knows_all_three_outcomes() -> None:
     assert len(CATALOGUE) >= 60
     assert {entry.outcome for entry in CATALOGUE.values()} == {"works", "masked only", "refused"}
+
+
+def test_a_decoder_starts_with_what_its_own_config_says(tmp_path: Path) -> None:
+    """T5Gemma has no decoder_start_token_id: its decoder's config says what comes first."""
+    entry = CATALOGUE["t5gemma"]
+    checkpoint = opened(entry, tmp_path)
+    checkpoint.tokenizer = tiny.tokenizer([], [tiny.END])
+    (encoded,) = checkpoint.encode(["ah bi ch"], side="target", limit=9)
+    assert encoded.ids[0] == entry.sizes["decoder"]["bos_token_id"]
+
+
+def test_passes_are_computed_in_full_where_layers_share_keys(tmp_path: Path) -> None:
+    """Gemma 3n: a layer that is left out of a pass would leave no keys and values for those above it."""
+    assert resumable_layers(opened(CATALOGUE["gemma3n_text"], tmp_path).model) is None
