@@ -330,7 +330,11 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
 @pytest.mark.parametrize(
     ("kind", "metrics", "objectives"),
     [
-        ("bert", ["loss --labels", "accuracy --labels", "macro-f1 --labels"], ["loss --labels", "top1"]),
+        (
+            "bert",
+            ["loss --labels", "accuracy --labels", "macro-f1 --labels"],
+            ["loss --labels", "top1", "answer --clean"],
+        ),
         ("bert-tags", ["loss --labels", "accuracy --labels", "macro-f1 --labels"], ["loss --labels", "top1"]),
         ("bert-encoder", [], []),
     ],
