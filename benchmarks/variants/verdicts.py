@@ -101,7 +101,8 @@ def idle(arms: Iterable[Arm], rows: Sequence[Row]) -> dict[str, str]:
                 value = row.get(effect.column)
                 if value is None or not effect.holds(float(value)):
                     bound = f"must be at {'least' if effect.least else 'most'} {effect.bound:g}"
-                    reasons.setdefault(arm.name, f"{effect.column} of seed {row['seed']} is {value}, {bound}")
+                    shown = "not there" if value is None else f"{float(value):.4g}"
+                    reasons.setdefault(arm.name, f"{effect.column} of seed {row['seed']} is {shown}, {bound}")
     return reasons
 
 
