@@ -14,7 +14,6 @@ after one short run that is not counted.
 from __future__ import annotations
 
 import argparse
-import csv
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from long_context import SEED, one_line, whole_words, words
+from long_context import SEED, one_line, whole_words, words, write_table
 
 LENGTHS = (1024, 4096, 8192, 16384, 32768, 65536, 131072)
 MODES = ("forward", "streamed", "eager")
@@ -153,10 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print("  ".join(f"{column} {value}" for column, value in rows[-1].items()), flush=True)
     print("\n".join(report(rows)))
     if given.out:
-        with given.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(given.out, COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,14 @@ def report(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def write_table(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """Rows as CSV."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def main() -> None:
     """Measure, print, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -160,10 +169,7 @@ def main() -> None:
                 print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     print("\n".join(report(rows)))
     if given.out:
-        with given.out.open("w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_table(given.out, COLUMNS, rows)
 
 
 if __name__ == "__main__":

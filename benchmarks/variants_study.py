@@ -115,9 +115,8 @@ def report(asked: argparse.Namespace, arms: list[Arm]) -> None:
 
     asked.results.mkdir(parents=True, exist_ok=True)
     collect(asked.out, asked.results)
-    write_page(asked.results)
     draw(asked.results)
-    write_page(asked.results)  # once more: it names the figures that are there
+    write_page(asked.results)
     print((asked.results / "table.md").read_text(encoding="utf-8"))
 
 

@@ -6,9 +6,9 @@ and again only for its own heads. BLEU and chrF need a translation of the corpus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headscope.bootstrap import Array, Bootstrap, Estimate
 from headscope.config import EvaluateConfig
@@ -46,6 +46,9 @@ from headscope.results import Signature
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Scored = TypeVar("Scored", Likelihood, StateComparison)
 
 
 @dataclass
@@ -119,39 +122,27 @@ def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progres
 
 
 def _likelihoods(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> Likelihood | None:
-    if not predictions_of(opened.metrics):
-        return None
+    return _with_each_masked(opened, heads, progress, likelihood) if predictions_of(opened.metrics) else None
+
+
+def _states(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> StateComparison | None:
+    wanted = set(opened.metrics) & set(STATE_METRICS)
+    return _with_each_masked(opened, heads, progress, compare_states) if wanted else None
+
+
+def _with_each_masked(
+    opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress, score: Callable[..., Scored]
+) -> Scored:
+    """One pass in which `score` measures the model as it is, and with each head masked."""
     masks = [[], *([head] for head in heads)]
+    options = opened.likelihood_options
     with progress("each head", opened.corpus.count) as step:
-        scored = likelihood(
-            opened.checkpoint,
-            opened.corpus,
-            opened.likelihood_options,
-            masks=masks,
-            progress=step,
-            processes=opened.processes,
+        scored = score(
+            opened.checkpoint, opened.corpus, options, masks=masks, progress=step, processes=opened.processes
         )
     opened.unknown = scored.losses.unknown
     opened.remarks += cut_remark(scored)
     return scored
-
-
-def _states(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> StateComparison | None:
-    if not set(opened.metrics) & set(STATE_METRICS):
-        return None
-    masks = [[], *([head] for head in heads)]
-    with progress("each head", opened.corpus.count) as step:
-        compared = compare_states(
-            opened.checkpoint,
-            opened.corpus,
-            opened.likelihood_options,
-            masks=masks,
-            progress=step,
-            processes=opened.processes,
-        )
-    opened.unknown = compared.losses.unknown
-    opened.remarks += cut_remark(compared)
-    return compared
 
 
 def state_columns(compared: StateComparison, metrics: Sequence[str]) -> dict[str, Any]:

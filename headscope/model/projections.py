@@ -7,7 +7,8 @@ transposed projections (GPT-2's Conv1D) need no table of architectures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -135,16 +136,24 @@ def _slices(states: Tensor) -> Slices | None:
 
 def _product(node: Any) -> Any:
     """The matrix product nearest to `node` in the autograd graph (breadth first)."""
-    queue, visited = [node], set()
+
+    def stop(current: Any) -> bool:
+        return is_product(current) or marked_module(current) is not None
+
+    return next(filter(stop, graph_nodes(node, stop=stop)), None)
+
+
+def graph_nodes(node: Any, *, stop: Callable[[Any], bool]) -> Iterator[Any]:
+    """`node` and those above it in the autograd graph, breadth first, none of them twice; none above where `stop`."""
+    queue, visited = deque([node]), set()
     while queue:
-        current = queue.pop(0)
+        current = queue.popleft()
         if current is None or current in visited:
             continue
         visited.add(current)
-        if is_product(current) or marked_module(current) is not None:
-            return current
-        queue.extend(parent for parent, _ in current.next_functions)
-    return None
+        yield current
+        if not stop(current):
+            queue.extend(parent for parent, _ in current.next_functions)
 
 
 def is_product(node: Any) -> bool:
@@ -155,8 +164,13 @@ def is_product(node: Any) -> bool:
 def _source(product: Any) -> tuple[Tensor | StoredWeight, int] | None:
     """The weight matrix of a product, and its axis of outputs."""
     if (module := marked_module(product)) is not None:
-        return StoredWeight(module), 0 if isinstance(module, nn.Linear) else 1
+        return StoredWeight(module), output_axis(module)
     return weight_of(product)
+
+
+def output_axis(module: nn.Module) -> int:
+    """The axis of outputs of a module's weight: 0, of a Conv1D 1."""
+    return 0 if isinstance(module, nn.Linear) else 1
 
 
 def weight_of(product: Any) -> tuple[Tensor, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from statistics import median
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.interface import suppress_warnings
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.removal.model_inputs import vocabularies
-from headscope.pruning.removal.timing import Timing, wait_for_device
+from headscope.pruning.removal.timing import Timing, in_turns, wait_for_device
 
 FILLED, TEXTS, STEPS = 256, 8, 16
 """Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens written to each."""
@@ -35,9 +35,8 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
             _steps(checkpoint, start)  # the first does not count
     except Exception:  # whatever an architecture's own code raises (RecurrentGemma)
         return None
-    rows = [[_steps(checkpoint, start) for checkpoint, start in zip(both, caches, strict=True)] for _ in range(rounds)]
-    old, new = (median(seconds) for seconds in zip(*rows, strict=True))
-    return Timing(f"decoding after {filled} tokens", TEXTS, old, new, old / new, tokens=TEXTS * STEPS)
+    old, new = (partial(_steps, checkpoint, start) for checkpoint, start in zip(both, caches, strict=True))
+    return in_turns(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
 
 
 def _filled(checkpoint: Checkpoint, length: int) -> Any:

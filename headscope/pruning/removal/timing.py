@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -28,9 +29,16 @@ def measure_timing(
 ) -> Timing:
     """Time two functions in turns, after one run of each that does not count."""
     before(), after()
-    pairs = [(_seconds(before), _seconds(after)) for _ in range(rounds)]
-    olds, news = zip(*pairs, strict=True)
-    return Timing(what, sentences, median(olds), median(news), median(olds) / median(news))
+    return in_turns(what, sentences, partial(_seconds, before), partial(_seconds, after), rounds)
+
+
+def in_turns(
+    what: str, sentences: int, before: Callable[[], float], after: Callable[[], float], rounds: int, *, tokens: int = 0
+) -> Timing:
+    """Medians of what two functions say that they took, one after the other in every round."""
+    pairs = [(before(), after()) for _ in range(rounds)]
+    old, new = (median(seconds) for seconds in zip(*pairs, strict=True))
+    return Timing(what, sentences, old, new, old / new, tokens=tokens)
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -8,7 +8,6 @@ head's states and no other's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,7 @@ from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
 from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import through_attend
-from headscope.model.projections import Slices, columns_of, hooked_matrices, is_product, weight_of
+from headscope.model.projections import Slices, columns_of, graph_nodes, hooked_matrices, is_product, weight_of
 
 SiteLayer = tuple[Site, int]
 
@@ -185,32 +184,19 @@ def _gate_side(heads: list[Tensor], branch: Any) -> Side:
 
 def _beside(node: Any, context: Any) -> Any:
     """The other factor of the product nearest to `node` that multiplies the context."""
-    for current in _walk(node, stop=lambda _: False):
+    for current in graph_nodes(node, stop=lambda _: False):
         if type(current).__name__ == "MulBackward0":
             parents = [parent for parent, _ in current.next_functions if parent is not None]
-            others = [parent for parent in parents if context not in set(_walk(parent, stop=is_product))]
+            others = [parent for parent in parents if context not in set(graph_nodes(parent, stop=is_product))]
             return others[0] if len(others) == 1 < len(parents) else None
     return None
 
 
 def _sources(node: Any) -> tuple[list[Any], list[Tensor]]:
     """The matrix products nearest to a node of the autograd graph on all its ways, and the parameters before them."""
-    visited = list(_walk(node, stop=is_product))
+    visited = list(graph_nodes(node, stop=is_product))
     leaves = [current.variable for current in visited if hasattr(current, "variable")]
     return [current for current in visited if is_product(current)], leaves
-
-
-def _walk(node: Any, *, stop: Any) -> Iterator[Any]:
-    """The nodes above one, breadth first, none of them twice; nothing above those where `stop` holds."""
-    queue, visited = [node], set()
-    while queue:
-        current = queue.pop(0)
-        if current is None or current in visited:
-            continue
-        visited.add(current)
-        yield current
-        if not stop(current):
-            queue.extend(parent for parent, _ in current.next_functions)
 
 
 def _with_readers(found: dict[SiteLayer, HeadParts]) -> dict[SiteLayer, HeadParts]:

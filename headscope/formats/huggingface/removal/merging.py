@@ -12,6 +12,7 @@ from headscope.formats.huggingface.removal.head_parts import HeadParts, head_par
 from headscope.formats.huggingface.removal.shrink import GROUPS, SHARING, unknown_part
 from headscope.heads import Site
 from headscope.model.discovery import attention_kind, find_attention
+from headscope.model.projections import output_axis
 from headscope.model.removal_plan import RemovalPlan
 
 
@@ -33,7 +34,7 @@ def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
         for slices in (part for side in (of_layer.key, of_layer.value) for part in (*side.rows, *side.entries)):
             name = names[id(slices.weight)]
             owner = pooled.get_submodule(name.rpartition(".")[0])
-            of_outputs = name.endswith(".weight") and slices.axis == (0 if isinstance(owner, nn.Linear) else 1)
+            of_outputs = name.endswith(".weight") and slices.axis == output_axis(owner)
             bias = getattr(owner, "bias", None) if of_outputs else None
             for members in sets:
                 units = [slices.units[group] for group in members]

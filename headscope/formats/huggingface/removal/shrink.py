@@ -22,7 +22,7 @@ from headscope.formats.huggingface.removal.head_parts import HeadParts, Side, he
 from headscope.formats.huggingface.selfcontained import EMPTY
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, base_of, find_attention
-from headscope.model.projections import Slices, has_added_bias
+from headscope.model.projections import Slices, has_added_bias, output_axis
 from headscope.model.removal_plan import RemovalPlan
 
 HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
@@ -214,7 +214,7 @@ class _Cutter:
         owner, _, parameter = name.rpartition(".")
         module, remaining = self.modules[owner], torch.tensor(rows)
         self.done.keep[name] = [(axis, remaining)]
-        of_outputs = axis == (0 if isinstance(module, nn.Linear) else 1)
+        of_outputs = axis == output_axis(module)
         if parameter == "weight" and of_outputs and isinstance(getattr(module, "bias", None), nn.Parameter):
             self.done.keep[f"{owner}.bias"] = [(0, remaining)]
 
