@@ -98,8 +98,9 @@ class RealBatchNorm(nn.Module):
 class Gate(nn.Module):
     """norm → linear → tanh → dropout → linear → softmax over experts.
 
-    The second linear layer starts at zero, so fresh gates are uniform (the paper does not say how they
-    start). Batch norm of the input is the paper's; in a causal stack a batch's statistics would mix positions,
+    The second linear layer starts at zero, so fresh gates are uniform, until `spread` draws it (the paper does not say
+    how gates start). Under autocast a gate computes in its weights' type, as routers of experts do (Fedus et al. 2022,
+    "Switch Transformers", §2.4): rounded to bfloat16, responsibilities near 1/8 are 0.4 % apart. Batch norm of the input is the paper's; in a causal stack a batch's statistics would mix positions,
     so running ones serve there, and layer norm is offered. Dropout leaves out the same units at all positions of
     a sentence, which in the paper has one gate.
     """
@@ -119,13 +120,19 @@ class Gate(nn.Module):
             for fixed in (self.inner.bias, self.outer.weight, self.outer.bias):
                 fixed.zero_()
 
+    def spread(self, scale: float) -> None:
+        """Draw the second layer's weights from Glorot's uniform distribution, times `scale`."""
+        nn.init.xavier_uniform_(self.outer.weight, gain=scale)
+
     def forward(self, x: Tensor, real: Tensor, *, learning: bool, causal: bool = False) -> Tensor:
         """Log responsibilities [b p e] of means x [b p d]; `learning`: with dropout and the batch's own statistics."""
-        if self.batch_norm is not None:
-            x = self.batch_norm(x, real, learning=learning, causal=causal)
-        elif self.layer_norm is not None:
-            x = self.layer_norm(x)
-        inner = torch.tanh(self.inner(x))
-        if learning and self.dropout:
-            inner = inner * nn.functional.dropout(torch.ones_like(inner[:, :1]), self.dropout)
-        return torch.log_softmax(self.outer(inner), dim=-1)
+        with torch.autocast(x.device.type, enabled=False):
+            x = x.to(self.outer.weight.dtype)
+            if self.batch_norm is not None:
+                x = self.batch_norm(x, real, learning=learning, causal=causal)
+            elif self.layer_norm is not None:
+                x = self.layer_norm(x)
+            inner = torch.tanh(self.inner(x))
+            if learning and self.dropout:
+                inner = inner * nn.functional.dropout(torch.ones_like(inner[:, :1]), self.dropout)
+            return torch.log_softmax(self.outer(inner), dim=-1)

@@ -40,6 +40,9 @@ class MaeOptions(NoOptions):
         "encoders, layer in decoders.",
     )
     gate_dropout: float = option(0.1, "Dropout in a gate.")
+    gate_scale: float = option(
+        0.0, "How far apart gates start: their output weights are Glorot's times this; 0: experts start equal."
+    )
     gate_window: int = option(0, "Decoders: a gate reads the mean of the last N positions; 0: of all so far.")
     gate_lr: float = option(1.0, "Learning rate of the gates' own SGD, without momentum and decay.")
     gate_every: int = option(5, "Gates are trained in every N-th epoch (G steps), counted from 1.")
@@ -55,6 +58,8 @@ class MaeOptions(NoOptions):
                 f"--expert-heads {self.expert_heads}, --gate-hidden {self.gate_hidden}, --gate-window "
                 f"{self.gate_window}: none of them may be negative"
             )
+        if not 0 <= self.gate_scale < float("inf"):
+            raise ConfigError(f"--gate-scale is {self.gate_scale:g}; it must be 0 or more")
         if not 0 <= self.gate_dropout < 1:
             raise ConfigError(f"--gate-dropout is {self.gate_dropout}; it must be at least 0 and less than 1")
         if not 0 < self.gate_lr < float("inf") or self.gate_every < 1:
@@ -122,6 +127,8 @@ class Mae(Variant):
         return replace(config, encoder=encoder, decoder=mixture_modules(config.decoder, self.options, causal=True))
 
     def adapt(self, model: Transformer, *, fresh: bool) -> None:
+        from headscope.model.mixing.experts import experts_of
+
         if fresh and self.options.tune != "none":
             raise ConfigError(f"--tune {self.options.tune} is for a trained model; name it with --init")
         gates = any(GATE in name for name, _ in model.named_parameters())
@@ -130,6 +137,9 @@ class Mae(Variant):
                 "--init is a model of gated experts; --uniform has no gates" if gates else
                 "--init is a model of experts without gates; train it with --uniform"
             )  # fmt: skip
+        for mixture in experts_of(model) if self.options.gate_scale else ():
+            if mixture.gate is not None and not mixture.gate.outer.weight.any():
+                mixture.gate.spread(self.options.gate_scale)
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
         parameters = dict(model.named_parameters())
