@@ -271,7 +271,45 @@ def test_g_steps_change_gates_only(tmp_path: Path) -> None:
     assert {key for key in before if GATE in key} == changed
     assert not any(each.grad is not None and each.grad.any() for each in lessons.variant(run).other_parameters)
     assert all(each.requires_grad for each in run.model.parameters())
-    assert lessons.variant(run).history(run)["gate_entropy"] > 0
+    history = lessons.variant(run).history(run)
+    assert history["gate_entropy"] > 0
+
+
+def test_how_far_gates_moved_is_noted(tmp_path: Path) -> None:
+    run = lessons.begin(tmp_path, "mae", shared={"max_tokens": 200, "log_every": 1}, gate_every=1, gate_lr=2.0)
+    variant, start = lessons.variant(run), [gate.detach().clone() for gate in lessons.variant(run).gates]
+    assert variant.history(run)["gate_change"] == 0
+    variant.step(run, lessons.lesson(run), run.gradients)
+    moved = torch.cat([(gate.detach() - was).flatten() for gate, was in zip(variant.gates, start, strict=True)])
+    change = float(moved.norm() / torch.cat([was.flatten() for was in start]).norm())
+    assert variant.history(run)["gate_change"] == pytest.approx(change) and change > 0
+    (tmp_path / "again").mkdir()
+    again = lessons.begin(tmp_path / "again", "mae", shared={"max_tokens": 200, "log_every": 1}, gate_every=1)
+    lessons.variant(again).load_state_dict(variant.state_dict())
+    for kept, was in zip(lessons.variant(again).gate_history.start, start, strict=True):
+        assert torch.equal(kept, was)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 1.0])
+def test_gates_start_as_far_apart_as_asked(tmp_path: Path, scale: float) -> None:
+    run = lessons.begin(tmp_path, "mae", gate_scale=scale)
+    for mixture in experts_of(run.model):
+        assert mixture.gate is not None
+        weight = mixture.gate.outer.weight
+        bound = scale * (6 / sum(weight.shape)) ** 0.5
+        assert 0.9 * bound <= float(weight.detach().abs().max()) <= bound
+        assert not mixture.gate.outer.bias.any()
+
+
+def test_a_gate_is_not_rounded_under_autocast() -> None:
+    gate = Gate(11, 5, hidden=7, norm="layer", dropout=0.0)
+    gate.spread(1.0)
+    means, real = torch.randn(3, 1, 11), torch.ones(3, 1, dtype=torch.bool)
+    exact = gate(means, real, learning=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = gate(means, real, learning=False)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, exact, rtol=0, atol=1e-6)
 
 
 class Stop(Exception):

@@ -55,6 +55,7 @@ QUANTITIES = (
     Quantity("Swaps: exchanges so far", "pairs of heads", "swaps"),
     Quantity("Heads' mean cosine", "latest batch", "disagreement"),
     Quantity("Gates: G steps so far", "steps", "gate_steps"),
+    Quantity("Gates: distance from their start", "share of its norm", "gate_change"),
 )
 BEHIND = "valid_nll"  # of which a panel shows by how much runs differ from the first
 STEPS = {"swapped", "swaps", "gate_steps"}

@@ -73,7 +73,7 @@ class MaeOptions(NoOptions):
 
 @dataclass
 class GateHistory:
-    """What gates did since the last line of metrics, by module, and how many G steps there were in all.
+    """What gates did since the last line of metrics, by module, how many G steps there were in all, and the start.
 
     It is noted in every tenth update, or as often as metrics are: a gate is a small part of a step. An update's entropy
     is a mean over gates (of sentences, or of positions), and so is its responsibility of every expert [e].
@@ -84,6 +84,8 @@ class GateHistory:
     entropies: dict[tuple[Site, int], list[Tensor]] = field(default_factory=dict)
     responsibilities: dict[tuple[Site, int], list[Tensor]] = field(default_factory=dict)
     steps: int = 0
+    start: list[Tensor] = field(default_factory=list)
+    """The gates' weights before the first update."""
     noting: bool = False
     interval: ClassVar[int] = 10
 
@@ -157,6 +159,7 @@ class Mae(Variant):
 
         if self.gates:
             self.sgd = torch.optim.SGD(self.gates, lr=self.options.gate_lr)
+            self.gate_history.start = [gate.detach().clone() for gate in self.gates]
         if self.options.tune != "none":
             trained = {id(parameter) for parameter in (*self.gates, *run.trained)}
             for parameter in run.model.parameters():
@@ -225,7 +228,7 @@ class Mae(Variant):
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Of the gates since the line before: mean entropy in nats, of all and of each site, and mean responsibility.
 
-        And how many G steps there were.
+        And how many G steps there were, and how far weights of gates are from their start: ‖w − w₀‖ / ‖w₀‖.
         """
         noted = self.gate_history
         if self.options.uniform:
@@ -238,6 +241,7 @@ class Mae(Variant):
             of_site = [entropy for module, found in entropies.items() if module[0] is site for entropy in found]
             values[f"gate_entropy.{site}"] = _mean(of_site)
         values["gate_steps"] = float(noted.steps)
+        values["gate_change"] = distance(self.gates, noted.start)
         for (site, layer), experts in noted.modules.items():
             rows = [row.tolist() for row in noted.responsibilities.get((site, layer), [])]
             for expert in range(experts):
@@ -247,10 +251,19 @@ class Mae(Variant):
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.gate_history.steps}
+        return {"steps": self.gate_history.steps, "start": self.gate_history.start}
 
     def load_state_dict(self, state: Any) -> None:
         self.gate_history.steps = state["steps"]
+        self.gate_history.start = [kept.to(gate.device) for kept, gate in zip(state["start"], self.gates, strict=True)]
+
+
+def distance(weights: Sequence[Tensor], start: Sequence[Tensor]) -> float:
+    """‖w − w₀‖ / ‖w₀‖ of all of them together."""
+    moved = sum(
+        float((weight.detach() - before).double().square().sum()) for weight, before in zip(weights, start, strict=True)
+    )
+    return math.sqrt(moved / sum(float(before.double().square().sum()) for before in start))
 
 
 def _mean(values: Sequence[float]) -> float:
