@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from variants.design import ARMS, GRID_SEED, RATES, RECIPE, SEEDS, SWAPS, Arm, swap_schedule
+from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, SEEDS, SWAPS, Arm, swap_schedule
 from variants.page import write_page
 from variants.runs import Setting, commit_of_checkout, complete, machine, valid_losses
 
 from headscope.files.writing import write_json
 
 RESULTS = Path(__file__).parent / "variants"
-GRID_ARMS = ("baseline", "mixing-free", "mixing", "swap", "mae", "mae-uniform", "mae-nobcd")
+WORDS = 6  # for each expert
 
 
 def main() -> None:
@@ -53,6 +53,10 @@ def main() -> None:
         parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(arm.name for arm in ARMS)}")
     if asked.what != "report" and asked.data is None:
         parser.error("--data says where the texts are")
+    if asked.what == "report" and asked.arms:
+        parser.error("report is of all arms that have runs; leave out --arms")
+    if asked.what == "grid" and asked.max_epochs is None:
+        asked.max_epochs = GRID_EPOCHS
     arms = [arm for arm in ARMS if arm.name in names]
     {"grid": grid, "train": train_all, "cost": cost, "report": report}[asked.what](asked, arms)
 
@@ -89,10 +93,9 @@ def train_all(asked: argparse.Namespace, arms: list[Arm]) -> None:
 def grid(asked: argparse.Namespace, arms: list[Arm]) -> None:
     """Validation losses of every arm at several rates, on a seed that no run has; nothing else is looked at."""
     setting = begin(asked)
-    for rate in RATES:
-        for arm in arms:
-            if arm.name in GRID_ARMS:
-                complete(setting, replace(arm, name=f"{arm.name}@{rate:g}", lr=rate), GRID_SEED, measured=False)
+    for place in range(max(len(arm.rates) for arm in arms)):
+        for arm, rate in ((arm, arm.rates[place]) for arm in arms if place < len(arm.rates)):
+            complete(setting, replace(arm, name=f"{arm.name}@{rate:g}", lr=rate), GRID_SEED, measured=False)
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(setting.out.glob("runs/*/result.json"))]
     pd.DataFrame(rows).to_csv(setting.out / "grid.csv", index=False)
 
@@ -121,13 +124,14 @@ def report(asked: argparse.Namespace, arms: list[Arm]) -> None:
 
 
 def collect(out: Path, results: Path) -> None:
-    """runs.csv, curves.csv and matrices.csv of the finished runs of a study; where it has none, nothing is written."""
+    """The tables runs, curves, matrices and words of the finished runs; where there are none, nothing is written."""
     notes = sorted(out.glob("runs/*/result.json"))
     if not notes:
         return
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in notes]
     curves: list[dict[str, Any]] = []
     matrices: list[pd.DataFrame] = []
+    words: list[pd.DataFrame] = []
     for path, row in zip(notes, rows, strict=True):
         run = {"arm": row["arm"], "seed": row["seed"]}
         curves += [run | {"epoch": epoch, "valid_nll": loss} for epoch, loss in valid_losses(path.parent).items()]
@@ -137,10 +141,16 @@ def collect(out: Path, results: Path) -> None:
             entries["absolute"] = entries["alpha"].abs()
             means = entries.groupby(["site", "head", "source"], as_index=False)[["alpha", "absolute"]].mean()
             matrices.append(means.assign(**run))
+        tokens = out / "analysis" / path.parent.name / "experts_tokens.csv"
+        if tokens.exists():
+            table = pd.read_csv(tokens, keep_default_na=False).query("site == 'encoder-self' and layer == 0")
+            words.append(table.groupby("expert").head(WORDS).assign(**run))
     pd.DataFrame(rows).sort_values(["seed", "arm"]).to_csv(results / "runs.csv", index=False)
     pd.DataFrame(curves).to_csv(results / "curves.csv", index=False)
     if matrices:
         pd.concat(matrices).to_csv(results / "matrices.csv", index=False)
+    if words:
+        pd.concat(words).to_csv(results / "words.csv", index=False)
 
 
 if __name__ == "__main__":

@@ -81,7 +81,8 @@ def test_each_of_the_four_words() -> None:
 def test_an_arm_that_did_nothing_is_found_and_named() -> None:
     design, verdicts = part("design"), part("verdicts")
     arms = {arm.name: arm for arm in design.ARMS}
-    rows = runs("mae", {1: 1.9, 2: 2.07}, "gate_entropy", gate_steps=9.0) + runs("swap", {1: 32.0}, "swaps")
+    moved = {"gate_steps": 9.0, "gate_change": 0.2}
+    rows = runs("mae", {1: 1.9, 2: 2.07}, "gate_entropy", **moved) + runs("swap", {1: 32.0}, "swaps")
     assert verdicts.idle(arms.values(), rows) == {"mae": "gate_entropy of seed 2 is 2.07, must be at most 2"}
     assert "mixing" in verdicts.idle(arms.values(), runs("mixing", {1: 1.9})), "without the number nothing is shown"
 
@@ -139,7 +140,11 @@ def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
     for seed in (1, 2, 3):
         finished(out, "baseline", seed, 2.0 + seed / 10, **{"confidence.cross": 0.5})
         finished(out, "mae-uniform", seed, 1.9 + seed / 10 + seed / 1000, **{"confidence.cross": 0.6 + seed / 100})
-        finished(out, "mae", seed, 1.7 + seed / 10, gate_entropy=2.07, gate_steps=9)
+        finished(out, "mae", seed, 1.7 + seed / 10, gate_entropy=2.07, gate_steps=9, gate_change=0.2)
+    (out / "analysis" / "mae-2").mkdir(parents=True)
+    (out / "analysis" / "mae-2" / "experts_tokens.csv").write_text(
+        "site,layer,expert,token,pmi,count\nencoder-self,0,0,null,1.25,20\nencoder-self,1,0,no,1,20\ncross,0,0,no,1,20\n"
+    )
     (results / "cost.csv").write_text(
         "round,arm,seconds\n0,baseline,1.0\n0,mae-uniform,1.1\n1,baseline,2.0\n1,mae-uniform,2.4\n"
     )
@@ -149,6 +154,8 @@ def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
     assert re.search(r"mae-uniform has a lower validation loss than baseline .*\| \*\*reproduced\*\*", text)
     assert "mae is left out: gate_entropy of seed 1 is 2.07, must be at most 2" in text
     assert "| MAE-7 | 0.003" not in text
+    assert "| MAE-7 | gate_entropy | at most 2 | 2.07 to 2.07 |" in text
+    assert "| 0 | null 1.25 |" in text
     assert "| confidence, cross | 0.500 |" in text
     assert "+0.120 ± 0.025" in text
     assert "abababababab" in text

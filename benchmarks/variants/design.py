@@ -11,9 +11,10 @@ from headscope.training.config import PRESETS
 
 TEST = "test_2016_flickr"
 SWAPS = "swaps.json"
-SEEDS = 6
-GRID_SEED = 100
+SEEDS = 5
+GRID_SEED, GRID_EPOCHS = 100, 8
 RATES = (0.0015, 0.003, 0.006)
+WIDE_RATES = (0.0005, 0.001, 0.002)
 SENTENCES, EPOCHS = 10_000, 20
 RECIPE: Mapping[str, Any] = {
     "preset": "small",
@@ -23,7 +24,7 @@ RECIPE: Mapping[str, Any] = {
     "initial": "fairseq",
     "schedule": "cosine",
     "warmup": 500,
-    "precision": "bf16",
+    "precision": "float32",
     "bleu_every": 0,
     "save_every": 500,
     "max_sentences": SENTENCES,
@@ -34,10 +35,7 @@ FORK_SWAPS, FORK_EPOCHS = (3, 7, 9, 11), 50  # the published program's example: 
 
 @dataclass(frozen=True)
 class Effect:
-    """What shows that an arm did what it is named after: a number of its runs that must be at least, or at most, so.
-
-    `history` is a column of metrics.csv, of which the last value counts; otherwise `column` is one of runs.csv.
-    """
+    """What shows that an arm did what it is named after: a column of runs.csv that must be at least, or at most, so."""
 
     column: str
     bound: float
@@ -50,7 +48,10 @@ class Effect:
 
 @dataclass(frozen=True)
 class Arm:
-    """A variant with its options and learning rate, and on how many seeds it is trained."""
+    """A variant with its options and learning rate, on how many seeds it is trained, and which rates were tried.
+
+    Without rates of its own an arm has another one's, as PLAN.md says.
+    """
 
     name: str
     title: str
@@ -59,6 +60,7 @@ class Arm:
     options: Mapping[str, Any] = field(default_factory=dict)
     seeds: int = SEEDS
     effects: tuple[Effect, ...] = ()
+    rates: tuple[float, ...] = ()
 
     @property
     def command(self) -> str:
@@ -71,13 +73,20 @@ class Arm:
 
 
 MIXED = Effect("off_diagonal", 0.01)
-GATED = Effect("gate_entropy", 2.0, least=False)
-MAE_OPTIONS: Mapping[str, Any] = {}
+GATED = (Effect("gate_entropy", 2.0, least=False), Effect("gate_change", 0.05))
 ARMS = (
-    Arm("baseline", "baseline", "baseline", 0.003),
+    Arm("baseline", "baseline", "baseline", 0.003, rates=RATES),
     Arm("baseline-rate", "baseline at the next rate", "baseline", 0.006),
-    Arm("mixing-free", "mixing without growth loss", "mixing", 0.003, {"gamma": 0.0}, effects=(MIXED,)),
-    Arm("mixing", "MHR mixing, growth loss 0.01", "mixing", 0.003, effects=(MIXED,)),
+    Arm(
+        "mixing-free",
+        "mixing without growth loss",
+        "mixing",
+        0.003,
+        {"gamma": 0.0},
+        effects=(MIXED,),
+        rates=RATES,
+    ),
+    Arm("mixing", "MHR mixing, growth loss 0.01", "mixing", 0.003, effects=(MIXED,), rates=RATES),
     Arm(
         "swap",
         "MHR swaps by the fork's schedule",
@@ -86,11 +95,11 @@ ARMS = (
         {"swap_schedule": Path(SWAPS)},
         effects=(Effect("swaps", 32),),
     ),
-    Arm("mae", "MAE-7", "mae", 0.003, MAE_OPTIONS, effects=(GATED, Effect("gate_steps", 1))),
-    Arm("mae-uniform", "Uni-MAE-7", "mae", 0.003, {"uniform": True}),
-    Arm("mae-nobcd", "NoBCD", "mae", 0.003, {"bcd": False}, effects=(GATED,)),
-    Arm("wide-low", "wide attention, heads of width 128", "wide", 0.0005, seeds=3),
-    Arm("wide-high", "the same, twice the rate", "wide", 0.001, seeds=3),
+    Arm("mae", "MAE-7", "mae", 0.003, effects=(*GATED, Effect("gate_steps", 1)), rates=RATES),
+    Arm("mae-uniform", "Uni-MAE-7", "mae", 0.003, {"uniform": True}, rates=RATES),
+    Arm("mae-nobcd", "NoBCD", "mae", 0.003, {"bcd": False}, effects=GATED, rates=RATES),
+    Arm("wide-low", "wide attention, heads of width 128", "wide", 0.0005, seeds=2, rates=WIDE_RATES),
+    Arm("wide-high", "the same, twice the rate", "wide", 0.001, seeds=2),
 )
 
 

@@ -110,7 +110,13 @@ def markdown(folder: Path, rows: Sequence[Row]) -> str:
             [("claim", "published difference", "here", "p, corrected", "verdict"), *map(line_of_claim, judged)]
         ),
         "\n" + power(judged) + "\n",
-        "## What the heads did\n",
+        "## What the arms did\n",
+        "Numbers of the runs' own histories and best models without which an arm is not in the tables, least and most "
+        "over seeds: swapped pairs of heads, share of a matrix off its diagonal, mean entropy of the encoder's gates "
+        "(nats of 2.079), distance of gates from their start as a share of its norm, steps of gates.\n",
+        table_of_effects(rows),
+        table_of_words(folder / "words.csv"),
+        "\n## What the heads did\n",
         "Difference from the baseline of the same seed, mean and 95 % interval, without correction: the best models on "
         f"{TEST}, references read in.\n",
         table_of_heads(rows, out_of_work),
@@ -194,6 +200,33 @@ def power(judged: Sequence[Verdict]) -> str:
     if not primary:
         return ""
     return f"The intervals of the loss that are wider than ± {REACH}: {'; '.join(wide) if wide else 'none'}."
+
+
+def table_of_effects(rows: Sequence[Row]) -> str:
+    """What every arm must have done, and did."""
+    lines = [("arm", "number", "must be", "was")]
+    for arm in ARMS:
+        for effect in arm.effects:
+            values = [float(row[effect.column]) for row in rows if row["arm"] == arm.name and effect.column in row]
+            if values:
+                bound = f"at {'least' if effect.least else 'most'} {effect.bound:g}"
+                lines.append((arm.title, effect.column, bound, f"{min(values):.4g} to {max(values):.4g}"))
+    return markdown_table(lines)
+
+
+def table_of_words(path: Path) -> str:
+    """The pieces that stand in sentences of each expert of the encoder's first layer more than by chance."""
+    if not path.exists():
+        return ""
+    table = pd.read_csv(path, keep_default_na=False).query("arm == 'mae'")
+    if table.empty:
+        return ""
+    seed = table["seed"].min()
+    lines = [("expert", "pieces, with their pointwise mutual information in nats")]
+    for expert, rows in table[table["seed"] == seed].groupby("expert"):
+        lines.append((str(expert), ", ".join(f"{row.token} {row.pmi:.2f}" for row in rows.itertuples())))
+    title = f"\nWhat goes with the experts of MAE's first encoder layer (seed {seed}; Peng et al. 2020, appendix C):\n"
+    return "\n".join([title, markdown_table(lines)])
 
 
 def table_of_heads(rows: Sequence[Row], out_of_work: Mapping[str, str]) -> str:

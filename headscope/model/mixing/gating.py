@@ -100,9 +100,10 @@ class Gate(nn.Module):
 
     The second linear layer starts at zero, so fresh gates are uniform, until `spread` draws it (the paper does not say
     how gates start). Under autocast a gate computes in its weights' type, as routers of experts do (Fedus et al. 2022,
-    "Switch Transformers", §2.4): rounded to bfloat16, responsibilities near 1/8 are 0.4 % apart. Batch norm of the input is the paper's; in a causal stack a batch's statistics would mix positions,
-    so running ones serve there, and layer norm is offered. Dropout leaves out the same units at all positions of
-    a sentence, which in the paper has one gate.
+    "Switch Transformers", §2.4): rounded to bfloat16, responsibilities near 1/8 are 0.4 % apart. Batch norm of the
+    input is the paper's; in a causal stack a batch's statistics would mix positions, so running ones serve there, and
+    layer norm is offered. Dropout leaves out the same units at all positions of a sentence, which in the paper has one
+    gate.
     """
 
     def __init__(self, d_model: int, experts: int, *, hidden: int, norm: str, dropout: float) -> None:
