@@ -141,7 +141,7 @@ def collect(out: Path, results: Path) -> None:
             entries["absolute"] = entries["alpha"].abs()
             means = entries.groupby(["site", "head", "source"], as_index=False)[["alpha", "absolute"]].mean()
             matrices.append(means.assign(**run))
-        tokens = out / "analysis" / path.parent.name / "experts_tokens.csv"
+        tokens = out / "analysis" / path.parent.name / "words" / "experts_tokens.csv"
         if tokens.exists():
             table = pd.read_csv(tokens, keep_default_na=False).query("site == 'encoder-self' and layer == 0")
             words.append(table.groupby("expert").head(WORDS).assign(**run))

@@ -141,8 +141,8 @@ def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
         finished(out, "baseline", seed, 2.0 + seed / 10, **{"confidence.cross": 0.5})
         finished(out, "mae-uniform", seed, 1.9 + seed / 10 + seed / 1000, **{"confidence.cross": 0.6 + seed / 100})
         finished(out, "mae", seed, 1.7 + seed / 10, gate_entropy=2.07, gate_steps=9, gate_change=0.2)
-    (out / "analysis" / "mae-2").mkdir(parents=True)
-    (out / "analysis" / "mae-2" / "experts_tokens.csv").write_text(
+    (out / "analysis" / "mae-2" / "words").mkdir(parents=True)
+    (out / "analysis" / "mae-2" / "words" / "experts_tokens.csv").write_text(
         "site,layer,expert,token,pmi,count\nencoder-self,0,0,null,1.25,20\nencoder-self,1,0,no,1,20\ncross,0,0,no,1,20\n"
     )
     (results / "cost.csv").write_text(
@@ -155,7 +155,7 @@ def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
     assert "mae is left out: gate_entropy of seed 1 is 2.07, must be at most 2" in text
     assert "| MAE-7 | 0.003" not in text
     assert "| MAE-7 | gate_entropy | at most 2 | 2.07 to 2.07 |" in text
-    assert "| 0 | null 1.25 |" in text
+    assert "| 0 | null 1.25 (20) |" in text
     assert "| confidence, cross | 0.500 |" in text
     assert "+0.120 ± 0.025" in text
     assert "abababababab" in text

@@ -222,9 +222,9 @@ def table_of_words(path: Path) -> str:
     if table.empty:
         return ""
     seed = table["seed"].min()
-    lines = [("expert", "pieces, with their pointwise mutual information in nats")]
+    lines = [("expert", "pieces, with their pointwise mutual information in nats and how often they stand with it")]
     for expert, rows in table[table["seed"] == seed].groupby("expert"):
-        lines.append((str(expert), ", ".join(f"{row.token} {row.pmi:.2f}" for row in rows.itertuples())))
+        lines.append((str(expert), ", ".join(f"{row.token} {row.pmi:.2f} ({row.count})" for row in rows.itertuples())))
     title = f"\nWhat goes with the experts of MAE's first encoder layer (seed {seed}; Peng et al. 2020, appendix C):\n"
     return "\n".join([title, markdown_table(lines)])
 

@@ -164,23 +164,28 @@ def translated(setting: Setting, checkpoint: Path) -> dict[str, Any]:
 
 
 def analysed(setting: Setting, arm: Arm, seed: int) -> Path:
-    """The analysis of a run's best model on the test text, made where it is missing."""
+    """The analysis of a run's best model on the test text, made where it is missing.
+
+    Where gates mix experts, also `words`: that of the experts alone on the training text, which has more words.
+    """
     out = setting.out / "analysis" / f"{arm.name}-{seed}"
-    note = out / "run.json"
-    if not (note.exists() and json.loads(note.read_text(encoding="utf-8")).get("complete")):
-        run_analysis(
-            AnalyzeConfig(
-                checkpoint=str(setting.folder(arm, seed) / "best"),
-                out=out,
-                source=setting.data / f"{TEST}.de.gz",
-                target=setting.data / f"{TEST}.en.gz",
-                also=("lrp",),
-                figures=False,
-                device=setting.device,
-                force=True,
-            )
-        )
+    analyse(setting, arm, seed, out, TEST, also=("lrp",))
+    if (out / "experts.csv").exists():
+        analyse(setting, arm, seed, out / "words", "train", only=("experts",), max_sentences=RECIPE["max_sentences"])
     return out
+
+
+def analyse(setting: Setting, arm: Arm, seed: int, out: Path, text: str, **options: Any) -> None:
+    """Analyse a run's best model, unless it has been done."""
+    note = out / "run.json"
+    if note.exists() and json.loads(note.read_text(encoding="utf-8")).get("complete"):
+        return
+    paths: dict[str, Any] = {
+        "checkpoint": str(setting.folder(arm, seed) / "best"),
+        "source": setting.data / f"{text}.de.gz",
+        "target": setting.data / f"{text}.en.gz",
+    }
+    run_analysis(AnalyzeConfig(**paths, out=out, figures=False, device=setting.device, force=True, **options))
 
 
 class Clock:
