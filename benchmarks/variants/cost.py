@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headscope.training.run_state import TrainingRun
     from headscope.training.validate import Validation
 
-SENTENCES, EPOCHS, WARM = 1500, 4, 5  # swaps and G steps come by epoch, so there are some; updates not counted
+SENTENCES, EPOCHS, WARM = 800, 4, 5  # swaps and G steps come by epoch, so there are some; updates not counted
 
 
 def measured(setting: Setting, arms: Sequence[Arm], *, rounds: int, folder: Path) -> Iterator[Mapping[str, Any]]:

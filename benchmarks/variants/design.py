@@ -14,7 +14,6 @@ SWAPS = "swaps.json"
 SEEDS = 5
 GRID_SEED, GRID_EPOCHS = 100, 8
 RATES = (0.0015, 0.003, 0.006)
-WIDE_RATES = (0.0005, 0.001, 0.002)
 SENTENCES, EPOCHS = 10_000, 20
 RECIPE: Mapping[str, Any] = {
     "preset": "small",
@@ -98,7 +97,7 @@ ARMS = (
     Arm("mae", "MAE-7", "mae", 0.003, effects=(*GATED, Effect("gate_steps", 1)), rates=RATES),
     Arm("mae-uniform", "Uni-MAE-7", "mae", 0.003, {"uniform": True}, rates=RATES),
     Arm("mae-nobcd", "NoBCD", "mae", 0.003, {"bcd": False}, effects=GATED, rates=RATES),
-    Arm("wide-low", "wide attention, heads of width 128", "wide", 0.0005, seeds=2, rates=WIDE_RATES),
+    Arm("wide-low", "wide attention, heads of width 128", "wide", 0.0005, seeds=2),
     Arm("wide-high", "the same, twice the rate", "wide", 0.001, seeds=2),
 )
 
