@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from variants.design import ARMS, Arm
 from variants.page import HEAD_NUMBERS, read_rows
 from variants.verdicts import Difference, Row, idle, paired_with
@@ -39,25 +41,28 @@ def draw(folder: Path) -> None:
 
 
 def curves_figure(curves: pd.DataFrame, arms: Sequence[Arm]) -> Figure:
-    """Left: validation loss by epoch, a line a seed. Right: that of the baseline of the same seed subtracted."""
-    figure = Figure(figsize=(7.2, 3.0), layout="constrained")
+    """Left: validation loss by epoch. Right: less the baseline's of the same seed. Thin: seeds, thick: their mean."""
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     losses, behind = figure.subplots(1, 2)
-    table = curves.pivot_table(index=["seed", "epoch"], columns="arm", values="valid_nll")
+    table = curves.pivot_table(index="epoch", columns=["arm", "seed"], values="valid_nll")
     for color, arm in zip(COLORS, arms, strict=False):
-        for number, (_, rows) in enumerate(table[[arm.name]].dropna().groupby(level="seed")):
-            epochs = rows.index.get_level_values("epoch")
-            label = arm.name if number == 0 else None
-            losses.plot(epochs, rows[arm.name], color=color, lw=0.6, label=label)
-            behind.plot(epochs, rows[arm.name] - table.loc[rows.index, "baseline"], color=color, lw=0.6)
+        runs = pd.DataFrame(table[arm.name])
+        less = runs.sub(pd.DataFrame(table["baseline"])).dropna(axis=1, how="all")
+        for axes, values in ((losses, runs), (behind, less)):
+            lines = np.asarray(values, dtype=float)  # epochs, seeds
+            axes.plot(table.index, lines, color=color, lw=0.4, alpha=0.5)
+            axes.plot(table.index, lines.mean(axis=1), color=color, lw=1.4, label=arm.name)
     best = float(table.min().min())
-    losses.set_ylim(best - 0.05, best + 1.0)
-    behind.set_ylim(-0.1, 0.25)
+    losses.set_ylim(best - 0.05, best + 0.8)
+    behind.set_ylim(-0.08, 0.16)
     for axes, title in ((losses, "validation loss, nats per piece"), (behind, "the same − baseline of that seed")):
         axes.set_title(title, fontsize=SIZE + 1, loc="left")
         axes.set_xlabel("epoch", fontsize=SIZE)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(labelsize=SIZE)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=5, fontsize=SIZE, frameon=False)
+    handles, labels = losses.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=SIZE, frameon=False)
     return figure
 
 
@@ -76,18 +81,22 @@ def effects_figure(rows: Sequence[Row], arms: Sequence[Arm]) -> Figure:
 
 
 def intervals(axes: Axes, differences: Sequence[Sequence[float]]) -> None:
-    """Dots of all seeds, and the mean with its 95 % interval, a line each; means far beyond the rest are cut off."""
-    reaches = []
-    for line, values in enumerate(differences):
-        difference = Difference.of(values)
-        axes.plot(values, [line] * len(values), ".", color="0.7", ms=3)
-        if difference is not None:
-            axes.errorbar(difference.mean, line, xerr=difference.reach, fmt="o", ms=3, color=COLORS[0], capsize=2, lw=1)
-            reaches.append(abs(difference.mean) + difference.reach)
+    """Dots of all seeds, and the mean with its 95 % interval, a line each; a mean far beyond the rest is written."""
+    found = [Difference.of(values) for values in differences]
+    reaches = [abs(difference.mean) + difference.reach for difference in found if difference]
+    limit = 1.15 * min(max(reaches), 3 * float(np.median(reaches)))
+    for line, (values, difference) in enumerate(zip(differences, found, strict=True)):
+        if difference is None:
+            continue
+        if abs(difference.mean) > limit:
+            side = math.copysign(0.97 * limit, difference.mean)
+            text = f"{difference.mean:+.2f} ± {difference.reach:.2f}"
+            axes.text(side, line, text, ha="right" if side > 0 else "left", va="center", fontsize=SIZE, color=COLORS[0])
+            continue
+        axes.plot(values, [line] * len(values), ".", color="0.6", ms=3)
+        axes.errorbar(difference.mean, line, xerr=difference.reach, fmt="o", ms=3, color=COLORS[0], capsize=2, lw=1)
     axes.axvline(0, color="0.5", lw=0.6)
-    if reaches:
-        limit = 1.15 * min(max(reaches), 4 * float(np.median(reaches)))
-        axes.set_xlim(-limit, limit)
+    axes.set_xlim(-limit, limit)
     axes.tick_params(labelsize=SIZE)
     axes.spines[["top", "right", "left"]].set_visible(False)
 
@@ -144,7 +153,8 @@ def matrix_panel(axes: Axes, entries: pd.DataFrame, name: str) -> None:
         axes.set_axis_off()
         return
     matrix = entries.pivot_table(index="head", columns="source", values="absolute")
-    axes.imshow(matrix, cmap="viridis", vmin=0)
-    axes.set_title(f"{name}: mean |entry|", fontsize=SIZE, loc="left")
-    axes.set_xlabel("source head", fontsize=SIZE)
+    shades = axes.imshow(matrix, cmap="viridis", vmin=0)
+    bar = axes.figure.colorbar(shades, ax=axes, shrink=0.8)
+    bar.ax.tick_params(labelsize=SIZE - 1)
+    axes.set_title(f"{name}, mean |entry|", fontsize=SIZE, loc="left")
     axes.tick_params(labelsize=SIZE - 1)
