@@ -14,7 +14,7 @@ SWAPS = "swaps.json"
 SEEDS = 5
 GRID_SEED, GRID_EPOCHS = 100, 8
 RATES = (0.003, 0.006)
-LOW = 0.0015  # tried where a step of the plain model's weights is the question
+LOW = 0.0015  # tried for two arms
 SENTENCES, EPOCHS = 10_000, 20
 RECIPE: Mapping[str, Any] = {
     "preset": "small",
@@ -81,7 +81,7 @@ ARMS = (
         "mixing-free",
         "mixing without growth loss",
         "mixing",
-        0.003,
+        0.006,
         {"gamma": 0.0},
         effects=(MIXED,),
         rates=(LOW, *RATES),
