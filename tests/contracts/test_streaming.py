@@ -266,6 +266,7 @@ def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
     columns = torch.rand(*heads.keys.shape, 2, generator=noise)
     earlier = torch.rand(len(heads.keys), heads.queries.shape[1], heads.keys.shape[1], generator=noise) < 0.4
     on_pairs, any_key = heads.weight_on_pairs("random", lambda queries: earlier[:, queries])
+    on_others, any_other = heads.weight_on_pairs("others", lambda queries: ~earlier[:, queries])
     values = {
         "context": heads.context,
         "max_weight": heads.max_weight,
@@ -273,8 +274,10 @@ def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
         "weight_on": heads.weight_on(columns),
         "visible_on": heads.visible_on(columns)[:, None],
         "on_pairs": on_pairs,
+        "on_others": on_others,
         "argmax_position": heads.argmax_position.float(),
         "any_key": any_key[:, None].float(),
+        "any_other": any_other[:, None].float(),
     }
     for name, value in values.items():
         yield name, value.transpose(1, 2)[heads.queries].double()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -36,6 +36,8 @@ class StreamedRows:
     seen: Visibility
     keys: Tensor
     shared: SharedTensors
+    gathered: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """What `weight_on_pairs` is to answer for patterns of many pairs, by name."""
 
     @property
     def weights(self) -> Tensor:
@@ -92,15 +94,32 @@ class StreamedRows:
         pairs = self.shared.get(f"pairs/{name}", self.seen, lambda: self._pairs(match, keys))
         if pairs is None:
             return self._weight_on_many(match, keys)
-        b, h, t, s = self.scores.size
-        total = self.scores.query.new_zeros(b * t, h)
-        any_key = torch.zeros(b * t, dtype=torch.bool, device=total.device)
-        sparse = pairs.shape[1] * SPARSE < b * t * s
-        for scores, (sentence, query, _) in self._single_scores(pairs) if sparse else self._gathered_scores(pairs):
-            weights = (scores - self.statistics.log_sum[sentence, :, query]).exp_()  # [n h]
-            total.index_add_(0, sentence * t + query, weights)
-            any_key.index_fill_(0, sentence * t + query, True)
-        return total.view(b, t, h).transpose(1, 2), any_key.view(b, t)
+        b, _, t, s = self.scores.size
+        if pairs.shape[1] * SPARSE < b * t * s:
+            sums = PairSums.of(self)
+            for scores, part in self._single_scores(pairs):
+                sums.add(scores, part)
+            return sums.result
+        patterns: dict[str, Tensor] = self.shared.get("patterns", self.seen, dict)
+        patterns[name] = pairs
+        if name not in self.gathered:
+            self.gathered |= self._gathered(patterns)
+        return self.gathered[name]
+
+    def _gathered(self, patterns: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        """The results of all patterns that layers before asked for, from one walk over blocks of scores.
+
+        Blocks take less time than many single scores, and most of it whether one pattern reads them or several.
+        """
+        sums = {name: PairSums.of(self) for name in patterns}
+        for queries in self._query_blocks(self.scores.size[3]):
+            low, _, _, high = self.scores.visibility.bounds(queries)
+            block = self.scores.block(queries, slice(low, high), all_visible=self.scores.visibility.spans is not None)
+            for name, pairs in patterns.items():
+                ends = torch.searchsorted(pairs[1], pairs.new_tensor([queries.start, queries.stop])).tolist()
+                part = pairs[:, slice(*ends)].long()
+                sums[name].add(block[part[0], :, part[1] - queries.start, part[2] - low], part)
+        return {name: of_pattern.result for name, of_pattern in sums.items()}
 
     def _single_scores(self, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Scores [n h] of pairs [3 n], from the products of each pair alone."""
@@ -108,20 +127,8 @@ class StreamedRows:
         for part in pairs.split(max(1, CELLS // (h * k)), dim=1):
             yield self.scores.pairs(*part.long()), part.long()
 
-    def _gathered_scores(self, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same from blocks of scores, which take less time than many single ones."""
-        pairs = pairs[:, pairs[1].argsort()]
-        for queries in self._query_blocks(self.scores.size[3]):
-            low, _, _, high = self.scores.visibility.bounds(queries)
-            first, end = torch.searchsorted(
-                pairs[1].contiguous(), pairs.new_tensor([queries.start, queries.stop])
-            ).tolist()
-            part = pairs[:, first:end].long()
-            block = self.scores.block(queries, slice(low, high), all_visible=self.scores.visibility.spans is not None)
-            yield block[part[0], :, part[1] - queries.start, part[2] - low], part
-
     def _pairs(self, match: Match, keys: Tensor) -> Tensor | None:
-        """Sentence, query and key of every match [3 n]; None where there are too many to keep."""
+        """Sentence, query and key of every match [3 n], in order of queries; None where there are too many to keep."""
         found, count = [], 0
         for queries, matches in self._matches(match, keys):
             sentence, query, key = matches.nonzero(as_tuple=True)
@@ -129,7 +136,8 @@ class StreamedRows:
             count += len(key)
             if count > PAIRS:
                 return None
-        return torch.cat(found, dim=1)
+        pairs = torch.cat(found, dim=1)
+        return pairs[:, pairs[1].argsort(stable=True)].contiguous()
 
     def _matches(self, match: Match, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         for queries, visible in self.seen.blocks():
@@ -159,6 +167,36 @@ class StreamedRows:
             whole = torch.nn.functional.pad(weights, (keys.start, s - keys.stop))
             visible = self.seen.visible(queries, slice(0, s))[:, 0].expand(len(whole), -1, -1)
             yield queries, DenseRows(whole, visible, self.keys, SharedTensors(), queries.start)
+
+
+@dataclass(frozen=True)
+class PairSums:
+    """Sums of the weights of pairs by query: `total` [b·t h], and which queries have a pair [b·t]."""
+
+    rows: StreamedRows
+    total: Tensor
+    any_key: Tensor
+
+    @classmethod
+    def of(cls, rows: StreamedRows) -> PairSums:
+        """Of no pair."""
+        b, h, t, _ = rows.scores.size
+        total = rows.scores.query.new_zeros(b * t, h)
+        return cls(rows, total, torch.zeros(b * t, dtype=torch.bool, device=total.device))
+
+    def add(self, scores: Tensor, pairs: Tensor) -> None:
+        """Pairs [3 n] with their scores [n h], which are overwritten."""
+        sentence, query, _ = pairs
+        place = sentence * self.rows.scores.size[2] + query
+        weights = scores.sub_(self.rows.statistics.log_sum[sentence, :, query]).exp_()
+        self.total.index_add_(0, place, weights)
+        self.any_key.index_fill_(0, place, True)
+
+    @property
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Weights [b h t] and whether there is any key [b t]."""
+        b, h, t, _ = self.rows.scores.size
+        return self.total.view(b, t, h).transpose(1, 2), self.any_key.view(b, t)
 
 
 def _missing(what: str, size: tuple[int, int, int, int]) -> HeadscopeError:
