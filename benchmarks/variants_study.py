@@ -23,6 +23,7 @@ from typing import Any
 
 import pandas as pd
 from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, SEEDS, SWAPS, Arm, swap_schedule
+from variants.heads import numbers_of_heads
 from variants.page import write_page
 from variants.runs import Setting, commit_of_checkout, complete, machine, valid_losses
 
@@ -134,14 +135,17 @@ def collect(out: Path, results: Path) -> None:
     words: list[pd.DataFrame] = []
     for path, row in zip(notes, rows, strict=True):
         run = {"arm": row["arm"], "seed": row["seed"]}
+        analysis = out / "analysis" / path.parent.name
+        if (analysis / "heads.csv").exists():
+            row |= numbers_of_heads(analysis, path.parent / "metrics.csv")
         curves += [run | {"epoch": epoch, "valid_nll": loss} for epoch, loss in valid_losses(path.parent).items()]
-        alphas = out / "analysis" / path.parent.name / "alphas.csv"
+        alphas = analysis / "alphas.csv"
         if alphas.exists():
             entries = pd.read_csv(alphas)
             entries["absolute"] = entries["alpha"].abs()
             means = entries.groupby(["site", "head", "source"], as_index=False)[["alpha", "absolute"]].mean()
             matrices.append(means.assign(**run))
-        tokens = out / "analysis" / path.parent.name / "words" / "experts_tokens.csv"
+        tokens = analysis / "words" / "experts_tokens.csv"
         if tokens.exists():
             table = pd.read_csv(tokens, keep_default_na=False).query("site == 'encoder-self' and layer == 0")
             words.append(table.groupby("expert").head(WORDS).assign(**run))

@@ -16,7 +16,13 @@ HISTORY = {
     "gate_steps": "gate_steps",
     "gate_change": "gate_change",
 }  # columns of metrics.csv, and what they are here
-MEANS = {"confidence": "confidence", "entropy_share": "entropy_share", "similarity_cosine": "similarity"}
+MEANS = {
+    "confidence": "confidence",
+    "entropy_share": "entropy_share",
+    "similarity_cosine": "similarity",
+    "similarity_cka": "cka",
+    "offset_share": "offset_share",
+}
 
 
 def numbers_of_heads(analysis: Path, metrics: Path) -> dict[str, float]:

@@ -15,15 +15,16 @@ from variants.verdicts import UNTESTED, Difference, Row, Verdict, idle, paired_w
 REACH = 0.02  # nats: how narrow the primary interval is to be
 COLUMNS = ("bleu", "valid_nll", "cost_ratio")
 HEAD_NUMBERS = {
-    "confidence.encoder-self": "confidence, encoder",
-    "confidence.decoder-self": "confidence, decoder",
-    "confidence.cross": "confidence, cross",
-    "confidence_spread.decoder-self": "its spread, decoder",
-    "confidence_spread.cross": "its spread, cross",
-    "similarity.encoder-self": "similarity, encoder",
-    "similarity.decoder-self": "similarity, decoder",
-    "similarity.cross": "similarity, cross",
-    "positional_heads": "positional heads",
+    **{
+        f"{column}.{site}": f"{title}, {name}"
+        for column, title in (
+            ("confidence", "confidence"),
+            ("confidence_spread", "its deviation over heads"),
+            ("offset_share", "share of the modal offset"),
+            ("cka", "likeness of contexts (CKA)"),
+        )
+        for site, name in (("encoder-self", "encoder"), ("decoder-self", "decoder"), ("cross", "cross"))
+    },
     "heads_with_function": "heads with a function",
     "relevant_heads": "heads that share the relevance (LRP)",
 }

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from variants.design import RECIPE, TEST, Arm
-from variants.heads import numbers_of_heads
 
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
@@ -85,7 +84,7 @@ def complete(setting: Setting, arm: Arm, seed: int, *, measured: bool = True) ->
     result = trained(setting, arm, seed)
     if measured:
         result |= translated(setting, folder / "best")
-        result |= numbers_of_heads(analysed(setting, arm, seed), folder / "metrics.csv")
+        analysed(setting, arm, seed)
     write_json(note, result)
     return True
 
@@ -163,7 +162,7 @@ def translated(setting: Setting, checkpoint: Path) -> dict[str, Any]:
     return {"bleu": score.value, "bleu_signature": score.signature}
 
 
-def analysed(setting: Setting, arm: Arm, seed: int) -> Path:
+def analysed(setting: Setting, arm: Arm, seed: int) -> None:
     """The analysis of a run's best model on the test text, made where it is missing.
 
     Where gates mix experts, also `words`: that of the experts alone on the training text, which has more words.
@@ -172,7 +171,6 @@ def analysed(setting: Setting, arm: Arm, seed: int) -> Path:
     analyse(setting, arm, seed, out, TEST, also=("lrp",))
     if (out / "experts.csv").exists():
         analyse(setting, arm, seed, out / "words", "train", only=("experts",), max_sentences=RECIPE["max_sentences"])
-    return out
 
 
 def analyse(setting: Setting, arm: Arm, seed: int, out: Path, text: str, **options: Any) -> None:
