@@ -154,6 +154,7 @@ def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
     assert re.search(r"mae-uniform has a lower validation loss than baseline .*\| \*\*reproduced\*\*", text)
     assert "mae is left out: gate_entropy of seed 1 is 2.07, must be at most 2" in text
     assert "| MAE-7 | 0.003" not in text
+    assert "seeds that are missing: baseline 4, 5; baseline-rate 1, 2, 3, 4, 5; " in text
     assert "| MAE-7 | gate_entropy | at most 2 | 2.07 to 2.07 |" in text
     assert "| 0 | null 1.25 (20) |" in text
     assert "| confidence, cross | 0.500 |" in text

@@ -140,11 +140,21 @@ def about(rows: Sequence[Row]) -> str:
     return (
         "Made by `python benchmarks/variants_study.py report` from runs.csv, curves.csv and cost.csv; the design is in "
         f"[PLAN.md](PLAN.md). {len(rows)} runs on {SENTENCES:,} sentences for {EPOCHS} epochs ({shared}), the "
-        f"checkpoint of the lowest validation loss; commit {', '.join(commits) or '-'}; "
+        f"checkpoint of the lowest validation loss; {planned(rows)}; commit {', '.join(commits) or '-'}; "
         f"{', '.join(values['machine']) or '-'}, "
         f"{', '.join(values['threads']) or '-'} thread; ended {period}. "
         f"BLEU: {TEST}, beam 5, lower-cased ({', '.join(values['bleu_signature'])}).\n"
     )
+
+
+def planned(rows: Sequence[Row]) -> str:
+    """How many of the planned runs there are, and what is missing."""
+    missing = []
+    for arm in ARMS:
+        seeds = {int(row["seed"]) for row in rows if row["arm"] == arm.name}
+        if lacking := [str(seed) for seed in range(1, arm.seeds + 1) if seed not in seeds]:
+            missing.append(f"{arm.name} {', '.join(lacking)}")
+    return f"seeds that are missing: {'; '.join(missing)}" if missing else "all seeds of the plan"
 
 
 def table_of_arms(folder: Path, rows: Sequence[Row], out_of_work: Mapping[str, str]) -> str:
