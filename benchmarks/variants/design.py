@@ -73,7 +73,7 @@ class Arm:
 
 
 MIXED = Effect("off_diagonal", 0.01)
-GATED = (Effect("gate_entropy", 2.0, least=False), Effect("gate_change", 0.05))
+GATED = (Effect("gate_entropy", 2.0, least=False), Effect("gate_change", 0.02))
 ARMS = (
     Arm("baseline", "baseline", "baseline", 0.003, rates=(LOW, *RATES)),
     Arm("baseline-rate", "baseline at the next rate", "baseline", 0.006),
