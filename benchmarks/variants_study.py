@@ -30,7 +30,7 @@ from variants.runs import Setting, commit_of_checkout, complete, machine, valid_
 from headscope.files.writing import write_json
 
 RESULTS = Path(__file__).parent / "variants"
-WORDS = 6  # for each expert
+WORDS, OFTEN = 6, 8  # pieces for each expert, and how often they must stand with it
 
 
 def main() -> None:
@@ -147,7 +147,9 @@ def collect(out: Path, results: Path) -> None:
             matrices.append(means.assign(**run))
         tokens = analysis / "words" / "experts_tokens.csv"
         if tokens.exists():
-            table = pd.read_csv(tokens, keep_default_na=False).query("site == 'encoder-self' and layer == 0")
+            table = pd.read_csv(tokens, keep_default_na=False).query(
+                f"site == 'encoder-self' and layer == 0 and count >= {OFTEN}"
+            )
             words.append(table.groupby("expert").head(WORDS).assign(**run))
     pd.DataFrame(rows).sort_values(["seed", "arm"]).to_csv(results / "runs.csv", index=False)
     pd.DataFrame(curves).to_csv(results / "curves.csv", index=False)

@@ -86,7 +86,14 @@ ARMS = (
         effects=(MIXED,),
         rates=(LOW, *RATES),
     ),
-    Arm("mixing-free-rate", "the same at the next rate", "mixing", 0.006, {"gamma": 0.0}, effects=(MIXED,)),
+    Arm(
+        "mixing-free-rate",
+        "mixing without growth loss at the next rate",
+        "mixing",
+        0.006,
+        {"gamma": 0.0},
+        effects=(MIXED,),
+    ),
     Arm("mixing", "MHR mixing, growth loss 0.01", "mixing", 0.003, effects=(MIXED,), rates=RATES),
     Arm(
         "swap",
@@ -100,7 +107,7 @@ ARMS = (
     Arm("mae-uniform", "Uni-MAE-7", "mae", 0.003, {"uniform": True}, rates=RATES),
     Arm("mae-nobcd", "NoBCD", "mae", 0.003, {"bcd": False}, effects=GATED, rates=RATES),
     Arm("wide-low", "wide attention, heads of width 128", "wide", 0.0005, seeds=2),
-    Arm("wide-high", "the same, twice the rate", "wide", 0.001, seeds=2),
+    Arm("wide-high", "wide attention at twice the rate", "wide", 0.001, seeds=2),
 )
 
 
