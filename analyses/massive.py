@@ -122,7 +122,7 @@ class Massive(Analysis):
             keys: Tensor = massive[:, None] & (positions != positions[queries, None])
             return keys
 
-        weight, seeing = heads.weight_on_pairs(f"massive/{heads.layer}", others, every_key=True)
+        weight, seeing = heads.weight_on_pairs(None, others, every_key=True)
         columns = torch.stack([massive, torch.ones_like(massive)], dim=-1).to(weight.dtype)  # [b s 2]
         seen, visible = heads.visible_on(columns).unbind(dim=-1)  # [b t]; a query sees itself
         chance = (seen - massive.to(weight.dtype)) / visible.clamp(min=1)

@@ -267,6 +267,7 @@ def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
     earlier = torch.rand(len(heads.keys), heads.queries.shape[1], heads.keys.shape[1], generator=noise) < 0.4
     on_pairs, any_key = heads.weight_on_pairs("random", lambda queries: earlier[:, queries])
     on_others, any_other = heads.weight_on_pairs("others", lambda queries: ~earlier[:, queries])
+    on_own, _ = heads.weight_on_pairs(None, lambda queries: earlier[:, queries], every_key=True)
     values = {
         "context": heads.context,
         "max_weight": heads.max_weight,
@@ -275,6 +276,7 @@ def answers(heads: HeadBatch) -> Iterator[tuple[str, Tensor]]:
         "visible_on": heads.visible_on(columns)[:, None],
         "on_pairs": on_pairs,
         "on_others": on_others,
+        "on_own": on_own,
         "argmax_position": heads.argmax_position.float(),
         "any_key": any_key[:, None].float(),
         "any_other": any_other[:, None].float(),

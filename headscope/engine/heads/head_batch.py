@@ -78,11 +78,11 @@ class HeadBatch:
         """Σ of columns [b s n] over the keys that each query sees [b t n]."""
         return self.rows.visible_on(columns)
 
-    def weight_on_pairs(self, name: str, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
+    def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """Σ of the weights [b h t] on matching keys that are counted and seen, and whether there are any [b t].
 
-        `match` says which keys [b q s] are meant for the queries of a slice; `name` is that of the pattern, which is
-        the same for all layers. With `every_key` keys need not be counted.
+        `match` says which keys [b q s] are meant for the queries of a slice; `name` is that of a pattern that
+        is the same for all layers, None of one that is this layer's alone. With `every_key` keys need not be counted.
         """
         return self.rows.weight_on_pairs(name, match, every_key=every_key)
 

@@ -55,11 +55,11 @@ class Rows(Protocol):
         """Σ of columns [b s n] over the keys that each query sees [b t n]."""
         ...
 
-    def weight_on_pairs(self, name: str, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
+    def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """Σ of the weights [b h t] on matching keys that are counted and seen, and whether there are any [b t].
 
-        `name` says what `match` matches, which is the same for all layers of a batch. With `every_key` keys need not
-        be counted.
+        `name` says what `match` matches, which is the same for all layers of a batch; None: it is this layer's alone.
+        With `every_key` keys need not be counted.
         """
         ...
 
@@ -104,11 +104,15 @@ class DenseRows:
         visible = self._shared(f"visible/{columns.dtype}", lambda: self.visible.to(columns.dtype))
         return visible @ columns
 
-    def weight_on_pairs(self, name: str, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
+    def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """See `Rows`."""
         queries = slice(self.first_query, self.first_query + self.weights.shape[2])
         keys = self.keys | every_key
-        matches = self._shared(f"pairs/{name}", lambda: match(queries) & self.visible & keys[:, None])
+
+        def make() -> Tensor:
+            return match(queries) & self.visible & keys[:, None]
+
+        matches = make() if name is None else self._shared(f"pairs/{name}", make)
         score = torch.einsum("bhts,bts->bht", self.weights, matches.to(self.weights.dtype))
         return score, matches.any(dim=-1)
 

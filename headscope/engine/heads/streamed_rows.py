@@ -88,10 +88,14 @@ class StreamedRows:
         """See `Rows`."""
         return self.seen.seen(columns)
 
-    def weight_on_pairs(self, name: str, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
+    def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """See `Rows`."""
         keys = self.keys | every_key
-        pairs = self.shared.get(f"pairs/{name}", self.seen, lambda: self._pairs(match, keys))
+        pairs = (
+            self._pairs(match, keys)
+            if name is None
+            else self.shared.get(f"pairs/{name}", self.seen, lambda: self._pairs(match, keys))
+        )
         if pairs is None:
             return self._weight_on_many(match, keys)
         b, _, t, s = self.scores.size
@@ -100,6 +104,8 @@ class StreamedRows:
             for scores, part in self._single_scores(pairs):
                 sums.add(scores, part)
             return sums.result
+        if name is None:
+            return self._gathered({"": pairs})[""]
         patterns: dict[str, Tensor] = self.shared.get("patterns", self.seen, dict)
         patterns[name] = pairs
         if name not in self.gathered:
