@@ -41,6 +41,11 @@ class Effect:
     bound: float
     least: bool = True
 
+    @property
+    def demand(self) -> str:
+        """The bound in words."""
+        return f"at {'least' if self.least else 'most'} {self.bound:g}"
+
     def holds(self, value: float) -> bool:
         """Whether a run reaches the bound."""
         return value >= self.bound if self.least else value <= self.bound

@@ -11,11 +11,8 @@ import pandas as pd
 from headscope.heads import SITES
 
 MODULE = ["site", "layer"]
-HISTORY = {
-    "swaps.schedule": "swaps",
-    "gate_steps": "gate_steps",
-    "gate_change": "gate_change",
-}  # columns of metrics.csv, and what they are here
+# columns of metrics.csv, and what they are here
+HISTORY = {"swaps.schedule": "swaps", "gate_steps": "gate_steps", "gate_change": "gate_change"}
 MEANS = {
     "confidence": "confidence",
     "entropy_share": "entropy_share",

@@ -220,8 +220,7 @@ def table_of_effects(rows: Sequence[Row]) -> str:
         for effect in arm.effects:
             values = [float(row[effect.column]) for row in rows if row["arm"] == arm.name and effect.column in row]
             if values:
-                bound = f"at {'least' if effect.least else 'most'} {effect.bound:g}"
-                lines.append((arm.title, effect.column, bound, f"{min(values):.4g} to {max(values):.4g}"))
+                lines.append((arm.title, effect.column, effect.demand, f"{min(values):.4g} to {max(values):.4g}"))
     return markdown_table(lines)
 
 

@@ -100,9 +100,10 @@ def idle(arms: Iterable[Arm], rows: Sequence[Row]) -> dict[str, str]:
             for effect in arm.effects:
                 value = row.get(effect.column)
                 if value is None or not effect.holds(float(value)):
-                    bound = f"must be at {'least' if effect.least else 'most'} {effect.bound:g}"
                     shown = "not there" if value is None else f"{float(value):.4g}"
-                    reasons.setdefault(arm.name, f"{effect.column} of seed {row['seed']} is {shown}, {bound}")
+                    reasons.setdefault(
+                        arm.name, f"{effect.column} of seed {row['seed']} is {shown}, must be {effect.demand}"
+                    )
     return reasons
 
 
