@@ -3,6 +3,7 @@
     python benchmarks/variants_study.py grid   --data DIR --out DIR    rates and pilots, one extra seed
     python benchmarks/variants_study.py train  --data DIR --out DIR    the runs
     python benchmarks/variants_study.py cost   --data DIR --out DIR    time of a step, arms interleaved
+    python benchmarks/variants_study.py syntax --parse CONLLU --out DIR  the best models' heads on a treebank
     python benchmarks/variants_study.py report --out DIR               runs.csv, table.md, figures/ of what is finished
 
 All arms of seed 1 come first, then those of seed 2, … Whatever is finished is skipped and what was stopped goes on,
@@ -25,7 +26,7 @@ import pandas as pd
 from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, SEEDS, SWAPS, Arm, swap_schedule
 from variants.heads import numbers_of_heads
 from variants.page import write_page
-from variants.runs import Setting, commit_of_checkout, complete, machine, valid_losses
+from variants.runs import Setting, commit_of_checkout, complete, machine, parsed, valid_losses
 
 from headscope.files.writing import write_json
 
@@ -36,8 +37,9 @@ WORDS, OFTEN = 6, 8  # pieces for each expert, and how often they must stand wit
 def main() -> None:
     """Do what the first word says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("grid", "train", "cost", "report"))
+    parser.add_argument("what", choices=("grid", "train", "cost", "syntax", "report"))
     parser.add_argument("--data", type=Path, help="folder with train.de.gz, train.en.gz, val.de.gz, …")
+    parser.add_argument("--parse", type=Path, help="German treebank in CoNLL-U, for syntax")
     parser.add_argument("--out", type=Path, required=True, help="directory of the study")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where tables and figures go")
     parser.add_argument("--arms", help="some of the arms, with commas")
@@ -52,14 +54,16 @@ def main() -> None:
     names = asked.arms.split(",") if asked.arms else [arm.name for arm in ARMS]
     if unknown := sorted(set(names) - {arm.name for arm in ARMS}):
         parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(arm.name for arm in ARMS)}")
-    if asked.what != "report" and asked.data is None:
+    if asked.what in ("grid", "train", "cost") and asked.data is None:
         parser.error("--data says where the texts are")
-    if asked.what == "report" and asked.arms:
-        parser.error("report is of all arms that have runs; leave out --arms")
+    if asked.what == "syntax" and asked.parse is None:
+        parser.error("--parse says where the treebank is")
+    if asked.what in ("syntax", "report") and asked.arms:
+        parser.error(f"{asked.what} is of all arms that have runs; leave out --arms")
     if asked.what == "grid" and asked.max_epochs is None:
         asked.max_epochs = GRID_EPOCHS
     arms = [arm for arm in ARMS if arm.name in names]
-    {"grid": grid, "train": train_all, "cost": cost, "report": report}[asked.what](asked, arms)
+    {"grid": grid, "train": train_all, "cost": cost, "syntax": syntax, "report": report}[asked.what](asked, arms)
 
 
 def begin(asked: argparse.Namespace) -> Setting:
@@ -111,6 +115,12 @@ def cost(asked: argparse.Namespace, arms: list[Arm]) -> None:
     )
     rows = list(measured(setting, arms, rounds=asked.rounds, folder=setting.out))
     pd.DataFrame(rows).to_csv(results / "cost.csv", index=False)
+
+
+def syntax(asked: argparse.Namespace, arms: list[Arm]) -> None:
+    """The heads of every finished run on a treebank, for what report says of them."""
+    for note in sorted(asked.out.glob("runs/*/result.json")):
+        parsed(asked.out, note.parent.name, asked.parse)
 
 
 def report(asked: argparse.Namespace, arms: list[Arm]) -> None:

@@ -125,6 +125,16 @@ def finished(out: Path, arm: str, seed: int, loss: float, **numbers: float) -> N
     (run / "metrics.csv").write_text(f"update,epoch,valid_nll\n1,1,{loss}\n2,1,\n3,2,{loss + 0.5}\n")
 
 
+def accuracies(analysis: Path, margins: tuple[float, float, float]) -> None:
+    """Two relations; the first has two heads."""
+    (analysis / "syntax").mkdir(parents=True)
+    rows = zip((0, 1, 0), ("nsubj>", "nsubj>", "obj<"), margins, strict=True)
+    text = "".join(f"encoder-self,0,{head},{label},{margin}\n" for head, label, margin in rows)
+    (analysis / "syntax" / "syntactic.csv").write_text("site,layer,head,label,margin\n" + text)
+    heads = "site,layer,head,confidence\nencoder-self,0,0,0.5\n"
+    (analysis / "heads.csv").write_text(heads)
+
+
 def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,7 +158,13 @@ def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
     (results / "cost.csv").write_text(
         "round,arm,seconds\n0,baseline,1.0\n0,mae-uniform,1.1\n1,baseline,2.0\n1,mae-uniform,2.4\n"
     )
+    for seed, better in ((1, 0.05), (2, 0.07), (3, 0.09)):
+        accuracies(out / "analysis" / f"baseline-{seed}", margins=(-0.2, 0.1, 0.3))
+        accuracies(out / "analysis" / f"mae-uniform-{seed}", margins=(-0.2, 0.1 + better, 0.3 + better))
     text = report()
+    assert "| syntax: the best head over a fixed offset, encoder | 0.200 |" in text
+    assert "| +0.070 ± 0.050 |" in text
+    assert "modal offset" not in text, "a number that no run has is left out"
     assert "| Uni-MAE-7 | 0.003 | 3 | 2.1020 (0.1010) | -0.0980 ± 0.0025 |" in text
     assert "1.15 ± 0.64" in text
     assert re.search(r"mae-uniform has a lower validation loss than baseline .*\| \*\*reproduced\*\*", text)

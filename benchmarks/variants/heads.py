@@ -29,6 +29,8 @@ def numbers_of_heads(analysis: Path, metrics: Path) -> dict[str, float]:
     if (analysis / "experts_gates.csv").exists():
         gates = pd.read_csv(analysis / "experts_gates.csv").query("site == 'encoder-self'")
         numbers["gate_entropy"] = float(gates["entropy"].mean())
+    if (analysis / "syntax" / "syntactic.csv").exists():
+        numbers |= of_syntax(pd.read_csv(analysis / "syntax" / "syntactic.csv"))
     if (analysis / "alphas.csv").exists():
         numbers |= of_matrices(pd.read_csv(analysis / "alphas.csv"))
     return numbers
@@ -62,6 +64,11 @@ def of_relevance(heads: pd.DataFrame) -> dict[str, float]:
         shares = shares[shares > 0] / shares.sum()
         counts.append(math.exp(-float((shares * np.log(shares)).sum())))
     return {"relevant_heads": float(np.mean(counts))}
+
+
+def of_syntax(accuracies: pd.DataFrame) -> dict[str, float]:
+    """Accuracy of the best head less that of the best fixed offset, mean over relations and directions."""
+    return {"syntactic_margin": float(accuracies.groupby("label")["margin"].max().mean())}
 
 
 def of_matrices(entries: pd.DataFrame) -> dict[str, float]:

@@ -186,6 +186,14 @@ def analyse(setting: Setting, arm: Arm, seed: int, out: Path, text: str, **optio
     run_analysis(AnalyzeConfig(**paths, out=out, figures=False, device=setting.device, force=True, **options))
 
 
+def parsed(out: Path, run: str, parse: Path) -> None:
+    """Analyse a finished run's best model on a treebank, into `syntax` beside its analysis, unless it has been done."""
+    folder = out / "analysis" / run / "syntax"
+    if not (folder / "syntactic.csv").exists():
+        best = str(out / "runs" / run / "best")
+        run_analysis(AnalyzeConfig(checkpoint=best, parse=str(parse), only=("syntactic",), out=folder, figures=False))
+
+
 class Clock:
     """CPU seconds of a training by update, kept in a file, so that those of a run that was stopped add up."""
 
