@@ -150,11 +150,8 @@ def collect(out: Path, results: Path) -> None:
             row |= numbers_of_heads(analysis, path.parent / "metrics.csv")
         curves += [run | {"epoch": epoch, "valid_nll": loss} for epoch, loss in valid_losses(path.parent).items()]
         alphas = analysis / "alphas.csv"
-        if alphas.exists():
-            entries = pd.read_csv(alphas)
-            entries["absolute"] = entries["alpha"].abs()
-            means = entries.groupby(["site", "head", "source"], as_index=False)[["alpha", "absolute"]].mean()
-            matrices.append(means.assign(**run))
+        if alphas.exists() and row["seed"] == 1:  # what all seeds have in common is in runs.csv
+            matrices.append(pd.read_csv(alphas).assign(**run))
         tokens = analysis / "words" / "experts_tokens.csv"
         if tokens.exists():
             table = pd.read_csv(tokens, keep_default_na=False).query(

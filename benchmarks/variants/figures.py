@@ -20,6 +20,7 @@ from headscope.report.layout.save import write_figure
 
 SIZE = 7
 MIXERS = ("mixing-free", "mixing")
+FULL = 3.0  # half widths of an interval that have the darkest shade
 
 
 def draw(folder: Path) -> None:
@@ -54,7 +55,9 @@ def curves_figure(curves: pd.DataFrame, arms: Sequence[Arm]) -> Figure:
             axes.plot(table.index, lines.mean(axis=1), color=color, lw=1.4, label=arm.name)
     best = float(table.min().min())
     losses.set_ylim(best - 0.05, best + 0.8)
-    behind.set_ylim(-0.08, 0.16)
+    late = table.iloc[len(table) // 2 :]
+    apart = late - late["baseline"].reindex(columns=table.columns, level="seed")
+    behind.set_ylim(float(apart.min().min()) - 0.02, float(apart.max().max()) + 0.02)
     for axes, title in ((losses, "validation loss, nats per piece"), (behind, "the same − baseline of that seed")):
         axes.set_title(title, fontsize=SIZE + 1, loc="left")
         axes.set_xlabel("epoch", fontsize=SIZE)
@@ -102,59 +105,57 @@ def intervals(axes: Axes, differences: Sequence[Sequence[float]]) -> None:
 
 
 def heads_figure(rows: Sequence[Row], arms: Sequence[Arm], matrices: Path) -> Figure:
-    """Numbers of heads by arm as differences from the baseline, and the mean mixing matrices beside them."""
+    """Numbers of heads by arm as differences from the baseline, and a mixing matrix of each kind beside them."""
     columns = [column for column in HEAD_NUMBERS if any(column in row for row in rows)]
-    means = np.full((len(columns), len(arms)), np.nan)
-    sure = np.zeros(means.shape, dtype=bool)
-    scaled = means.copy()
-    for line, column in enumerate(columns):
-        base = [float(row[column]) for row in rows if row["arm"] == "baseline" and column in row]
-        spread = float(np.std(base, ddof=1)) if len(base) > 1 else 0.0
-        for place, arm in enumerate(arms):
-            difference = Difference.of(paired_with(rows, arm.name, "baseline", column))
-            if difference is not None:
-                means[line, place] = difference.mean
-                sure[line, place] = abs(difference.mean) > difference.reach
-                scaled[line, place] = difference.mean / spread if spread else np.sign(difference.mean)
-    figure = Figure(figsize=(7.2, 1.5 + 0.24 * len(columns)), layout="constrained")
-    grid = figure.add_gridspec(2, 2, width_ratios=(3.2, 1))
+    figure = Figure(figsize=(7.2, 1.4 + 0.24 * len(columns)), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(3.4, 1))
     axes = figure.add_subplot(grid[:, 0])
-    shades = axes.imshow(scaled, cmap="RdBu_r", vmin=-4, vmax=4, aspect="auto")
-    for line, place in np.ndindex(*means.shape):
-        if np.isfinite(means[line, place]):
-            text = f"{means[line, place]:+.2f}"
-            ink = "white" if abs(scaled[line, place]) > 2.6 else "black"
-            axes.text(
-                place,
-                line,
-                text,
-                ha="center",
-                va="center",
-                fontsize=SIZE - 1.5,
-                color=ink,
-                weight="bold" if sure[line, place] else "normal",
-            )
-    axes.set_xticks(range(len(arms)), [arm.name for arm in arms], rotation=35, ha="right", fontsize=SIZE)
-    axes.set_yticks(range(len(columns)), [HEAD_NUMBERS[column] for column in columns], fontsize=SIZE)
-    axes.set_title("difference from the baseline; bold: 95 % interval without 0", fontsize=SIZE, loc="left")
-    bar = figure.colorbar(shades, ax=axes, orientation="horizontal", shrink=0.6, pad=0.02)
-    bar.set_label("in deviations of the baseline over seeds", fontsize=SIZE)
-    bar.ax.tick_params(labelsize=SIZE)
+    differences_panel(axes, rows, arms, columns)
     if matrices.exists():
         table = pd.read_csv(matrices)
-        for place, name in enumerate(MIXERS):
-            matrix_panel(figure.add_subplot(grid[place, 1]), table[table["arm"] == name], name)
+        panels = [figure.add_subplot(grid[place, 1]) for place in range(len(MIXERS))]
+        for panel, name in zip(panels, MIXERS, strict=True):
+            matrix_panel(panel, table[table["arm"] == name], name)
     return figure
 
 
+def differences_panel(axes: Axes, rows: Sequence[Row], arms: Sequence[Arm], columns: Sequence[str]) -> None:
+    """A line a number, a column an arm: the mean difference, shaded by its size in half widths of its interval."""
+    shades = np.full((len(columns), len(arms)), np.nan)
+    for line, column in enumerate(columns):
+        found = [Difference.of(paired_with(rows, arm.name, "baseline", column)) for arm in arms]
+        digits = 1 if any(difference and abs(difference.mean) >= 1 for difference in found) else 3
+        for place, difference in enumerate(found):
+            if difference is None:
+                axes.text(place, line, "–", ha="center", va="center", fontsize=SIZE - 1.5)
+                continue
+            shade = shades[line, place] = difference.mean / max(difference.reach, 1e-12)
+            ink, weight = ("white" if abs(shade) > 0.75 * FULL else "black"), ("bold" if abs(shade) > 1 else "normal")
+            text = f"{difference.mean:+.{digits}f}"
+            axes.text(place, line, text, ha="center", va="center", fontsize=SIZE - 1.5, color=ink, weight=weight)
+    picture = axes.imshow(shades, cmap="RdBu_r", vmin=-FULL, vmax=FULL, aspect="auto")
+    axes.set_xticks(range(len(arms)), [arm.name for arm in arms], rotation=35, ha="right", fontsize=SIZE)
+    axes.set_yticks(range(len(columns)), [HEAD_NUMBERS[column] for column in columns], fontsize=SIZE)
+    axes.set_title("difference from the baseline; bold: 95 % interval without 0", fontsize=SIZE, loc="left")
+    axes.tick_params(length=0)
+    bar = axes.figure.colorbar(picture, ax=axes, orientation="horizontal", shrink=0.6, aspect=40, pad=0.02)
+    bar.set_label("difference, in half widths of its 95 % interval", fontsize=SIZE)
+    bar.ax.tick_params(labelsize=SIZE)
+
+
 def matrix_panel(axes: Axes, entries: pd.DataFrame, name: str) -> None:
-    """The mean over modules and seeds of the size of every entry."""
+    """The mixing matrix of the first module that has one; the table has those of seed 1."""
     if entries.empty:
         axes.set_axis_off()
         return
-    matrix = entries.pivot_table(index="head", columns="source", values="absolute")
-    shades = axes.imshow(matrix, cmap="viridis", vmin=0)
-    bar = axes.figure.colorbar(shades, ax=axes, shrink=0.8)
+    site, layer = entries[["site", "layer"]].iloc[0]
+    of_module = entries[(entries["site"] == site) & (entries["layer"] == layer)]
+    matrix = np.asarray(of_module.pivot(index="head", columns="source", values="alpha"), dtype=float)
+    limit = float(np.abs(matrix).max())
+    picture = axes.imshow(matrix, cmap="PuOr_r", vmin=-limit, vmax=limit)
+    bar = axes.figure.colorbar(picture, ax=axes, orientation="horizontal", shrink=0.9)
     bar.ax.tick_params(labelsize=SIZE - 1)
-    axes.set_title(f"{name}, mean |entry|", fontsize=SIZE, loc="left")
+    axes.set_title(f"{name}\n{site} {layer}", fontsize=SIZE, loc="left")
+    axes.set_xlabel("mixed in", fontsize=SIZE)
+    axes.set_ylabel("head", fontsize=SIZE)
     axes.tick_params(labelsize=SIZE - 1)

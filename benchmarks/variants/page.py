@@ -174,8 +174,8 @@ def table_of_arms(folder: Path, rows: Sequence[Row], out_of_work: Mapping[str, s
         apart = arm.name != "baseline"
         cost = costs.get(arm.name)
         reach = f" ± {cost[1].reach:.2f}" if cost and cost[1] and apart else ""
-        losses = (cell(line, "valid_nll", 4), str(loss) if apart and loss else "")
-        scores = (cell(line, "bleu", 2), f"{bleu.mean:+.2f} ± {bleu.reach:.2f}" if apart and bleu else "")
+        losses = (cell(line, "valid_nll", 4), loss.shown(4) if apart and loss else "")
+        scores = (cell(line, "bleu", 2), bleu.shown(2) if apart and bleu else "")
         size = (f"{line['parameters']:,}", f"{cost[0]:.2f}{reach}" if cost else "")
         lines.append((arm.title, f"{arm.lr:g}", str(line["seeds"]), *losses, *scores, *size))
     return markdown_table(lines)
@@ -194,7 +194,11 @@ def line_of_claim(verdict: Verdict) -> tuple[str, ...]:
     claim, difference = verdict.claim, verdict.difference
     published = "" if claim.published is None else f"{claim.published:+.2f}"
     within = {None: "", True: ", inside", False: ", outside"}[verdict.holds_published]
-    here = f"{difference} ({difference.pairs} pairs{within})" if difference else ""
+    here = (
+        f"{difference.shown(2 if claim.family == 'bleu' else 4)} ({difference.pairs} pairs{within})"
+        if difference
+        else ""
+    )
     word = f"{verdict.word}: {verdict.why}" if verdict.word == UNTESTED else f"**{verdict.word}**"
     p = "" if verdict.p_adjusted is None else f"{verdict.p_adjusted:.2g}"
     return f"{claim.text} ({claim.source})", published, here, p, word
@@ -251,7 +255,7 @@ def table_of_heads(rows: Sequence[Row], out_of_work: Mapping[str, str]) -> str:
         cells = []
         for arm in arms:
             difference = Difference.of(paired_with(rows, arm.name, "baseline", column))
-            cells.append(f"{difference.mean:+.3f} ± {difference.reach:.3f}" if difference else "")
+            cells.append(difference.shown(3) if difference else "")
         lines.append((title, f"{statistics.fmean(base):.3f}", *cells))
     return markdown_table(lines)
 
@@ -261,7 +265,7 @@ def figures(folder: Path) -> list[str]:
     texts = {
         "curves.png": "Validation loss by epoch, all seeds",
         "effects.png": "Differences from the baseline of the same seed, with 95 % intervals",
-        "heads.png": "What the heads did: differences from the baseline, and the mixing matrices",
+        "heads.png": "What the heads did: differences from the baseline, and mixing matrices of seed 1",
     }
     lines = [
         f"![{text}](figures/{name})\n\n{text}.\n"

@@ -46,8 +46,9 @@ class Difference:
         p = two_sided(mean / error, pairs - 1) if error else float(mean == 0)
         return cls(mean, quantile(1 - LEVEL / 2, pairs - 1) * error, p, pairs, deviation)
 
-    def __str__(self) -> str:
-        return f"{self.mean:+.4f} ± {self.reach:.4f}"
+    def shown(self, digits: int) -> str:
+        """Mean and half width."""
+        return f"{self.mean:+.{digits}f} ± {self.reach:.{digits}f}"
 
 
 @dataclass(frozen=True)
