@@ -46,18 +46,18 @@ def curves_figure(curves: pd.DataFrame, arms: Sequence[Arm]) -> Figure:
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     losses, behind = figure.subplots(1, 2)
     table = curves.pivot_table(index="epoch", columns=["arm", "seed"], values="valid_nll")
+    late = []  # differences in the second half of the run
     for color, arm in zip(COLORS, arms, strict=False):
         runs = pd.DataFrame(table[arm.name])
         less = runs.sub(pd.DataFrame(table["baseline"])).dropna(axis=1, how="all")
+        late += np.asarray(less, dtype=float)[len(less) // 2 :].ravel().tolist()
         for axes, values in ((losses, runs), (behind, less)):
             lines = np.asarray(values, dtype=float)  # epochs, seeds
             axes.plot(table.index, lines, color=color, lw=0.4, alpha=0.5)
             axes.plot(table.index, lines.mean(axis=1), color=color, lw=1.4, label=arm.name)
     best = float(table.min().min())
     losses.set_ylim(best - 0.05, best + 0.8)
-    late = table.iloc[len(table) // 2 :]
-    apart = late - late["baseline"].reindex(columns=table.columns, level="seed")
-    behind.set_ylim(float(apart.min().min()) - 0.02, float(apart.max().max()) + 0.02)
+    behind.set_ylim(np.nanmin(late) - 0.02, np.nanmax(late) + 0.02)
     for axes, title in ((losses, "validation loss, nats per piece"), (behind, "the same − baseline of that seed")):
         axes.set_title(title, fontsize=SIZE + 1, loc="left")
         axes.set_xlabel("epoch", fontsize=SIZE)
