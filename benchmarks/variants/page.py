@@ -194,11 +194,8 @@ def line_of_claim(verdict: Verdict) -> tuple[str, ...]:
     claim, difference = verdict.claim, verdict.difference
     published = "" if claim.published is None else f"{claim.published:+.2f}"
     within = {None: "", True: ", inside", False: ", outside"}[verdict.holds_published]
-    here = (
-        f"{difference.shown(2 if claim.family == 'bleu' else 4)} ({difference.pairs} pairs{within})"
-        if difference
-        else ""
-    )
+    digits = 2 if claim.family == "bleu" else 4
+    here = f"{difference.shown(digits)} ({difference.pairs} pairs{within})" if difference else ""
     word = f"{verdict.word}: {verdict.why}" if verdict.word == UNTESTED else f"**{verdict.word}**"
     p = "" if verdict.p_adjusted is None else f"{verdict.p_adjusted:.2g}"
     return f"{claim.text} ({claim.source})", published, here, p, word

@@ -167,31 +167,31 @@ def analysed(setting: Setting, arm: Arm, seed: int) -> None:
 
     Where gates mix experts, also `words`: that of the experts alone on the training text, which has more words.
     """
-    out = setting.out / "analysis" / f"{arm.name}-{seed}"
-    analyse(setting, arm, seed, out, TEST, also=("lrp",))
+    name, device = f"{arm.name}-{seed}", setting.device
+    out = setting.out / "analysis" / name
+    analyse(setting.out, name, out, **texts(setting, TEST), also=("lrp",), device=device)
     if (out / "experts.csv").exists():
-        analyse(setting, arm, seed, out / "words", "train", only=("experts",), max_sentences=RECIPE["max_sentences"])
+        options = {**texts(setting, "train"), "max_sentences": RECIPE["max_sentences"], "device": device}
+        analyse(setting.out, name, out / "words", only=("experts",), **options)
 
 
-def analyse(setting: Setting, arm: Arm, seed: int, out: Path, text: str, **options: Any) -> None:
+def parsed(study: Path, run: str, parse: Path) -> None:
+    """Analyse a finished run's best model on a treebank, into `syntax` beside its analysis, unless it has been done."""
+    analyse(study, run, study / "analysis" / run / "syntax", parse=str(parse), only=("syntactic",))
+
+
+def texts(setting: Setting, name: str) -> dict[str, Any]:
+    """Both sides of a text, as options of an analysis."""
+    return {side: setting.data / f"{name}.{language}.gz" for side, language in (("source", "de"), ("target", "en"))}
+
+
+def analyse(study: Path, run: str, out: Path, **options: Any) -> None:
     """Analyse a run's best model, unless it has been done."""
     note = out / "run.json"
     if note.exists() and json.loads(note.read_text(encoding="utf-8")).get("complete"):
         return
-    paths: dict[str, Any] = {
-        "checkpoint": str(setting.folder(arm, seed) / "best"),
-        "source": setting.data / f"{text}.de.gz",
-        "target": setting.data / f"{text}.en.gz",
-    }
-    run_analysis(AnalyzeConfig(**paths, out=out, figures=False, device=setting.device, force=True, **options))
-
-
-def parsed(out: Path, run: str, parse: Path) -> None:
-    """Analyse a finished run's best model on a treebank, into `syntax` beside its analysis, unless it has been done."""
-    folder = out / "analysis" / run / "syntax"
-    if not (folder / "syntactic.csv").exists():
-        best = str(out / "runs" / run / "best")
-        run_analysis(AnalyzeConfig(checkpoint=best, parse=str(parse), only=("syntactic",), out=folder, figures=False))
+    best = str(study / "runs" / run / "best")
+    run_analysis(AnalyzeConfig(checkpoint=best, out=out, figures=False, force=True, **options))
 
 
 class Clock:
