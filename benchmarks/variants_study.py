@@ -4,12 +4,13 @@
     python benchmarks/variants_study.py train  --data DIR --out DIR    the runs
     python benchmarks/variants_study.py cost   --data DIR --out DIR    time of a step, arms interleaved
     python benchmarks/variants_study.py syntax --parse CONLLU --out DIR  the best models' heads on a treebank
+    python benchmarks/variants_study.py repeats --out DIR              runs made once more on another machine
     python benchmarks/variants_study.py report --out DIR               runs.csv, table.md, figures/ of what is finished
 
 All arms of seed 1 come first, then those of seed 2, … Whatever is finished is skipped and what was stopped goes on,
 however it was stopped, so the same command continues. All runs are of one commit, without changes to tracked files, and
-one kind of processor; another one is refused. `report` reads the runs of --out where there are any, and otherwise the
-tables that lie in --results, so it makes the committed pages again.
+those of one --out of one kind of processor; another one is refused. `report` adds the runs of --out to the tables in
+--results, where runs that were made elsewhere stay, so without any it makes the committed pages again.
 """
 
 from __future__ import annotations
@@ -20,24 +21,22 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
+from variants.collect import collect, collect_repeats
 from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, SEEDS, SWAPS, Arm, swap_schedule
-from variants.heads import numbers_of_heads
 from variants.page import write_page
-from variants.runs import Setting, commit_of_checkout, complete, machine, parsed, valid_losses
+from variants.runs import Setting, commit_of_checkout, complete, machine, parsed
 
 from headscope.files.writing import write_json
 
 RESULTS = Path(__file__).parent / "variants"
-WORDS, OFTEN = 6, 8  # pieces for each expert, and how often they must stand with it
 
 
 def main() -> None:
     """Do what the first word says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("grid", "train", "cost", "syntax", "report"))
+    parser.add_argument("what", choices=tuple(STEPS))
     parser.add_argument("--data", type=Path, help="folder with train.de.gz, train.en.gz, val.de.gz, …")
     parser.add_argument("--parse", type=Path, help="German treebank in CoNLL-U, for syntax")
     parser.add_argument("--out", type=Path, required=True, help="directory of the study")
@@ -58,12 +57,12 @@ def main() -> None:
         parser.error("--data says where the texts are")
     if asked.what == "syntax" and asked.parse is None:
         parser.error("--parse says where the treebank is")
-    if asked.what in ("syntax", "report") and asked.arms:
+    if asked.what in ("syntax", "repeats", "report") and asked.arms:
         parser.error(f"{asked.what} is of all arms that have runs; leave out --arms")
     if asked.what == "grid" and asked.max_epochs is None:
         asked.max_epochs = GRID_EPOCHS
     arms = [arm for arm in ARMS if arm.name in names]
-    {"grid": grid, "train": train_all, "cost": cost, "syntax": syntax, "report": report}[asked.what](asked, arms)
+    STEPS[asked.what](asked, arms)
 
 
 def begin(asked: argparse.Namespace) -> Setting:
@@ -123,6 +122,11 @@ def syntax(asked: argparse.Namespace, arms: list[Arm]) -> None:
         parsed(asked.out, note.parent.name, asked.parse)
 
 
+def repeats(asked: argparse.Namespace, arms: list[Arm]) -> None:
+    """repeated.csv among the results."""
+    collect_repeats(asked.out, asked.results)
+
+
 def report(asked: argparse.Namespace, arms: list[Arm]) -> None:
     """The tables and figures."""
     from variants.figures import draw
@@ -134,37 +138,7 @@ def report(asked: argparse.Namespace, arms: list[Arm]) -> None:
     print((asked.results / "table.md").read_text(encoding="utf-8"))
 
 
-def collect(out: Path, results: Path) -> None:
-    """The tables runs, curves, matrices and words of the finished runs; where there are none, nothing is written."""
-    notes = sorted(out.glob("runs/*/result.json"))
-    if not notes:
-        return
-    rows = [json.loads(path.read_text(encoding="utf-8")) for path in notes]
-    curves: list[dict[str, Any]] = []
-    matrices: list[pd.DataFrame] = []
-    words: list[pd.DataFrame] = []
-    for path, row in zip(notes, rows, strict=True):
-        run = {"arm": row["arm"], "seed": row["seed"]}
-        analysis = out / "analysis" / path.parent.name
-        if (analysis / "heads.csv").exists():
-            row |= numbers_of_heads(analysis, path.parent / "metrics.csv")
-        curves += [run | {"epoch": epoch, "valid_nll": loss} for epoch, loss in valid_losses(path.parent).items()]
-        alphas = analysis / "alphas.csv"
-        if alphas.exists() and row["seed"] == 1:  # what all seeds have in common is in runs.csv
-            matrices.append(pd.read_csv(alphas).assign(**run))
-        tokens = analysis / "words" / "experts_tokens.csv"
-        if tokens.exists():
-            table = pd.read_csv(tokens, keep_default_na=False).query(
-                f"site == 'encoder-self' and layer == 0 and count >= {OFTEN}"
-            )
-            words.append(table.groupby("expert").head(WORDS).assign(**run))
-    pd.DataFrame(rows).sort_values(["seed", "arm"]).to_csv(results / "runs.csv", index=False)
-    pd.DataFrame(curves).to_csv(results / "curves.csv", index=False)
-    if matrices:
-        pd.concat(matrices).to_csv(results / "matrices.csv", index=False)
-    if words:
-        pd.concat(words).to_csv(results / "words.csv", index=False)
-
+STEPS = {"grid": grid, "train": train_all, "cost": cost, "syntax": syntax, "repeats": repeats, "report": report}
 
 if __name__ == "__main__":
     main()

@@ -116,7 +116,7 @@ def test_arms_and_recipe_are_options_that_train_has() -> None:
     assert len(set(design.CLAIMS)) == len(design.CLAIMS)
 
 
-def finished(out: Path, arm: str, seed: int, loss: float, **numbers: float) -> None:
+def finished(out: Path, arm: str, seed: int, loss: float, **numbers: float | str) -> None:
     run = out / "runs" / f"{arm}-{seed}"
     run.mkdir(parents=True)
     note = {"arm": arm, "seed": seed, "valid_nll": loss, "best_epoch": 1, "parameters": 1000, "bleu": 30.0 - loss}
@@ -182,6 +182,70 @@ def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
     shutil.rmtree(out)
     assert report() == text
     capsys.readouterr()
+
+
+def experts(out: Path, run: str) -> None:
+    (out / "analysis" / run / "words").mkdir(parents=True)
+    rows = "encoder-self,0,0,null,1.25,20\nencoder-self,0,0,no,1.0,20\n"
+    (out / "analysis" / run / "words" / "experts_tokens.csv").write_text("site,layer,expert,token,pmi,count\n" + rows)
+
+
+def test_runs_of_two_directories_make_the_tables_that_one_makes(tmp_path: Path) -> None:
+    collect = part("collect").collect
+    numbers = {"baseline": 2.0, "mae": 1.123456789012345}
+    for number, (arm, seed) in enumerate((arm, seed) for seed in (1, 2) for arm in numbers):
+        for out in (tmp_path / "whole", tmp_path / f"part{seed}"):
+            gates = {"gate_steps": 9.0} if arm == "mae" else {}
+            finished(out, arm, seed, numbers[arm] + number / 7, **gates)
+            experts(out, f"{arm}-{seed}")
+    for results in ("one", "two"):
+        (tmp_path / results).mkdir()
+    collect(tmp_path / "whole", tmp_path / "one")
+    for seed in (2, 1, 1):
+        collect(tmp_path / f"part{seed}", tmp_path / "two")
+    for path in (tmp_path / "one").iterdir():
+        assert (tmp_path / "two" / path.name).read_text() == path.read_text(), path.name
+    assert len(list((tmp_path / "one").iterdir())) == 3
+
+
+def test_a_run_made_again_elsewhere_stands_beside_the_first_and_is_no_run(tmp_path: Path) -> None:
+    page, (first, again, results) = part("page"), (tmp_path / name for name in ("first", "again", "results"))
+    results.mkdir()
+    for seed in (1, 2):
+        finished(first, "baseline", seed, 2.0 + seed)
+    finished(again, "baseline", 2, 4.0125, machine="another")
+    part("collect").collect(first, results)
+    before = (results / "runs.csv").read_bytes()
+    part("collect").collect_repeats(again, results)
+    assert (results / "runs.csv").read_bytes() == before
+    page.write_page(results)
+    assert "(repeated.csv): baseline 2 4.0000 on a processor, +0.0125 on another." in (results / "table.md").read_text()
+
+
+@pytest.mark.parametrize("part_of_signature", ["commit:" + "cd" * 20, "data:sha256=1,n=5"])
+def test_runs_of_another_study_are_not_added(tmp_path: Path, part_of_signature: str) -> None:
+    collect = part("collect").collect
+    finished(tmp_path / "first", "baseline", 1, 2.0)
+    finished(tmp_path / "second", "baseline", 2, 2.0, signature=f"m:train|{part_of_signature}")
+    (tmp_path / "results").mkdir()
+    collect(tmp_path / "first", tmp_path / "results")
+    before = (tmp_path / "results" / "runs.csv").read_bytes()
+    with pytest.raises(SystemExit, match=r"cannot stand beside runs of .*choose another --results"):
+        collect(tmp_path / "second", tmp_path / "results")
+    assert (tmp_path / "results" / "runs.csv").read_bytes() == before
+
+
+def test_the_page_says_which_runs_are_of_which_machine_and_which_pairs_of_two() -> None:
+    def of(arm: str, machine: str, *seeds: int) -> list[dict[str, Any]]:
+        return runs(arm, dict.fromkeys(seeds, 2.0), machine=machine)
+
+    first = of("baseline", "one", 1, 2, 3) + of("mae", "one", 1, 2)
+    assert part("page").machines(first) == "one"
+    both = first + of("baseline", "two", 5) + of("mae", "two", 5) + of("wide-low", "two", 1, 2)
+    assert part("page").machines(both) == (
+        "one, and two (baseline 5; mae 5; wide-low 1, 2), so differences of wide-low 1, 2 "
+        "from the baseline are between two machines"
+    )
 
 
 def git(*words: str) -> str:

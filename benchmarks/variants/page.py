@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,19 +34,19 @@ HEAD_NUMBERS = {
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
     """runs.csv with the cost of every arm beside it: numbers as numbers, empty cells left out."""
-    path = folder / "runs.csv"
+    costs = mean_costs(folder / "cost.csv")
+    return [
+        row | ({"cost_ratio": costs[str(row["arm"])][0]} if str(row["arm"]) in costs else {})
+        for row in read_table(folder / "runs.csv")
+    ]
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table: numbers as numbers, empty cells left out; none where there is no file."""
     if not path.exists():
         return []
-    rows = [{name: number(value) for name, value in row.items() if value} for row in _records(path)]
-    costs = mean_costs(folder / "cost.csv")
-    return [row | ({"cost_ratio": costs[str(row["arm"])][0]} if str(row["arm"]) in costs else {}) for row in rows]
-
-
-def _records(path: Path) -> list[dict[str, str]]:
-    return [
-        {str(name): str(value) for name, value in row.items()}
-        for row in pd.read_csv(path, dtype=str).fillna("").to_dict("records")
-    ]
+    table = pd.read_csv(path, dtype=str).fillna("")
+    return [{str(name): number(str(cell)) for name, cell in row.items() if cell} for row in table.to_dict("records")]
 
 
 def number(text: str) -> int | float | str:
@@ -112,6 +113,7 @@ def markdown(folder: Path, rows: Sequence[Row]) -> str:
             [("claim", "published difference", "here", "p, corrected", "verdict"), *map(line_of_claim, judged)]
         ),
         "\n" + power(judged) + "\n",
+        repeats(folder, rows),
         "## What the arms did\n",
         "Numbers of the runs' own histories and best models without which an arm is not in the tables, least and most "
         "over seeds: swapped pairs of heads, share of a matrix off its diagonal, mean entropy of the encoder's gates "
@@ -132,8 +134,7 @@ def markdown(folder: Path, rows: Sequence[Row]) -> str:
 def about(rows: Sequence[Row]) -> str:
     """What was run, where and when."""
     values = {
-        name: sorted({str(row.get(name, "")) for row in rows} - {""})
-        for name in ("ended", "machine", "threads", "bleu_signature")
+        name: sorted({str(row.get(name, "")) for row in rows} - {""}) for name in ("ended", "threads", "bleu_signature")
     }
     commits = sorted({str(row["signature"]).rsplit("|commit:", 1)[-1][:12] for row in rows})
     period = " to ".join(dict.fromkeys(values["ended"][:1] + values["ended"][-1:])) or "-"
@@ -142,20 +143,35 @@ def about(rows: Sequence[Row]) -> str:
         "Made by `python benchmarks/variants_study.py report` from runs.csv, curves.csv and cost.csv; the design is in "
         f"[PLAN.md](PLAN.md). {len(rows)} runs on {SENTENCES:,} sentences for {EPOCHS} epochs ({shared}), the "
         f"checkpoint of the lowest validation loss; {planned(rows)}; commit {', '.join(commits) or '-'}; "
-        f"{', '.join(values['machine']) or '-'}, "
-        f"{', '.join(values['threads']) or '-'} thread; ended {period}. "
+        f"{machines(rows)}; {', '.join(values['threads']) or '-'} thread; ended {period}. "
         f"BLEU: {TEST}, beam 5, lower-cased ({', '.join(values['bleu_signature'])}).\n"
     )
 
 
+def machines(rows: Sequence[Row]) -> str:
+    """The kinds of processor, which runs are not of the commonest, and which differences are between two kinds."""
+    of_run = {(str(row["arm"]), int(row["seed"])): str(row.get("machine", "-")) for row in rows}
+    commonest, *others = [kind for kind, _ in Counter(of_run.values()).most_common()] or ["-"]
+    text = "".join(f", and {kind} ({listed(run for run, its in of_run.items() if its == kind)})" for kind in others)
+    crossing = [run for run, kind in of_run.items() if of_run.get(("baseline", run[1]), kind) != kind]
+    between = f", so differences of {listed(crossing)} from the baseline are between two machines" if crossing else ""
+    return f"{commonest}{text}{between}"
+
+
+def listed(runs: Iterable[tuple[str, int]]) -> str:
+    """Arms with their seeds."""
+    seeds: dict[str, list[str]] = {}
+    for arm, seed in runs:
+        seeds.setdefault(arm, []).append(str(seed))
+    return "; ".join(f"{arm} {', '.join(numbers)}" for arm, numbers in seeds.items())
+
+
 def planned(rows: Sequence[Row]) -> str:
     """How many of the planned runs there are, and what is missing."""
-    missing = []
-    for arm in ARMS:
-        seeds = {int(row["seed"]) for row in rows if row["arm"] == arm.name}
-        if lacking := [str(seed) for seed in range(1, arm.seeds + 1) if seed not in seeds]:
-            missing.append(f"{arm.name} {', '.join(lacking)}")
-    return f"seeds that are missing: {'; '.join(missing)}" if missing else "all seeds of the plan"
+    finished = {(str(row["arm"]), int(row["seed"])) for row in rows}
+    planned = ((arm.name, seed) for arm in ARMS for seed in range(1, arm.seeds + 1))
+    missing = listed(run for run in planned if run not in finished)
+    return f"seeds that are missing: {missing}" if missing else "all seeds of the plan"
 
 
 def table_of_arms(folder: Path, rows: Sequence[Row], out_of_work: Mapping[str, str]) -> str:
@@ -213,6 +229,18 @@ def power(judged: Sequence[Verdict]) -> str:
     if not primary:
         return ""
     return f"The intervals of the loss that are wider than ± {REACH}: {'; '.join(wide) if wide else 'none'}."
+
+
+def repeats(folder: Path, rows: Sequence[Row]) -> str:
+    """How far the same run ends from itself on another kind of processor, whose rounding is another."""
+    losses = {(row["arm"], row["seed"]): (float(row["valid_nll"]), row["machine"]) for row in rows}
+    again = [row for row in read_table(folder / "repeated.csv") if (row["arm"], row["seed"]) in losses]
+    lines = []
+    for row in again:
+        loss, machine = losses[row["arm"], row["seed"]]
+        change = f"{float(row['valid_nll']) - loss:+.4f}"
+        lines.append(f"{row['arm']} {row['seed']} {loss:.4f} on {machine}, {change} on {row['machine']}")
+    return f"The same run on another kind of processor (repeated.csv): {'; '.join(lines)}.\n" if lines else ""
 
 
 def table_of_effects(rows: Sequence[Row]) -> str:
