@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jacobian
 
+from headscope.model.mixing.base import Queries
+
 Parts = list[Tensor]
 
 
@@ -240,7 +242,8 @@ class Walk:
             return found if hidden is None else found.masked_fill(~hidden, -1e300)
 
         context = torch.softmax(scores(q, k), dim=-1) @ v
-        mixed = context if module.mixing is None else module.mixing(context[None], None)[0]
+        queries = Queries(x[None], causal=causal or kind == "cross")
+        mixed = context if module.mixing is None else module.mixing(context[None], queries)[0]
         return {"q": q, "k": k, "v": v, "scores": scores, "context": context, "mixed": mixed,
                 "out": module.output(mixed.transpose(0, 1).flatten(1))}  # fmt: skip
 

@@ -22,6 +22,7 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall, attend, tapped
 from headscope.model.discovery import AttentionSite
 from headscope.model.gating import gated
+from headscope.model.mixing.experts import experts_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.relevance.rulesets import RULE_SETS
@@ -218,6 +219,14 @@ def test_mixed_heads_are_read_after_mixing(signed: bool) -> None:
     settings = VoitaSettings(mode="eps" if signed else "alpha-beta")
     found = whole_batch(model, settings)
     agree_with_oracle(model, found, slow.Program(signed=signed, constant=False), 1e-7 if signed else 1e-10)
+
+
+def test_factors_of_experts_are_constants_and_hand_relevance_on() -> None:
+    model = native("pre", seed=4, self_mixing="experts.v1", cross_mixing="experts.v1")
+    gates = [module for module in experts_of(model) if module.gate is not None]
+    assert len(gates) == 6, "in every module"
+    found = whole_batch(model, VoitaSettings())
+    agree_with_oracle(model, found, slow.Program(signed=False, constant=False), 1e-10)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -105,8 +105,7 @@ class Experts(Mixing):
             self.gate = Gate(d_model, self.experts, hidden=units, norm=norm, dropout=dropout)
 
     def forward(self, context: Tensor, queries: Queries) -> Tensor:
-        factors = self.factors(queries) if self.experts else None
-        return context if factors is None else context * factors.transpose(1, 2)[..., None].to(context.dtype)
+        return weighted(context, self.factors(queries) if self.experts else None)
 
     def factors(self, queries: Queries) -> Tensor | None:
         """Factors of heads [b p h], None where all are 1."""
@@ -152,6 +151,11 @@ class Experts(Mixing):
 
     def fold(self, w_o: Tensor) -> Tensor:
         return w_o if self.foldable else super().fold(w_o)
+
+
+def weighted(context: Tensor, factors: Tensor | None) -> Tensor:
+    """Contexts [b h t k] of heads times their factors [b p h], p = t or 1; None: all factors are 1."""
+    return context if factors is None else context * factors.transpose(1, 2)[..., None].to(context.dtype)
 
 
 def most_responsible(log_gates: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from headscope.errors import CheckpointError
 from headscope.model.mixing.base import Queries
-from headscope.model.mixing.experts import Experts
+from headscope.model.mixing.experts import Experts, weighted
 from headscope.relevance.gradient.autograd_functions import ActiveRules, with_epsilon, with_gradient, with_share
 from headscope.relevance.gradient.composite_modules import ModuleRule, NormParameters, activated, normalized
 from headscope.relevance.gradient.rules import Rules, tempered_softmax
@@ -102,11 +102,9 @@ class Operations(TorchFunctionMode):
         def mixed(context: Tensor, queries: Queries) -> Tensor:
             with self.one_rule():
                 factors = module.factors(queries)
-                if factors is None:
-                    return context
-                if _depends(factors):
+                if factors is not None and _depends(factors):
                     factors = with_share(factors, self.active, lambda rules: 1.0 if rules.plain else 0.0)
-                return context * factors.transpose(1, 2)[..., None].to(context.dtype)
+                return weighted(context, factors)
 
         return mixed
 

@@ -2,9 +2,9 @@
 
 Linear maps, norms, sums, products and re-arrangements are seen as torch computes them (a
 `TorchFunctionMode`), RMS norms and activations as modules, and a whole softmax attention as one step, through
-the taps of `attend`. Recording starts where a tensor enters the first block of a stack: embeddings, their scale
-and their positions are before it. What no rule is known for is kept by its name and refused only if relevance
-reaches it (`headscope.relevance.voita.propagation`).
+the taps of `attend`; factors of experts (MAE) are constants. Recording starts where a tensor enters the first block of
+a stack: embeddings, their scale and their positions are before it. What no rule is known for is kept by its name and
+refused only if relevance reaches it (`headscope.relevance.voita.propagation`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from torch.overrides import TorchFunctionMode
 from headscope.errors import CheckpointError
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import AttentionSite, track_calls
+from headscope.model.mixing.base import Queries
+from headscope.model.mixing.experts import Experts, experts_of, weighted
+from headscope.relevance.gradient.composite_modules import replaced_forwards
 from headscope.relevance.voita.trace_functions import (
     CONSTANT,
     FUNCTIONS,
@@ -71,6 +74,7 @@ class Trace:
     tracked: set[int] = field(default_factory=set)
     spoiled: dict[int, str] = field(default_factory=dict)
     inside: list[str] = field(default_factory=list)
+    paused: bool = False
 
     def describe(self, function: str) -> str:
         """A function and the type of the module that calls it."""
@@ -112,7 +116,7 @@ class _Recorder(TorchFunctionMode):
 
     def _depends(self, name: str, args: Any, kwargs: Any) -> bool:
         follows = self.trace.follows
-        if not self.trace.tracked:
+        if not self.trace.tracked or self.trace.paused:
             return False
         return follows(args[0]) if name in LIKE else any(map(follows, _tensors(args, kwargs)))
 
@@ -169,10 +173,25 @@ def traced(model: nn.Module) -> Iterator[Trace]:
             stack.callback(module.register_forward_hook(_leaving(trace)).remove)
             if (recognise := module_operations(module)) is not None:
                 stack.callback(module.register_forward_hook(_module_hook(trace, recognise)).remove)
+        stack.enter_context(replaced_forwards({experts: _mixture(trace, experts) for experts in experts_of(model)}))
         stack.enter_context(tapped(core, before_mixing=True, first=True))
         stack.enter_context(tapped(read))
         stack.enter_context(_Recorder(trace))
         yield trace
+
+
+def _mixture(trace: Trace, experts: Experts) -> Callable[..., Tensor]:
+    """The forward function of a mixture of experts, its factors constants: the gate gets no relevance."""
+
+    def mixed(context: Tensor, queries: Queries) -> Tensor:
+        trace.paused = True
+        try:
+            factors = experts.factors(queries)
+        finally:
+            trace.paused = False
+        return weighted(context, factors)
+
+    return mixed
 
 
 def first_blocks(sites: tuple[AttentionSite, ...]) -> list[str]:
