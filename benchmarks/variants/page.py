@@ -121,8 +121,8 @@ def markdown(folder: Path, rows: Sequence[Row]) -> str:
         table_of_effects(rows),
         table_of_words(folder / "words.csv"),
         "\n## What the heads did\n",
-        "Difference from the baseline of the same seed, mean and 95 % interval, without correction: the best models on "
-        f"{TEST}, references read in; syntax on the German treebank GSD (test).\n",
+        "Difference from the baseline of the same seed, mean and 95 % interval, without correction (empty: too few "
+        f"have it): the best models on {TEST}, references read in; syntax on the German treebank GSD (test).\n",
         table_of_heads(rows, out_of_work),
         "\n## Commands\n",
         markdown_table([("arm", "command"), *((arm.title, f"`{arm.command}`") for arm in ARMS)]),
