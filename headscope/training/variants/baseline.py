@@ -7,7 +7,7 @@ from headscope.training.variant import Variant, variant
 
 @variant
 class Baseline(Variant):
-    """Nothing but the engine."""
+    """Cross entropy alone, of a model as its preset and the options of its size make it."""
 
     name = "baseline"
     summary = "The plain Transformer."
