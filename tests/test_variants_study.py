@@ -22,6 +22,7 @@ from headscope.training.variant import VARIANTS
 from tests.makers.modules import ROOT
 
 RESULTS = ROOT / "benchmarks" / "variants"
+FLAGS = {"mae-uniform": " --uniform", "mae-nobcd": " --no-bcd"}
 
 
 @pytest.fixture(autouse=True)
@@ -264,6 +265,26 @@ def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> N
     part("page").write_page(tmp_path)
     for name in ("table.md", "table.csv"):
         assert (tmp_path / name).read_text() == (RESULTS / name).read_text(), name
+
+
+def test_the_documentation_says_what_the_tables_say() -> None:
+    design, page, verdicts = part("design"), part("page"), part("verdicts")
+    rows = page.read_rows(RESULTS)
+    commands = {arm.name: f"`{arm.variant}{FLAGS.get(arm.name, '')}`" for arm in design.ARMS}
+    judged = {
+        (verdict.claim.arm, verdict.claim.against, verdict.claim.family): verdict
+        for verdict in verdicts.verdicts(design.CLAIMS, rows, verdicts.idle(design.ARMS, rows))
+        if verdict.difference
+    }
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    published = [arms[:2] for arms in design.BETTER if arms[0] in commands]
+    for arm, against in published:
+        cells = []
+        for family, digits in (("loss", 3), ("bleu", 1)):
+            verdict = judged[arm, against, family]
+            cells += [verdict.difference.shown(digits).replace("-", "−"), verdict.word]
+        assert f"| {commands[arm]} than {commands[against]} | {' | '.join(cells)} |" in text
+    assert len(published) == 6
 
 
 def test_the_plan_was_committed_before_every_run() -> None:
