@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from variants.design import ARMS, Arm
+from variants.design import ARMS, SEEDS, Arm
 from variants.page import HEAD_NUMBERS, read_rows
 from variants.verdicts import Difference, Row, idle, paired_with
 
@@ -42,7 +42,10 @@ def draw(folder: Path) -> None:
 
 
 def curves_figure(curves: pd.DataFrame, arms: Sequence[Arm]) -> Figure:
-    """Left: validation loss by epoch. Right: less the baseline's of the same seed. Thin: seeds, thick: their mean."""
+    """Left: validation loss by epoch. Right: less the baseline's of the same seed. Thin: seeds, thick: their mean.
+
+    Dashed are means of the arms that have fewer seeds.
+    """
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     losses, behind = figure.subplots(1, 2)
     table = curves.pivot_table(index="epoch", columns=["arm", "seed"], values="valid_nll")
@@ -54,7 +57,8 @@ def curves_figure(curves: pd.DataFrame, arms: Sequence[Arm]) -> Figure:
         for axes, values in ((losses, runs), (behind, less)):
             lines = np.asarray(values, dtype=float)  # epochs, seeds
             axes.plot(table.index, lines, color=color, lw=0.4, alpha=0.5)
-            axes.plot(table.index, lines.mean(axis=1), color=color, lw=1.4, label=arm.name)
+            style = "-" if arm.seeds == SEEDS else "--"
+            axes.plot(table.index, lines.mean(axis=1), style, color=color, lw=1.4, label=arm.name)
     best = float(table.min().min())
     losses.set_ylim(best - 0.05, best + 0.8)
     behind.set_ylim(np.nanmin(late) - 0.02, np.nanmax(late) + 0.02)
