@@ -236,6 +236,25 @@ def test_runs_of_another_study_are_not_added(tmp_path: Path, part_of_signature: 
     assert (tmp_path / "results" / "runs.csv").read_bytes() == before
 
 
+def test_the_claim_about_cost_is_tested_over_rounds(tmp_path: Path) -> None:
+    seconds = {"baseline": (1.0, 2.0, 4.0), "mae": (1.3, 2.7, 5.0)}
+    rows = "".join(f"{number},{arm},{its[number]}\n" for arm, its in seconds.items() for number in range(3))
+    (tmp_path / "cost.csv").write_text("round,arm,seconds\n" + rows)
+    for seed, loss in ((1, 2.0), (2, 2.1)):
+        finished(tmp_path, "baseline", seed, loss)
+        finished(tmp_path, "mae", seed, loss - 0.1, gate_entropy=1.7, gate_steps=9, gate_change=0.2)
+    part("collect").collect(tmp_path, tmp_path)
+    part("page").write_page(tmp_path)
+    difference = part("verdicts").Difference.of([0.1, 0.15, 0.05])
+    assert (
+        f"| {difference.shown(4)} (3 rounds) | {difference.p:.2g} | **undecided** |"
+        in (tmp_path / "table.md").read_text()
+    )
+    table = pd.read_csv(tmp_path / "table.csv").set_index("arm")
+    assert table.loc["mae", "cost_ratio"] == pytest.approx(1.3)
+    assert table.loc["mae", "seeds"] == 2
+
+
 def test_the_page_says_which_runs_are_of_which_machine_and_which_pairs_of_two() -> None:
     def of(arm: str, machine: str, *seeds: int) -> list[dict[str, Any]]:
         return runs(arm, dict.fromkeys(seeds, 2.0), machine=machine)

@@ -33,12 +33,8 @@ HEAD_NUMBERS = {
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """runs.csv with the cost of every arm beside it: numbers as numbers, empty cells left out."""
-    costs = mean_costs(folder / "cost.csv")
-    return [
-        row | ({"cost_ratio": costs[str(row["arm"])][0]} if str(row["arm"]) in costs else {})
-        for row in read_table(folder / "runs.csv")
-    ]
+    """The runs."""
+    return read_table(folder / "runs.csv")
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
@@ -57,29 +53,38 @@ def number(text: str) -> int | float | str:
     return text
 
 
+def cost_rows(path: Path) -> list[dict[str, Any]]:
+    """CPU time of a step as a share of the baseline's, a row for every arm and round, which stands for a seed."""
+    table = read_table(path)
+    of_baseline = {row["round"]: row["seconds"] for row in table if row["arm"] == "baseline"}
+    return [
+        {"arm": row["arm"], "seed": row["round"], "cost_ratio": row["seconds"] / of_baseline[row["round"]]}
+        for row in table
+    ]
+
+
 def mean_costs(path: Path) -> dict[str, tuple[float, Difference | None]]:
-    """CPU time of a step by arm, as a share of the baseline's in its round: mean, and mean − 1 with its interval."""
-    if not path.exists():
-        return {}
-    table = pd.read_csv(path).pivot(index="round", columns="arm", values="seconds")
-    ratios = table.div(table["baseline"], axis=0)
+    """The mean share by arm over rounds, and mean − 1 with its interval."""
+    ratios: dict[str, list[float]] = {}
+    for row in cost_rows(path):
+        ratios.setdefault(row["arm"], []).append(row["cost_ratio"])
     return {
-        str(arm): (float(ratios[arm].mean()), Difference.of([float(ratio) - 1 for ratio in ratios[arm].dropna()]))
-        for arm in ratios
+        arm: (statistics.fmean(values), Difference.of([value - 1 for value in values]))
+        for arm, values in ratios.items()
     }
 
 
 def write_page(folder: Path) -> None:
     """Make table.md and table.csv anew."""
     rows = read_rows(folder)
-    table = [line for arm in ARMS if (line := summary(arm, rows))]
+    table = [line for arm in ARMS if (line := summary(arm, [*rows, *cost_rows(folder / "cost.csv")]))]
     pd.DataFrame(table).to_csv(folder / "table.csv", index=False)
     (folder / "table.md").write_text(markdown(folder, rows), encoding="utf-8")
 
 
 def summary(arm: Arm, rows: Sequence[Row]) -> dict[str, Any] | None:
     """A line of the table: means and deviations (n − 1) over seeds; None where no seed has finished."""
-    of_arm = [row for row in rows if row["arm"] == arm.name]
+    of_arm = [row for row in rows if row["arm"] == arm.name and "valid_nll" in row]
     if not of_arm:
         return None
     line: dict[str, Any] = {
@@ -89,7 +94,7 @@ def summary(arm: Arm, rows: Sequence[Row]) -> dict[str, Any] | None:
         "parameters": of_arm[0]["parameters"],
     }
     for column in (*COLUMNS, "best_epoch"):
-        values = [float(row[column]) for row in of_arm if column in row]
+        values = [float(row[column]) for row in rows if row["arm"] == arm.name and column in row]
         line[column] = statistics.fmean(values) if values else None
         line[f"{column}_sd"] = statistics.stdev(values) if len(values) > 1 else None
     return line
@@ -98,7 +103,7 @@ def summary(arm: Arm, rows: Sequence[Row]) -> dict[str, Any] | None:
 def markdown(folder: Path, rows: Sequence[Row]) -> str:
     """The report."""
     out_of_work = idle(ARMS, rows)
-    judged = verdicts(CLAIMS, rows, out_of_work)
+    judged = verdicts(CLAIMS, [*rows, *cost_rows(folder / "cost.csv")], out_of_work)
     parts = [
         "# Variants on Multi30k, German to English: what holds\n",
         about(rows),
@@ -211,7 +216,8 @@ def line_of_claim(verdict: Verdict) -> tuple[str, ...]:
     published = "" if claim.published is None else f"{claim.published:+.2f}"
     within = {None: "", True: ", inside", False: ", outside"}[verdict.holds_published]
     digits = 2 if claim.family == "bleu" else 4
-    here = f"{difference.shown(digits)} ({difference.pairs} pairs{within})" if difference else ""
+    pairs = "rounds" if claim.family == "cost" else "pairs"
+    here = f"{difference.shown(digits)} ({difference.pairs} {pairs}{within})" if difference else ""
     word = f"{verdict.word}: {verdict.why}" if verdict.word == UNTESTED else f"**{verdict.word}**"
     p = "" if verdict.p_adjusted is None else f"{verdict.p_adjusted:.2g}"
     return f"{claim.text} ({claim.source})", published, here, p, word
