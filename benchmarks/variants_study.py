@@ -26,7 +26,7 @@ import pandas as pd
 from variants.collect import collect, collect_repeats
 from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, SEEDS, SWAPS, Arm, swap_schedule
 from variants.page import write_page
-from variants.runs import Setting, commit_of_checkout, complete, machine, parsed
+from variants.runs import Setting, commit_of_checkout, complete, finished, machine, parsed, result_of
 
 from headscope.files.writing import write_json
 
@@ -100,7 +100,7 @@ def grid(asked: argparse.Namespace, arms: list[Arm]) -> None:
     for place in range(max(len(arm.rates) for arm in arms)):
         for arm, rate in ((arm, arm.rates[place]) for arm in arms if place < len(arm.rates)):
             complete(setting, replace(arm, name=f"{arm.name}@{rate:g}", lr=rate), GRID_SEED, measured=False)
-    rows = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(setting.out.glob("runs/*/result.json"))]
+    rows = [result_of(folder) for folder in finished(setting.out)]
     pd.DataFrame(rows).to_csv(setting.out / "grid.csv", index=False)
 
 
@@ -118,8 +118,8 @@ def cost(asked: argparse.Namespace, arms: list[Arm]) -> None:
 
 def syntax(asked: argparse.Namespace, arms: list[Arm]) -> None:
     """The heads of every finished run on a treebank, for what report says of them."""
-    for note in sorted(asked.out.glob("runs/*/result.json")):
-        parsed(asked.out, note.parent.name, asked.parse)
+    for folder in finished(asked.out):
+        parsed(asked.out, folder.name, asked.parse)
 
 
 def repeats(asked: argparse.Namespace, arms: list[Arm]) -> None:

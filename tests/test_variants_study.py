@@ -288,7 +288,7 @@ def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> N
 
 def test_the_documentation_says_what_the_tables_say() -> None:
     design, page, verdicts = part("design"), part("page"), part("verdicts")
-    rows = page.read_rows(RESULTS)
+    rows = page.read_table(RESULTS / "runs.csv")
     commands = {arm.name: f"`{arm.variant}{FLAGS.get(arm.name, '')}`" for arm in design.ARMS}
     judged = {
         (verdict.claim.arm, verdict.claim.against, verdict.claim.family): verdict

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from variants.heads import numbers_of_heads
-from variants.runs import valid_losses
+from variants.runs import finished, result_of, valid_losses
 
 RUN = ["arm", "seed"]  # what names a run in every table
 WORDS, OFTEN = 6, 8  # pieces for each expert, and how often they must stand with it
@@ -25,11 +24,11 @@ def collect(out: Path, results: Path) -> None:
     Rows of other runs that lie there stay; those of the same runs are replaced. Ends the program where runs that stay
     are of another study. Where nothing is finished, nothing is written.
     """
-    folders = [note.parent for note in sorted(out.glob("runs/*/result.json"))]
+    folders = finished(out)
     if not folders:
         return
     rows = [row_of(folder, out) for folder in folders]
-    names = [(str(row["arm"]), str(row["seed"])) for row in rows]
+    names = {(str(row["arm"]), str(row["seed"])) for row in rows}
     check_same_study(rows, others(results / "runs.csv", names))
     tables = {"runs": [Table(rows)], "curves": [], "matrices": [], "words": []}
     for folder, row in zip(folders, rows, strict=True):
@@ -42,14 +41,14 @@ def collect(out: Path, results: Path) -> None:
 
 def collect_repeats(out: Path, results: Path) -> None:
     """Note the finished runs of `out`, made once more on another machine than those in runs.csv, in repeated.csv."""
-    rows = [row_of(folder, out) for folder in (note.parent for note in sorted(out.glob("runs/*/result.json")))]
-    check_same_study(rows, others(results / "runs.csv", []))
+    rows = [row_of(folder, out) for folder in finished(out)]
+    check_same_study(rows, others(results / "runs.csv", set()))
     write(results / "repeated.csv", [as_text(Table(rows))])
 
 
 def row_of(folder: Path, out: Path) -> dict[str, Any]:
     """A run's line in runs.csv."""
-    row: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    row = result_of(folder)
     analysis = out / "analysis" / folder.name
     if (analysis / "heads.csv").exists():
         row |= numbers_of_heads(analysis, folder / "metrics.csv")
@@ -87,13 +86,12 @@ def shared(signature: str) -> str:
     return "|".join(parts)
 
 
-def others(path: Path, names: Sequence[tuple[str, str]]) -> Table:
+def others(path: Path, names: Set[tuple[str, str]]) -> Table:
     """The rows of a table that are of none of these runs; as text, so that they are written as they were."""
     if not path.exists():
         return Table(columns=RUN, dtype=str)
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
-    of_these = [run in set(names) for run in zip(table["arm"], table["seed"], strict=True)]
-    return table.loc[[not replaced for replaced in of_these]]
+    return table.loc[[run not in names for run in zip(table["arm"], table["seed"], strict=True)]]
 
 
 def as_text(table: Table) -> Table:

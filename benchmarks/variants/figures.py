@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from variants.design import ARMS, SEEDS, Arm
-from variants.page import HEAD_NUMBERS, read_rows
+from variants.page import HEAD_NUMBERS, read_table
 from variants.verdicts import Difference, Row, idle, paired_with
 
 from headscope.report.layout.methods import COLORS
@@ -25,7 +25,7 @@ FULL = 3.0  # half widths of an interval that have the darkest shade
 
 def draw(folder: Path) -> None:
     """All three, from the tables of a folder; a figure without its numbers is left out."""
-    rows = read_rows(folder)
+    rows = read_table(folder / "runs.csv")
     out_of_work = idle(ARMS, rows)
     arms = [arm for arm in ARMS if arm.name not in out_of_work and any(row["arm"] == arm.name for row in rows)]
     made = {}

@@ -32,11 +32,6 @@ HEAD_NUMBERS = {
 }
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The runs."""
-    return read_table(folder / "runs.csv")
-
-
 def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a table: numbers as numbers, empty cells left out; none where there is no file."""
     if not path.exists():
@@ -63,28 +58,17 @@ def cost_rows(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def mean_costs(path: Path) -> dict[str, tuple[float, Difference | None]]:
-    """The mean share by arm over rounds, and mean − 1 with its interval."""
-    ratios: dict[str, list[float]] = {}
-    for row in cost_rows(path):
-        ratios.setdefault(row["arm"], []).append(row["cost_ratio"])
-    return {
-        arm: (statistics.fmean(values), Difference.of([value - 1 for value in values]))
-        for arm, values in ratios.items()
-    }
-
-
 def write_page(folder: Path) -> None:
     """Make table.md and table.csv anew."""
-    rows = read_rows(folder)
-    table = [line for arm in ARMS if (line := summary(arm, [*rows, *cost_rows(folder / "cost.csv")]))]
+    rows, costs = read_table(folder / "runs.csv"), cost_rows(folder / "cost.csv")
+    table = [line for arm in ARMS if (line := summary(arm, rows, costs))]
     pd.DataFrame(table).to_csv(folder / "table.csv", index=False)
-    (folder / "table.md").write_text(markdown(folder, rows), encoding="utf-8")
+    (folder / "table.md").write_text(markdown(folder, rows, costs), encoding="utf-8")
 
 
-def summary(arm: Arm, rows: Sequence[Row]) -> dict[str, Any] | None:
+def summary(arm: Arm, rows: Sequence[Row], costs: Sequence[Row]) -> dict[str, Any] | None:
     """A line of the table: means and deviations (n − 1) over seeds; None where no seed has finished."""
-    of_arm = [row for row in rows if row["arm"] == arm.name and "valid_nll" in row]
+    of_arm = [row for row in rows if row["arm"] == arm.name]
     if not of_arm:
         return None
     line: dict[str, Any] = {
@@ -93,22 +77,23 @@ def summary(arm: Arm, rows: Sequence[Row]) -> dict[str, Any] | None:
         "seeds": len(of_arm),
         "parameters": of_arm[0]["parameters"],
     }
+    measured = [*of_arm, *(row for row in costs if row["arm"] == arm.name)]
     for column in (*COLUMNS, "best_epoch"):
-        values = [float(row[column]) for row in rows if row["arm"] == arm.name and column in row]
+        values = [float(row[column]) for row in measured if column in row]
         line[column] = statistics.fmean(values) if values else None
         line[f"{column}_sd"] = statistics.stdev(values) if len(values) > 1 else None
     return line
 
 
-def markdown(folder: Path, rows: Sequence[Row]) -> str:
+def markdown(folder: Path, rows: Sequence[Row], costs: Sequence[Row]) -> str:
     """The report."""
     out_of_work = idle(ARMS, rows)
-    judged = verdicts(CLAIMS, [*rows, *cost_rows(folder / "cost.csv")], out_of_work)
+    judged = verdicts(CLAIMS, [*rows, *costs], out_of_work)
     parts = [
         "# Variants on Multi30k, German to English: what holds\n",
         about(rows),
         "## Arms\n",
-        table_of_arms(folder, rows, out_of_work),
+        table_of_arms(rows, costs, out_of_work),
         *(f"\n{name} is left out: {why}.\n" for name, why in out_of_work.items()),
         "\n## Claims\n",
         "Loss is the primary outcome, BLEU the secondary one. *Reproduced*: the difference has the claimed direction "
@@ -179,25 +164,24 @@ def planned(rows: Sequence[Row]) -> str:
     return f"seeds that are missing: {missing}" if missing else "all seeds of the plan"
 
 
-def table_of_arms(folder: Path, rows: Sequence[Row], out_of_work: Mapping[str, str]) -> str:
+def table_of_arms(rows: Sequence[Row], costs: Sequence[Row], out_of_work: Mapping[str, str]) -> str:
     """Means of every arm, and its paired differences from the baseline."""
-    costs = mean_costs(folder / "cost.csv")
     lines = [
         ("arm", "rate", "seeds", "validation loss", "− baseline", "BLEU", "− baseline", "parameters", "CPU time a step")
     ]
     for arm in ARMS:
-        line = summary(arm, rows)
+        line = summary(arm, rows, costs)
         if line is None or arm.name in out_of_work:
             continue
         loss, bleu = (
             Difference.of(paired_with(rows, arm.name, "baseline", column)) for column in ("valid_nll", "bleu")
         )
         apart = arm.name != "baseline"
-        cost = costs.get(arm.name)
-        reach = f" ± {cost[1].reach:.2f}" if cost and cost[1] and apart else ""
+        cost = Difference.of(paired_with(costs, arm.name, 1.0, "cost_ratio"))
+        reach = f" ± {cost.reach:.2f}" if cost and apart else ""
         losses = (cell(line, "valid_nll", 4), loss.shown(4) if apart and loss else "")
         scores = (cell(line, "bleu", 2), bleu.shown(2) if apart and bleu else "")
-        size = (f"{line['parameters']:,}", f"{cost[0]:.2f}{reach}" if cost else "")
+        size = (f"{line['parameters']:,}", f"{line['cost_ratio']:.2f}{reach}" if line["cost_ratio"] else "")
         lines.append((arm.title, f"{arm.lr:g}", str(line["seeds"]), *losses, *scores, *size))
     return markdown_table(lines)
 

@@ -89,6 +89,17 @@ def complete(setting: Setting, arm: Arm, seed: int, *, measured: bool = True) ->
     return True
 
 
+def finished(study: Path) -> list[Path]:
+    """The folders of the runs that have their result.json, by name."""
+    return [note.parent for note in sorted(study.glob("runs/*/result.json"))]
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """What a finished run noted."""
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
 def trained(setting: Setting, arm: Arm, seed: int) -> dict[str, Any]:
     """Train a run to its end, from where it was stopped; ends the program where it is stopped again."""
     folder = setting.folder(arm, seed)
