@@ -7,8 +7,7 @@ neither is left to its operations, which have no rule and are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,6 @@ from headscope.relevance.gradient.rules import Rules, constant_deviation, identi
 _CLASSES: set[Any] = {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
 _TORCH = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.ReLU6)
 ACTIVATIONS: tuple[type[nn.Module], ...] = (*_CLASSES, *_TORCH)
-_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -122,20 +120,3 @@ def recognise_norm(module: nn.Module) -> NormParameters | None:
 
 def _near(x: Tensor) -> float:
     return 0.02 if x.dtype in (torch.float16, torch.bfloat16) else 1e-5
-
-
-@contextmanager
-def replaced_forwards(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
-    """Within the block the modules run the given forward functions."""
-    with ExitStack() as stack:
-        for module, forward in forwards.items():
-            stack.callback(_restore, module, module.__dict__.get("forward", _ABSENT))
-            module.__dict__["forward"] = forward
-        yield
-
-
-def _restore(module: nn.Module, before: object) -> None:
-    if before is _ABSENT:
-        del module.__dict__["forward"]
-    else:
-        module.__dict__["forward"] = before
