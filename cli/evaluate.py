@@ -182,23 +182,27 @@ def evaluate(given: dict[str, Any]) -> None:
     from headscope.distributed import process_group
 
     with process_group() as processes:
-        complete = (_each_head if config.each_head else _evaluate)(config, processes, json=json)
-    if processes.main and not complete:
+        result = (_each_head if config.each_head else _evaluate)(config, processes, json=json)
+    if not processes.main:
+        return
+    if result.late:
+        raise typer.Exit(2)
+    if not result.complete:
         console.say("interrupted: the numbers are of the sentences that were done, see n= in the signature")
         raise typer.Exit(130)
 
 
-def _evaluate(config: EvaluateConfig, processes: Processes, *, json: bool) -> bool:
-    from headscope.evaluation.quality import run_evaluation
+def _evaluate(config: EvaluateConfig, processes: Processes, *, json: bool) -> Evaluation:
+    from headscope.evaluation.run import run_evaluation
 
     evaluation = run_evaluation(config, progress=console.progress, processes=processes)
     if not processes.main:
-        return evaluation.complete
+        return evaluation
     if json:
         console.print_json(_as_json(evaluation))
     else:
         _show(evaluation, config.per_sentence)
-    return evaluation.complete
+    return evaluation
 
 
 def _as_json(evaluation: Evaluation) -> dict[str, Any]:
@@ -259,19 +263,19 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
     console.show(console.ending([", ".join(map(_score_with_interval, evaluation.scores))], out or ""))
 
 
-def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> bool:
-    from headscope.evaluation.each_head import run_each_head
+def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> EachHead:
+    from headscope.evaluation.run import run_each_head
     from headscope.results import ResultTable
 
     heads = run_each_head(config, progress=console.progress, processes=processes)
     if not processes.main:
-        return heads.complete
+        return heads
     if json:
         table = ResultTable("each_head", heads.table, heads.signature)
         console.print_json({**table.to_json(), "remarks": heads.remarks, "complete": heads.complete})
     else:
         _show_heads(heads, config.out)
-    return heads.complete
+    return heads
 
 
 def _show_heads(heads: EachHead, out: Path | None) -> None:

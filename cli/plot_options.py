@@ -133,8 +133,11 @@ def shared_command(function: Callable[..., None], own: Sequence[inspect.Paramete
     common = [parameter(name, *about) for name, about in SHARED.items()]
 
     def command(**values: Any) -> None:
+        from headscope.files.output_checks import check_inputs, inputs_of
         from headscope.report.layout.style import FigureStyle, figure_style
 
+        if values["out"].is_file():
+            check_inputs(values["out"], inputs_of({name: values[name] for name in values.keys() - {"out"}}))
         shared = {name: values.pop(name) for name in (*SHARED, "out")}
         style = FigureStyle(shared["style"], shared["width"], title=shared["title"], signature=shared["signature"])
         with figure_style(style):

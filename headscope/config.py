@@ -20,16 +20,22 @@ def option(
     minimum: float | None = None,
     maximum: float | None = None,
     refuse_idle: bool = False,
+    written: bool = False,
 ) -> Any:
     """A field of an options class; it becomes `--the-name`, the TOML key `the-name` and a keyword of the API.
 
     Types that an option may have: bool, int, float, str, Path, Literal, any of them `| None`, and
     `tuple[int, ...]`, `tuple[float, ...]`, `tuple[str, ...]`, which are written with commas. `panel` is the
     heading in --help (default: that of what has the option). `minimum` and `maximum` bound numbers. With `refuse_idle`
-    a value is refused, not ignored, in a run of which nothing has the option.
+    a value is refused, not ignored, in a run of which nothing has the option. A path that is `written` is no input.
     """
-    about = {"help": help, "metavar": metavar, "panel": panel, "refuse_idle": refuse_idle}
+    about = {"help": help, "metavar": metavar, "panel": panel, "refuse_idle": refuse_idle, "written": written}
     return field(default=default, metadata={**about, "minimum": minimum, "maximum": maximum})
+
+
+def output_path(**default: Any) -> Any:
+    """A field for a path that a command writes; every other path of a config is an input, which no output replaces."""
+    return field(**default, metadata={"written": True})
 
 
 @dataclass(frozen=True)
@@ -290,7 +296,7 @@ class AnalyzeOptions(TextOptions):
 class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     """The options of `headscope analyze`; the text is `source`, or `clean`."""
 
-    out: Path
+    out: Path = output_path()
     figures: bool = True
     force: bool = False
 
@@ -352,8 +358,8 @@ class EvaluateOptions(TextOptions):
 class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
     """The options of `headscope evaluate`."""
 
-    per_sentence: Path | None = None
-    out: Path | None = None
+    per_sentence: Path | None = output_path(default=None)
+    out: Path | None = output_path(default=None)
     force: bool = False
 
     def __post_init__(self) -> None:

@@ -21,8 +21,7 @@ from headscope.api.options import AnalysisOptions, AnalyzeMore, EvaluateMore, py
 from headscope.config import AnalyzeConfig, AnalyzeOptions, EvaluateConfig, EvaluateOptions
 from headscope.engine.declarations import analysis_options
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError, options_as_flags
-from headscope.evaluation.each_head import run_each_head
-from headscope.evaluation.quality import run_evaluation
+from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions

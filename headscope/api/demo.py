@@ -12,7 +12,8 @@ from headscope.assets import captions, demo_checkpoint, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.engine.run_files import ANALYSIS
 from headscope.errors import CheckpointError
-from headscope.evaluation.quality import Evaluation, run_evaluation
+from headscope.evaluation.quality import Evaluation
+from headscope.evaluation.run import run_evaluation
 from headscope.files.folders import Build
 from headscope.files.output_kind import OutputKind
 from headscope.files.writing import write_atomically

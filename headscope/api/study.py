@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, save_measurement
@@ -183,7 +182,7 @@ class Study:
 
 def sources(checkpoint: str, options: Mapping[str, Any]) -> list[Input]:
     """The input files of a study, which no output may replace."""
-    return inputs_of(SimpleNamespace(**{**options, "checkpoint": checkpoint}))
+    return inputs_of({**options, "checkpoint": checkpoint})
 
 
 def _no_array(name: str, names: list[str]) -> str:

@@ -7,12 +7,10 @@ and again only for its own heads. BLEU and chrF need a translation of the corpus
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headscope.bootstrap import Array, Bootstrap, Estimate
-from headscope.config import EvaluateConfig
-from headscope.distributed import ALONE, Processes
 from headscope.evaluation.fitting_metrics import (
     STATE_METRICS,
     TRANSLATION_METRICS,
@@ -28,7 +26,6 @@ from headscope.evaluation.quality import (
     cut_remark,
     done_of,
     evaluation_signature,
-    open_all,
     perplexity,
     reference_texts,
     text_scores,
@@ -36,9 +33,6 @@ from headscope.evaluation.quality import (
     translate_corpus,
 )
 from headscope.evaluation.states import StateComparison, compare_states
-from headscope.files.folders import partial_path
-from headscope.files.output_checks import check_file, inputs_of
-from headscope.files.writing import write_atomically
 from headscope.heads import HeadId, all_heads, select_heads
 from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress
@@ -61,25 +55,7 @@ class EachHead:
     remarks: list[str]
     sentences: int
     complete: bool = True
-
-
-def run_each_head(
-    config: EvaluateConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
-) -> EachHead:
-    """Open checkpoint and corpus, measure with each head masked, and write `config.out` (see `score_each_head`).
-
-    Several `processes` share the text; all get the scores, and the first writes.
-    """
-    if config.out is not None:
-        check_file(config.out, inputs=inputs_of(config), force=config.force)
-    opened = replace(open_all(config), processes=processes)
-    result = score_each_head(opened, progress=progress if processes.main else no_progress)
-    if config.out is not None and processes.main:
-        out = partial_path(config.out, complete=result.complete)
-        write_atomically(out, lambda path: result.table.to_csv(path, index=False))
-        if out != config.out:
-            result.remarks.append(f"{config.out} stays as it was; {out} has what was measured of the sentences done")
-    return result
+    late: bool = False
 
 
 def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> EachHead:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -39,9 +39,6 @@ from headscope.evaluation.metrics.macro_f1 import macro_f1
 from headscope.evaluation.metrics.states import StateMetric
 from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.translation import translate_lines
-from headscope.files.folders import partial_path
-from headscope.files.output_checks import check_file, inputs_of
-from headscope.files.writing import write_atomically
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
@@ -80,6 +77,7 @@ class Evaluation:
     tokens: int | None = None
     nll: float | None = None
     complete: bool = True
+    late: bool = False
     seconds: float = 0.0
 
     def __getitem__(self, metric: str) -> Score:
@@ -104,26 +102,6 @@ class OpenedEvaluation:
     remarks: list[str] = field(default_factory=list)
     unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
     processes: Processes = ALONE
-
-
-def run_evaluation(
-    config: EvaluateConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
-) -> Evaluation:
-    """Open everything, measure, and write `config.per_sentence`.
-
-    Several `processes` share the text; all get the scores, and the first writes. HeadscopeError for whatever the user
-    can fix. Interrupted by Ctrl-C while references are scored, it gives what was done (`complete` is then false).
-    """
-    if config.per_sentence is not None:
-        check_file(config.per_sentence, inputs=inputs_of(config), force=config.force)
-    opened = replace(open_all(config), processes=processes)
-    evaluation = score_corpus(opened, progress=progress if processes.main else no_progress)
-    if config.per_sentence is not None and processes.main:
-        table, out = evaluation.sentences, partial_path(config.per_sentence, complete=evaluation.complete)
-        write_atomically(out, lambda path: table.to_csv(path, index=False))
-        if out != config.per_sentence:
-            evaluation.remarks.append(f"{config.per_sentence} stays as it was; {out} has the sentences that were done")
-    return evaluation
 
 
 def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:

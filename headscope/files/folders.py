@@ -165,13 +165,8 @@ def replacing_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.new")
 
 
-def partial_path(path: Path, *, complete: bool) -> Path:
-    """The path of a file that may be incomplete: an incomplete one replaces none, and goes to FILE.new instead."""
-    return path if complete or not path.exists() else replacing_folder(path)
-
-
 def check_writable(out: Path) -> None:
-    """OutputError where the directory cannot be created or written to."""
+    """OutputError where a directory or file cannot be created or written to."""
     base = _base(out)
     while not base.exists():
         base = base.parent

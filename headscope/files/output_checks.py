@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,24 +12,8 @@ from headscope.errors import OutputError
 from headscope.files.output_kind import RECORDS, Contents, OutputKind, contents
 from headscope.files.reading import read_record
 
-_FILES = (
-    *(
-        "source",
-        "target",
-        "clean",
-        "corrupt",
-        "answer",
-        "valid_source",
-        "valid_target",
-        "valid_labels",
-        "frequencies",
-        "frequency_corpus",
-        "hp",
-    ),
-    *("bpe", "tokenizer", "parse", "mask", "heads", "keep_only", "protect", "by"),  # which may also be a name or a list
-)
-_FOLDERS = ("dicts", "run", "functions", "recipe", "stanza_dir")
-_CHECKPOINTS = ("checkpoint", "init")
+OPENED = ("checkpoint", "init", "against")
+"""Options that name a checkpoint."""
 
 
 class Input(NamedTuple):
@@ -43,16 +28,29 @@ class Input(NamedTuple):
         return "the checkpoint itself" if self.checkpoint else f"{self.path}, which is read"
 
 
-def inputs_of(config: Any) -> list[Input]:
-    """The existing paths among the options of a config; other values of these options are no paths."""
-    inputs = []
-    analysis_options = getattr(config, "analysis_options", {})
-    paths = [name for name, value in analysis_options.items() if isinstance(value, Path)]
-    for name in (*_CHECKPOINTS, *_FOLDERS, *_FILES, *paths):
-        value = analysis_options[name] if name in paths else getattr(config, name, None)
-        if value and isinstance(value, (str, Path)) and _readable(Path(value), folder=name not in _FILES):
-            inputs.append(Input(Path(value), name in _CHECKPOINTS))
-    return inputs
+def inputs_of(*options: Any) -> list[Input]:
+    """Whatever exists among the paths that configs (or mappings of options) name: what no output may replace.
+
+    Every option counts but those that are declared as written (`headscope.config.output_path`), lists and mappings of
+    options included. A text may be a name or a list of heads; it is a path where there is such a file.
+    """
+    named = [(name, value) for part in options for name, value in _named_values(part)]
+    return [Input(Path(value), name in OPENED) for name, value in named if _exists(value, folder=name in OPENED)]
+
+
+def _named_values(options: Any) -> Iterator[tuple[str, str | Path]]:
+    """Name and value of every option that could be a path; those of a list or mapping one by one."""
+    if is_dataclass(options):
+        options = {
+            entry.name: getattr(options, entry.name) for entry in fields(options) if not entry.metadata.get("written")
+        }
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _named_values(value)
+        elif isinstance(value, (tuple, list)):
+            yield from ((name, part) for part in value if isinstance(part, (str, Path)))
+        elif isinstance(value, (str, Path)) and str(value):
+            yield name, value
 
 
 def check_inputs(out: Path, inputs: Iterable[Input]) -> None:
@@ -86,11 +84,14 @@ def check_folder(
 def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None:
     """OutputError where a command must not write a file, as for directories.
 
-    A file that a run's record names is part of that run; only its figures and its page may be replaced.
+    A file in a folder that is read is not replaced. Nor is one that a run's record names, which is part of that run;
+    only its figures and its page may be.
     """
     if path.is_dir():
         raise OutputError(f"{path} is a directory; give a file name")
-    check_inputs(path, inputs)
+    check_inputs(path, inputs := list(inputs))
+    if path.exists() and (folder := next((part.path for part in inputs if _within(path, part.path)), None)):
+        raise OutputError(f"{path} is a file of {folder}, which is read; choose another name")
     if path.exists() and not force:
         raise OutputError(f"{path} exists; choose another name, or --force to replace it")
     if path.exists() and (run := _run_of(path)) is not None:
@@ -149,8 +150,10 @@ def _within(inner: Path, outer: Path) -> bool:
     return any(parent.exists() and os.path.samefile(parent, outer) for parent in (inner, *inner.parents))
 
 
-def _readable(path: Path, *, folder: bool) -> bool:
+def _exists(value: str | Path, *, folder: bool) -> bool:
+    """Whether there is such a path; for a text that need not be one, unless `folder`, whether there is such a file."""
+    path = Path(value)
     try:
-        return path.exists() if folder else path.is_file()
+        return path.exists() if folder or isinstance(value, Path) else path.is_file()
     except (OSError, ValueError):  # a list of heads that is longer than a path may be
         return False

@@ -68,6 +68,9 @@ class Checkpoint(ABC):
     is_native: ClassVar[bool] = False
     """Whether it is a `TransformerCheckpoint`: its model can be trained and converted."""
 
+    read_files: tuple[Path, ...] = ()
+    """Files that belong to the checkpoint and lie outside `path`, such as dictionaries that were found beside it."""
+
     exclusive_labels: bool = True
     """Whether one of the labels that it predicts is right, and not several at once."""
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from headscope.bounds import check_numbers
-from headscope.config import CheckpointOptions, Companions, ValidatedTextFiles, plain_options
+from headscope.config import CheckpointOptions, Companions, ValidatedTextFiles, output_path, plain_options
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.unknown_subwords import count_unknown
@@ -63,7 +63,7 @@ class PruningOptions(ValidatedTextFiles, CheckpointOptions):
     `lr` None is 3e-4 for native Transformers and 3e-5 for Hugging Face models.
     """
 
-    out: Path
+    out: Path = output_path()
     objective: str = ""
     max_sentences: int | None = None
     valid_sentences: int = 1000

@@ -27,7 +27,7 @@ Normalise = Literal["none", "lowercase", "moses", "moses-lowercase"]
 class TrainConfig:
     """The shared options; those of the variant are in its own class. Help texts say what each means."""
 
-    out: Path = option(Path("run"), "Directory of the run.", metavar="DIR", panel=RUN)
+    out: Path = option(Path("run"), "Directory of the run.", metavar="DIR", panel=RUN, written=True)
     preset: str | None = option(None, "tiny or small: defaults of model and recipe.", panel=MODEL)
 
     source: Path | None = option(None, "Training text, one sentence a line (.gz too).", metavar="FILE", panel=DATA)

@@ -84,7 +84,7 @@ def train(
     if resume and force:
         raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
     with process_group() as processes, ExitStack() as stack:
-        workspace = training_workspace(config, processes, stack, resume=resume, force=force)
+        workspace = training_workspace(config, variant.options, processes, stack, resume=resume, force=force)
         working = replace(config, out=workspace.path)
         with _settled(config), _stoppable() as interrupted, cleaned(workspace, processes):
             result = _train(

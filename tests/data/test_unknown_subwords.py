@@ -19,7 +19,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.unknown_subwords import UnknownSubwords, count_unknown
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
-from headscope.evaluation.quality import run_evaluation
+from headscope.evaluation.run import run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from tests.makers.story_files import HP, written

@@ -16,9 +16,8 @@ from headscope.data.batching import Omissions, batches
 from headscope.data.columns import read_columns
 from headscope.data.encoded import IGNORED
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.each_head import run_each_head
 from headscope.evaluation.labels import open_text, with_labels
-from headscope.evaluation.quality import run_evaluation
+from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import gated

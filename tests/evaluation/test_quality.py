@@ -21,7 +21,8 @@ from headscope.data.encoded import Batch, pad_side
 from headscope.errors import ConfigError, DataError, OutputError
 from headscope.evaluation import each_head, quality
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
-from headscope.evaluation.quality import Evaluation, run_evaluation, text_scores
+from headscope.evaluation.quality import Evaluation, text_scores
+from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import IGNORED
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads, select_heads
@@ -54,7 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluate:
             target=None if target is None else write(tmp_path, "target", target),
             **{"bootstrap": 20, **options},
         )
-        return each_head.run_each_head(config) if config.each_head else run_evaluation(config)
+        return run_each_head(config) if config.each_head else run_evaluation(config)
 
     return evaluated
 

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from headscope.config import EvaluateConfig
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.evaluation.each_head import run_each_head
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
-from headscope.evaluation.quality import run_evaluation
+from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.states import compare_states
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from headscope.config import EvaluateConfig
 from headscope.errors import OutputError
 from headscope.files import interrupts, replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
@@ -130,8 +130,12 @@ def test_options_that_name_no_path_are_no_input(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lrp").mkdir()
     (tmp_path / "heads.txt").write_text("cross.0.1\n")
-    config = SimpleNamespace(checkpoint="owner/name", by="lrp", heads="heads.txt", mask="x" * 5000, dicts=Path("lrp"))
-    assert inputs_of(config) == [Input(Path("lrp")), Input(Path("heads.txt"))]
+    options = {"checkpoint": "owner/name", "by": "lrp", "heads": "heads.txt", "mask": "x" * 5000, "dicts": Path("lrp")}
+    assert inputs_of(options) == [Input(Path("heads.txt")), Input(Path("lrp"))]
+    config = EvaluateConfig(checkpoint="lrp", labels=Path("heads.txt"), out=Path("lrp"), each_head=True)
+    assert inputs_of(config, {"more": {"files": ["heads.txt", 3]}}) == [
+        *(Input(Path("lrp"), checkpoint=True), Input(Path("heads.txt")), Input(Path("heads.txt")))
+    ]
 
 
 def test_a_file_of_a_run_is_not_overwritten_but_its_figures(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from headscope.config import AnalyzeConfig, EvaluateConfig, TextFiles
 from headscope.data.corpus import open_corpus
 from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.each_head import run_each_head
 from headscope.evaluation.labels import open_text, with_labels
-from headscope.evaluation.quality import run_evaluation
+from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.gating import gated
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss

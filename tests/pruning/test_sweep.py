@@ -29,7 +29,7 @@ from headscope.evaluation.comparison import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, grouped
 from headscope.evaluation.metrics.bleu import bleu_sums
-from headscope.evaluation.quality import run_evaluation
+from headscope.evaluation.run import run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint

@@ -288,7 +288,7 @@ def _typed(values: dict[str, Any]) -> dict[str, Any]:
 
 def test_validation_is_what_the_checkpoint_says_of_the_text(trained: TrainingResult, texts: Path) -> None:
     from headscope.config import EvaluateConfig
-    from headscope.evaluation.quality import run_evaluation
+    from headscope.evaluation.run import run_evaluation
 
     found = run_evaluation(
         EvaluateConfig(

@@ -64,7 +64,7 @@ class FairseqCheckpoint(TransformerCheckpoint):
     ) -> None:
         super().__init__(**arguments)
         self.origin, self.options = origin, options
-        self.missing, self.dictionary_files = dictionaries.missing, dictionaries.files
+        self.missing, self.read_files = dictionaries.missing, dictionaries.files
 
     def with_model(self, model: nn.Module) -> FairseqCheckpoint:
         """Around a model without mixings the file's matrices `alphas` go."""
@@ -127,7 +127,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         state = native_state(checkpoint.model, checkpoint.stored)
         state |= {tied: state[original] for tied, original in checkpoint.model.tied().items()}
         _write_file(path, checkpoint.options, fairseq_weights(state, checkpoint.origin))
-        for file in checkpoint.dictionary_files:
+        for file in checkpoint.read_files:
             shutil.copyfile(file, folder / file.name)
         notes = _notes(checkpoint)
         if _pruned(checkpoint):

@@ -89,7 +89,7 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         stored = {key: tensor.dtype for key, tensor in model.state_dict().items()}
         model = model.to(torch.float32 if dtype == "auto" else getattr(torch, dtype))
         folder = companions.dicts or file.parent
-        return StoryCheckpoint(
+        checkpoint = StoryCheckpoint(
             hp=settings,
             shape=shape,
             loss=loss_scope(arrays, hp),
@@ -103,6 +103,8 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             search=hp.search(),
             stored=stored,
         )
+        checkpoint.read_files = (hp_file, *filter(Path.is_file, _vocabulary_files(folder)))
+        return checkpoint
 
     def write(self, checkpoint: StoryCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         """An .npz of the old name, hp.json and vocabularies; a native checkpoint where these cannot hold the model."""
@@ -187,6 +189,10 @@ def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:
 
 
 # Vocabularies
+
+
+def _vocabulary_files(folder: Path) -> list[Path]:
+    return [folder / f"{name}{ending}" for name in SIDES.values() for ending in (".voc", ".voc.txt")]
 
 
 def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Vocabulary | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from headscope.bounds import check_numbers
-from headscope.config import CheckpointOptions, ValidatedTextFiles
+from headscope.config import CheckpointOptions, ValidatedTextFiles, output_path
 from headscope.data.corpus import Corpus
 from headscope.errors import CheckpointError, ConfigError, check_one_given
 from headscope.evaluation.labels import open_text, with_labels
@@ -79,7 +79,7 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     The complete folder is pushed to the hub as `hub_name` ("user/name"), private unless `hub_public`.
     """
 
-    out: Path
+    out: Path = output_path()
     heads: str | None = None
     keep_only: str | None = None
     merge_kv: int | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from headscope.distributed import Processes
 from headscope.errors import OutputError
@@ -35,12 +36,12 @@ TRAINING = OutputKind(
 
 
 def training_workspace(
-    config: TrainConfig, processes: Processes, stack: ExitStack, *, resume: bool, force: bool
+    config: TrainConfig, options: Any, processes: Processes, stack: ExitStack, *, resume: bool, force: bool
 ) -> Workplace:
     """Where the run is made; the first process tidies the directory and tells the others, its errors too."""
     workspace, problem = None, None
     if processes.main:
-        inputs, resumed = inputs_of(config), to_resume(config.out, TRAINING) if resume else None
+        inputs, resumed = inputs_of(config, options), to_resume(config.out, TRAINING) if resume else None
         try:
             workspace = stack.enter_context(
                 workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resumed, leftover=_KEPT)

@@ -1,0 +1,81 @@
+"""`headscope evaluate`: open a checkpoint and a text, measure, write the table that was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from headscope.config import EvaluateConfig
+from headscope.distributed import ALONE, Processes
+from headscope.evaluation.each_head import EachHead, score_each_head
+from headscope.evaluation.quality import Evaluation, open_all, score_corpus
+from headscope.files.output_checks import Input, inputs_of
+from headscope.files.output_file import OutputFile
+from headscope.progress import Progress, no_progress
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Result(Protocol):
+    """What `open_and_measure` needs of a result; `late`: another process wrote its file first."""
+
+    remarks: list[str]
+    complete: bool
+    late: bool
+
+
+R = TypeVar("R", bound=Result)
+
+
+def run_evaluation(
+    config: EvaluateConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
+) -> Evaluation:
+    """Open everything, measure, and write `config.per_sentence`.
+
+    Several `processes` share the text; all get the scores, and the first writes. HeadscopeError for whatever the user
+    can fix. Interrupted by Ctrl-C while references are scored, it gives what was done (`complete` is then false).
+    """
+    return open_and_measure(
+        config, config.per_sentence, score_corpus, lambda done: done.sentences, progress=progress, processes=processes
+    )
+
+
+def run_each_head(
+    config: EvaluateConfig, *, progress: Progress = no_progress, processes: Processes = ALONE
+) -> EachHead:
+    """Open checkpoint and corpus, measure with each head masked, and write `config.out` (see `score_each_head`).
+
+    Several `processes` share the text; all get the scores, and the first writes.
+    """
+    return open_and_measure(
+        config, config.out, score_each_head, lambda done: done.table, progress=progress, processes=processes
+    )
+
+
+def open_and_measure(
+    config: EvaluateConfig,
+    out: Path | None,
+    measure: Callable[..., R],
+    table: Callable[[R], pd.DataFrame],
+    *,
+    progress: Progress,
+    processes: Processes,
+) -> R:
+    """Open everything, `measure` it, and let the first of several processes write the `table` to `out`.
+
+    OutputError before anything is measured where `out` must not or cannot be written.
+    """
+    file = None if out is None else OutputFile(out, inputs=inputs_of(config), force=config.force)
+    opened = replace(open_all(config), processes=processes)
+    if file is not None:
+        file.protect([Input(path) for path in opened.checkpoint.read_files])
+    result = measure(opened, progress=progress if processes.main else no_progress)
+    if file is not None and processes.main:
+        frame = table(result)
+        written = file.write(lambda path: frame.to_csv(path, index=False), complete=result.complete)
+        result.remarks += filter(None, [written.remark])
+        result.late = written.late
+    return result

@@ -1,0 +1,199 @@
+"""No command replaces a file that it reads, whatever `--force` says: every path option of every command."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from headscope.assets import trained
+from headscope.cli import main
+from headscope.evaluation import quality, run
+from tests.makers.shared import SHIPPED
+
+Command = Callable[..., tuple[int, str, str]]
+PATHS = ("FILE", "DIR", "RUN", "CODES", "PICKLE", "CKPT")
+FLAG = "yes"
+LISTS_IN_FILES = {"mask", "heads", "keep_only", "protect"}  # metavar LIST: names, or a file of names
+FOLDERS = {"dicts", "stanza_dir", "run", "functions", "recipe"}
+TEXT = {"source": "text.en", "target": "text.de"}
+NEEDS: dict[str, dict[str, str]] = {
+    "evaluate": TEXT,
+    "analyze": {"source": "text.en"},
+    "prune l0": {**TEXT, "keep": "3"},
+    "prune subset": {**TEXT, "keep": "3"},
+    "prune rank": {"by": "magnitude", "keep": "3"},
+    "prune sweep": {**TEXT, "methods": "magnitude", "keep": "3"},
+    "prune remove": {"heads": "cross.0.1"},
+    "train": {**TEXT, "valid_source": "valid.en", "valid_target": "valid.de"},
+}
+"""What a command needs beside its checkpoint and output, so that its options fit together."""
+TOGETHER: dict[str, dict[str, str]] = {
+    "clean": {"source": "", "clean": "a", "corrupt": "b", "answer": "c"},
+    "corrupt": {"source": "", "clean": "a", "corrupt": "b", "answer": "c"},
+    "answer": {"source": "", "clean": "a", "corrupt": "b", "answer": "c"},
+    "valid_source2": {"source2": "a", "valid_source": "b", "compensate": "mean", "source": "c"},
+    "valid_source": {"source": "c"},
+    "valid_target": {"valid_source": "b", "source": "c"},
+    "valid_labels": {"labels": "a", "compensate": "mean", "source": "c"},
+    "source2": {"compensate": "mean", "source": "c"},
+    "labels": {"compensate": "mean", "source": "c"},
+    "keep_only": {"heads": ""},
+    "merge_by": {"heads": "", "merge_kv": "2"},
+    "run": {"by": "lrp"},
+    "recipe": {"from_scratch": FLAG, "methods": "l0"},
+}
+"""What one of these options needs or excludes (empty), of the options that the command has."""
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if not hasattr(command, "list_commands"):
+        yield path, command
+        return
+    for name in command.list_commands(None):
+        yield from _commands(command.get_command(None, name), (*path, name))
+
+
+COMMANDS = dict(_commands(typer.main.get_command(main.app)))
+
+
+def _takes_path(parameter: Any) -> bool:
+    metavar = str(parameter.metavar or "").split(":")[0]
+    return any(word in metavar for word in PATHS) or (metavar == "LIST" and parameter.name in LISTS_IN_FILES)
+
+
+def _cases() -> Iterator[Any]:
+    for path, command in COMMANDS.items():
+        if path[0] in ("plot", "show", "translate", "demo", "convert"):  # see the tests below; some write no files
+            continue
+        for parameter in command.params:
+            if parameter.name not in ("out", "per_sentence") and _takes_path(parameter):
+                outputs = ["out", "per_sentence"] if path[0] == "evaluate" and parameter.name != "heads" else ["out"]
+                for output in outputs:
+                    yield pytest.param(path, parameter.name, output, id=f"{' '.join(path)} {parameter.name} {output}")
+
+
+@pytest.mark.parametrize(("path", "name", "output"), [*_cases()])
+def test_an_input_is_never_replaced(
+    path: tuple[str, ...], name: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    """The output is the input itself, or a folder that holds it; the command ends before anything is opened."""
+    monkeypatch.chdir(tmp_path)
+    box = tmp_path / "box"
+    box.mkdir()
+    chosen = box / name
+    if name in FOLDERS:
+        chosen.mkdir()
+    inside = chosen / "dict.en.txt" if name in FOLDERS else chosen
+    inside.write_text("" if name == "config" else "0 cat\n", encoding="utf-8")
+    options = COMMANDS[path].params
+    values = dict(NEEDS.get(" ".join(path), NEEDS.get(path[0], {})))
+    known = {parameter.name for parameter in options}
+    values |= {other: value for other, value in TOGETHER.get(name, {}).items() if other in known}
+    if "init" in known and name in ("dicts", "bpe"):
+        values["init"] = "model"
+    if output == "out" and path[0] == "evaluate":
+        values["each_head"] = FLAG
+    out = inside if path[0] == "evaluate" else box
+    values |= {name: str(chosen), output: str(out), "force": FLAG}
+    status, _, said = command(*path, *_typed(options, values))
+    assert status == 2 and ("which is read" in said or "the checkpoint itself" in said), said
+    assert inside.read_text(encoding="utf-8") in ("", "0 cat\n") and [*tmp_path.iterdir()] == [box]
+
+
+def _typed(parameters: list[Any], values: dict[str, str]) -> Iterator[str]:
+    by_name = {parameter.name: parameter for parameter in parameters}
+    if "checkpoint" in by_name:
+        yield values.pop("checkpoint", "model")
+    for name, value in values.items():
+        if value:
+            yield next(flag for flag in by_name[name].opts if flag.startswith("--"))
+            yield from [] if value == FLAG else [value]
+
+
+def test_a_figure_is_not_drawn_over_what_it_is_drawn_from(tmp_path: Path, command: Command) -> None:
+    confidences = tmp_path / "confidences.png"
+    confidences.write_bytes(b"pickle")
+    status, _, said = command("plot", "heads", confidences, "--out", confidences, "--force")
+    assert status == 2 and "which is read" in said and confidences.read_bytes() == b"pickle"
+
+
+@pytest.mark.parametrize("name", ["dicts", "hp", "bpe"])
+def test_a_conversion_does_not_replace_what_belongs_to_the_checkpoint(
+    name: str, tmp_path: Path, command: Command
+) -> None:
+    (tmp_path / "box" / "more").mkdir(parents=True)
+    given = tmp_path / "box" / "more" if name == "dicts" else tmp_path / "box" / "file"
+    given.touch()
+    status, _, said = command(
+        "convert", trained(), tmp_path / "box", "--to", "huggingface", f"--{name}", given, "--force"
+    )
+    assert status == 2 and given.exists(), said
+
+
+@pytest.mark.parametrize("format", ["story-of-heads", "fairseq"])
+@pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
+@pytest.mark.parametrize("each_head", [True, False], ids=["each head", "per sentence"])
+def test_files_beside_a_checkpoint_are_not_replaced(
+    format: str, given: bool, each_head: bool, tmp_path: Path, command: Command
+) -> None:
+    """Dictionaries, vocabularies and hyper-parameters, found beside the checkpoint or in --dicts."""
+    folder = tmp_path / "model"
+    if format == "fairseq":
+        checkpoint, companions = "checkpoint_best.pt", ["dict.de.txt", "dict.en.txt"]
+        sources = [SHIPPED / "mhr" / "alpha" / checkpoint, *(SHIPPED / "mhr" / "data" / name for name in companions)]
+    else:
+        checkpoint, companions = "model.npz", ["hp.json", "src.voc.txt", "dst.voc.txt"]
+        sources = [SHIPPED / "story-of-heads" / name for name in (checkpoint, *companions)]
+    folder.mkdir()
+    for source in sources:
+        shutil.copyfile(source, folder / source.name)
+    text = tmp_path / "text"
+    text.write_text("a b\n", encoding="utf-8")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name in companions:
+        dicts = ["--dicts", folder] if given else []
+        output = ["--each-head", "--out"] if each_head else ["--per-sentence"]
+        status, _, said = command(
+            *("evaluate", folder / checkpoint, "--source", text, "--target", text, "--metrics", "perplexity"),
+            *(*dicts, *output, folder / name, "--force"),
+        )
+        assert status == 2 and "which is read" in said, said
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_two_runs_that_write_one_file_lose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command, caption_files: tuple[Path, Path]
+) -> None:
+    """Another process writes the file while this one measures: it stays, and the result goes beside it."""
+    out = tmp_path / "table.csv"
+    measured = quality.score_corpus
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        out.write_text("theirs", encoding="utf-8")
+        return measured(*arguments, **options)
+
+    monkeypatch.setattr(run, "score_corpus", meanwhile)
+    source, target = caption_files
+    line = ["evaluate", trained(), "--source", source, "--target", target, "--metrics", "perplexity"]
+    status, shown, _ = command(*line, "--per-sentence", out)
+    assert status == 2 and out.read_text(encoding="utf-8") == "theirs"
+    assert "table.csv.new" in shown and "sentence,tokens,nll" in (tmp_path / "table.csv.new").read_text(
+        encoding="utf-8"
+    )
+    status, _, _ = command(*line, "--per-sentence", out, "--force")
+    assert status == 0 and "sentence,tokens,nll" in out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("output", [["--each-head", "--out"], ["--per-sentence"]], ids=["each head", "per sentence"])
+def test_whether_a_table_can_be_written_is_known_before_anything_is_opened(
+    output: list[str], tmp_path: Path, command: Command
+) -> None:
+    (tmp_path / "file").touch()
+    place = tmp_path / "file" / "table.csv"  # its folder is a file
+    status, _, said = command("evaluate", tmp_path / "no-model", "--source", "no-text", *output, place)
+    assert status == 2 and "cannot write" in said and "no-model" not in said
