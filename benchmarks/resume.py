@@ -26,11 +26,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 
 from headscope.cli.options import value_of
+from headscope.config.option import declared_options
 from headscope.training.config import TrainConfig
 from headscope.training.files.state import FILE as STATE
 from headscope.training.trainer import train
@@ -105,8 +106,8 @@ def work(asked: argparse.Namespace, out: Path, **more: Any) -> None:
     given = dict(pair.split("=", 1) for pair in asked.option)
     if strange := set(given) - {each.name for each in fields(kind.Options)}:
         sys.exit(f"{asked.variant} has no option {', '.join(sorted(strange))}")
-    hints = get_type_hints(kind.Options)
-    options = {name: value_of(name, hint, given[name]) for name, hint in hints.items() if name in given}
+    known = declared_options(kind.Options)
+    options = {entry.name: value_of(entry, hint, given[entry.name]) for entry, hint in known if entry.name in given}
     train(settings(out, **more), kind(kind.Options(**options)), resume=True)
 
 

@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 import transformers
 from torch.utils.data import SequentialSampler
 
 from headscope.cli.options import value_of
+from headscope.config.option import declared_options
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.data.batches import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
@@ -85,8 +86,10 @@ def variant_run(asked: argparse.Namespace, out: Path) -> TrainingRun:
     """The run of `--variant`."""
     kind = VARIANTS.get(asked.variant)
     given = dict(pair.split("=", 1) for pair in asked.option)
-    hints = get_type_hints(kind.Options)
-    options = kind.Options(**{name: value_of(name, hint, given[name]) for name, hint in hints.items() if name in given})
+    known = declared_options(kind.Options)
+    options = kind.Options(
+        **{entry.name: value_of(entry, hint, given[entry.name]) for entry, hint in known if entry.name in given}
+    )
     return make_run(settings(asked, out), kind(options))
 
 

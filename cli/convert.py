@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
+from collections.abc import Mapping
+from typing import Any
 
 from headscope.cli import console
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import (
-    OUTPUT,
-    Bpe,
-    CheckpointName,
-    Dicts,
-    Dtype,
-    Force,
-    FormatName,
-    HubName,
-    HubPublic,
-    HyperParameters,
-    Json,
-)
+from headscope.cli.options import made_of, read
+from headscope.config.small import ConvertConfig
+from headscope.errors import ConfigError
 
 
-def convert(
-    checkpoint: CheckpointName,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to", help="native, huggingface, fairseq, gguf (llama.cpp), ctranslate2 or onnx.", rich_help_panel=OUTPUT
-        ),
-    ],
-    quantize: Annotated[
-        str, typer.Option(metavar="none|q8_0", help="For gguf: store matrices in 8 bits.", rich_help_panel=OUTPUT)
-    ] = "none",
-    hub_name: HubName = None,
-    hub_public: HubPublic = False,
-    dtype: Dtype = "auto",
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
-    force: Force = False,
-    json: Json = False,
-) -> None:
+@made_of(ConvertConfig, config=False)
+def convert(values: Mapping[str, Any], *, json: bool) -> None:
     """Write a fairseq, MHR, story-of-heads or native Transformer for Hugging Face, fairseq or headscope.
 
     With --to gguf a Llama-like model of transformers for llama.cpp, also one whose heads were removed; with --to
@@ -61,11 +29,18 @@ def convert(
     from headscope.pruning.engines.base import ENGINES
     from headscope.registry import unknown
 
-    allowed = [*goals(), *ENGINES.names()]
-    if to not in allowed:
-        raise typer.BadParameter(unknown("format", to, allowed), param_hint="--to")
-    model = load(checkpoint, device="cpu", dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
-    done = model.convert(out, to=to, quantize=quantize, push_to=hub_name, public=hub_public, force=force)
+    config, allowed = read(ConvertConfig, values), [*goals(), *ENGINES.names()]
+    if config.to not in allowed:
+        raise ConfigError(f"--to: {unknown('format', config.to, allowed)}")
+    model = load(config.checkpoint, **config.opening)
+    done = model.convert(
+        config.out,
+        to=config.to,
+        quantize=config.quantize,
+        push_to=config.hub_name,
+        public=config.hub_public,
+        force=config.force,
+    )
     if json:
         console.print_json(
             {
@@ -83,7 +58,7 @@ def convert(
         screen.print(f"note: {note}", soft_wrap=True)
     if done.pushed:
         screen.print(f"pushed to {done.pushed}", soft_wrap=True)
-    if to in ENGINES.names() or done.difference is None:
+    if config.to in ENGINES.names() or done.difference is None:
         console.show(console.ending([f"{done.folder}: {done.architecture}"], done.folder, ""))
         return
     answer = f"{done.folder}: {done.architecture}; largest difference of logits {done.difference:.1e}"

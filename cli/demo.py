@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.options import Force
+from headscope.cli.options import made_of, read
+from headscope.config.small import DemoConfig
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,10 +18,8 @@ if TYPE_CHECKING:
 WIDTH = 80  # of the rules between parts
 
 
-def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the results.")] = Path("demo"),
-    force: Force = False,
-) -> None:
+@made_of(DemoConfig, config=False, json=False)
+def demo(values: Mapping[str, Any]) -> None:
     """See what headscope does, on a pretrained BERT and a small translation model; needs no network.
 
     Finds what the heads of the BERT do, takes half of them out without training, explains translations by relevance and
@@ -34,7 +30,8 @@ def demo(
     from headscope.cli.prune_remove import show_removed
     from headscope.cli.summary import summary
 
-    result = run_demonstration(out, force=force, progress=console.progress)
+    config = read(DemoConfig, values)
+    result = run_demonstration(config.out, force=config.force, progress=console.progress)
     if result.missing:
         console.say(f"parts 1 and 2 are left out: {result.missing}")
     if result.bert is not None:

@@ -2,185 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headscope.bounds import RESAMPLES
 from headscope.cli import console
-from headscope.cli.options import (
-    DATA,
-    OUTPUT,
-    BatchTokens,
-    Beam,
-    CheckpointName,
-    CompanionOptions,
-    Ending,
-    LabelledText,
-    LengthPenalty,
-    Mask,
-    MaxLenA,
-    MaxLenB,
-    MaxSentences,
-    PlacementOptions,
-    RunningOptions,
-    settings_of,
-    takes,
-)
+from headscope.cli.options import made_of, read
+from headscope.config import EvaluateConfig
 
 if TYPE_CHECKING:
-    from headscope.config import EvaluateConfig
     from headscope.distributed import Processes
     from headscope.evaluation.each_head import EachHead
     from headscope.evaluation.quality import Evaluation
 
-METRICS, EACH = "Metrics", "Each head off"
 SHOWN = 20
 
 
-class Text:
-    """The text and its references."""
-
-    checkpoint: CheckpointName
-    source: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Text, one sentence a line (.gz too).", rich_help_panel=DATA)
-    ] = None
-    target: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="References, for models with an encoder and a decoder.", rich_help_panel=DATA
-        ),
-    ] = None
-    max_sentences: MaxSentences = None
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            min=2, help="Subwords a sentence may have; default 512 or the model's limit.", rich_help_panel=DATA
-        ),
-    ] = None
-    long: Annotated[
-        str,
-        typer.Option(metavar="truncate|refuse", help="What happens to longer sentences.", rich_help_panel=DATA),
-    ] = "truncate"
-
-
-class Scores:
-    """What is measured, and how sure it is."""
-
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="bleu,chrf,perplexity,accuracy; of classifiers loss,accuracy,macro-f1; of every model "
-            "cosine,token-cosine,l2,token-l2 to the model without --mask. Default: all that fit, the last ones for "
-            "encoders without a head.",
-            rich_help_panel=METRICS,
-        ),
-    ] = None
-    text: Annotated[
-        str,
-        typer.Option(
-            metavar="raw|tokenised-lowercase",
-            help="BLEU and chrF of detokenised text as it is, or of tokenised text whatever its case.",
-            rich_help_panel=METRICS,
-        ),
-    ] = "raw"
-    hiding: Annotated[
-        str,
-        typer.Option(
-            metavar="each|random",
-            help="Encoders alone: hide each token in turn (pseudo-log-likelihood), or 15 % of them at once.",
-            rich_help_panel=METRICS,
-        ),
-    ] = "each"
-    bootstrap: Annotated[
-        int, typer.Option(min=10, max=RESAMPLES, help="Resamples for the 95 % intervals.", rich_help_panel=METRICS)
-    ] = 1000
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the bootstrap and of --hiding random.", rich_help_panel=METRICS)
-    ] = 1
-
-
-class Heads:
-    """Scores with heads off."""
-
-    each_head: Annotated[
-        bool,
-        typer.Option(
-            "--each-head",
-            help="Switch off each head in turn. Default metrics: all that need no translation, all heads "
-            "in one pass; bleu and chrf translate the whole text for every head, which is slow.",
-            rich_help_panel=EACH,
-        ),
-    ] = False
-    heads: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Only these heads: cross.0.*,decoder-self.1.3.", rich_help_panel=EACH),
-    ] = None
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write the table of all heads.", rich_help_panel=EACH)
-    ] = None
-
-
-class Search:
-    """How translations are found."""
-
-    beam: Beam = None
-    lenpen: LengthPenalty = None
-    max_len_a: MaxLenA = None
-    max_len_b: MaxLenB = None
-
-
-class Masked:
-    """Heads that are off."""
-
-    mask: Mask = None
-
-
-class Batches:
-    """How much runs at once."""
-
-    batch_tokens: BatchTokens = 2048
-
-
-class Written:
-    """What is written."""
-
-    per_sentence: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv", help="Write sentence, tokens, nll (nats), hypothesis.", rich_help_panel=OUTPUT
-        ),
-    ] = None
-
-
-@takes(
-    Text,
-    LabelledText,
-    Scores,
-    Heads,
-    Search,
-    Masked,
-    RunningOptions,
-    PlacementOptions,
-    Batches,
-    CompanionOptions,
-    Written,
-    Ending,
-)
-def evaluate(given: dict[str, Any]) -> None:
+@made_of(EvaluateConfig)
+def evaluate(values: Mapping[str, Any], *, json: bool) -> None:
     """Score translations, how well the model predicts a text, or how near it is to the intact one.
 
     Processes of torchrun share the text.
-    """
-    from headscope.config import EvaluateConfig
 
-    json, settings = settings_of(given, lists=("metrics",))
-    config = EvaluateConfig(**settings)
+    Perplexity is exp(Σ -log p / tokens), accuracy the share of tokens that the model finds likeliest: over every token
+    of the references and the one that closes each (teacher-forced); for decoders alone over every token that follows
+    another; for encoders alone over every token, hidden. Of classifiers both, and macro-F1, are over the --labels. The
+    cosine and the relative l2 distance compare final states, pooled (the mean over a sentence) or token by token, with
+    those of the model without --mask.
+    """
     from headscope.distributed import process_group
 
+    config = read(EvaluateConfig, values)
     with process_group() as processes:
         result = (_each_head if config.each_head else _evaluate)(config, processes, json=json)
     if not processes.main:
@@ -334,12 +188,3 @@ def _table(first: str, *columns: str) -> Any:
     for column in columns:
         table.add_column(column, justify="right")
     return table
-
-
-evaluate.__doc__ = (evaluate.__doc__ or "") + (
-    "\n\nPerplexity is exp(Σ -log p / tokens), accuracy the share of tokens that the model finds likeliest: over "
-    "every token of the references and the one that closes each (teacher-forced); for decoders alone over every "
-    "token that follows another; for encoders alone over every token, hidden. Of classifiers both, and macro-F1, are "
-    "over the --labels. The cosine and the relative l2 distance compare final states, pooled (the mean over a "
-    "sentence) or token by token, with those of the model without --mask."
-)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and `--config`, which sets any of them from a TOML file."""
+"""Commands made of config classes: their fields are the options; and `--config`, which sets any of them."""
 
 from __future__ import annotations
 
@@ -6,122 +6,28 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from headscope.bounds import BEAM, SEED, WHOLE
+from headscope.config.inputs import OUTPUT
+from headscope.config.option import check_options, declared_options, flag_of
+from headscope.engine.declarations import Measure, criterion_names, metric_names, objective_names, rankable_columns
 from headscope.errors import ConfigError
 from headscope.files.output_checks import Input, check_inputs
 
-DATA, ANALYSES, SEARCH, MODEL, OUTPUT = "Data", "Analyses", "Search", "Model and speed", "Output"
+C = TypeVar("C")
+Command = Callable[..., None]
+LISTS: Mapping[str, Callable[[], list[str]]] = {
+    "{objectives}": objective_names,
+    "{prompt_objectives}": lambda: objective_names(prompts=True),
+    "{metrics}": metric_names,
+    "{directed}": lambda: sorted([*criterion_names(), *(name for name, column in _columns() if column.keep)]),
+    "{undirected}": lambda: sorted(name for name, column in _columns() if not column.keep),
+}
+"""What help texts may name in braces: lists that registries know."""
 
-CheckpointName = Annotated[
-    str, typer.Argument(metavar="CKPT", help="Checkpoint: a file, a directory or a hub id (owner/name).")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.", rich_help_panel=MODEL)]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        help="auto (as stored; float32 on a CPU), float32, float64, bfloat16 or float16.",
-        rich_help_panel=MODEL,
-    ),
-]
-DeviceMap = Annotated[
-    str | None,
-    typer.Option(
-        "--device-map",
-        metavar="auto|FILE",
-        help="Spread a Hugging Face model over GPUs, the CPU's memory and the disk: auto, or a JSON file of modules "
-        "and devices (needs headscope[large]).",
-        rich_help_panel=MODEL,
-    ),
-]
-FormatName = Annotated[
-    str | None,
-    typer.Option("--format", help="Checkpoint format; default: found from content.", rich_help_panel=MODEL),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
-Force = Annotated[
-    bool, typer.Option("--force", help="Replace the run of the same command in the output.", rich_help_panel=OUTPUT)
-]
-HubName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="USER/NAME",
-        help="Push the complete folder to the model hub, with its card; a new repository is private.",
-        rich_help_panel=OUTPUT,
-    ),
-]
-HubPublic = Annotated[
-    bool, typer.Option("--hub-public", help="Make a new repository on the hub public.", rich_help_panel=OUTPUT)
-]
-Dicts = Annotated[
-    Path | None,
-    typer.Option(
-        "--dicts",
-        metavar="DIR",
-        help="Dictionaries or vocabularies of fairseq and story-of-heads files; default: beside the checkpoint.",
-        rich_help_panel=MODEL,
-    ),
-]
-HyperParameters = Annotated[
-    Path | None,
-    typer.Option("--hp", metavar="FILE", help="Hyper-parameters of a story-of-heads file.", rich_help_panel=MODEL),
-]
-Bpe = Annotated[
-    Path | None,
-    typer.Option(
-        "--bpe",
-        metavar="CODES",
-        help="BPE merges or SentencePiece model that split text; default: text is already split into subwords.",
-        rich_help_panel=MODEL,
-    ),
-]
-Mask = Annotated[
-    str | None,
-    typer.Option(
-        "--mask",
-        metavar="LIST",
-        help="Heads to switch off: decoder-self.1.3,cross.0.*, or a file with a name a line.",
-        rich_help_panel=MODEL,
-    ),
-]
-Beam = Annotated[
-    int | None,
-    typer.Option("--beam", min=1, max=BEAM, help="Beam; default: the checkpoint's own.", rich_help_panel=SEARCH),
-]
-LengthPenalty = Annotated[
-    float | None,
-    typer.Option("--lenpen", help="Power of the length penalty; default: the checkpoint's.", rich_help_panel=SEARCH),
-]
-MaxLenA = Annotated[
-    float | None,
-    typer.Option(
-        "--max-len-a",
-        min=0,
-        help="n source tokens give at most A · n + B; default: the checkpoint's.",
-        rich_help_panel=SEARCH,
-    ),
-]
-MaxLenB = Annotated[int | None, typer.Option("--max-len-b", min=0, help="B of it.", rich_help_panel=SEARCH)]
-MaxLength = Annotated[
-    int | None,
-    typer.Option(
-        "--max-length",
-        min=2,
-        help="Subwords a line may have, longer ones are cut; default: the model's limit, or 1024 where it has none.",
-        rich_help_panel=DATA,
-    ),
-]
-KeepBpe = Annotated[bool, typer.Option("--keep-bpe", help="Leave the subwords of words apart.", rich_help_panel=OUTPUT)]
-BatchTokens = Annotated[int, typer.Option(min=1, max=WHOLE, help="Token positions in a batch.", rich_help_panel=MODEL)]
-MaxSentences = Annotated[
-    int | None, typer.Option(min=1, max=WHOLE, help="Use only the first N lines.", rich_help_panel=DATA)
-]
-Seed = Annotated[
-    int, typer.Option(min=0, max=SEED, help="Seed of bootstrap and random tokens.", rich_help_panel=ANALYSES)
-]
 
 
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -145,108 +51,40 @@ Config = Annotated[
 ]
 
 
-class RunningOptions:
-    """Where the model runs."""
+def made_of(
+    *classes: type[Any], more: Sequence[inspect.Parameter] = (), config: bool = True, json: bool = True
+) -> Callable[[Command], Command]:
+    """A command whose options are those of config classes, then `more`, and as a rule `--config` and `--json`.
 
-    device: Device = "auto"
-    dtype: Dtype = "auto"
-
-
-class PlacementOptions:
-    """Where the parts of a large model go."""
-
-    device_map: DeviceMap = None
-
-
-Source2 = Annotated[
-    Path | None,
-    typer.Option(
-        "--source2", metavar="FILE", help="Encoders: the other text of every pair, line by line.", rich_help_panel=DATA
-    ),
-]
-Labels = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Classifiers: the class of every line, by name or number. Models that tag words: CoNLL columns (a word "
-        "and its tag a line), which are the text where --source is absent.",
-        rich_help_panel=DATA,
-    ),
-]
-
-
-Pairs = Annotated[
-    bool,
-    typer.Option("--pairs", help="Every line of --source is a pair of texts with a tab between.", rich_help_panel=DATA),
-]
-
-
-class LabelledText:
-    """Pairs of texts, and what a classifier should say of them."""
-
-    source2: Source2 = None
-    pairs: Pairs = False
-    labels: Labels = None
-
-
-class PromptTexts:
-    """Prompts, their corrupt versions, and the answers."""
-
-    clean: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Prompts, one a line, in the place of --source.", rich_help_panel=DATA),
-    ] = None
-    corrupt: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="The same prompts with another answer, as many subwords each.", rich_help_panel=DATA
-        ),
-    ] = None
-    answer: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="What the model should say to each clean prompt, and after a tab what it should not.",
-            rich_help_panel=DATA,
-        ),
-    ] = None
-
-
-class CompanionOptions:
-    """What belongs to a checkpoint and is not in it."""
-
-    format: FormatName = None
-    dicts: Dicts = None
-    hp: HyperParameters = None
-    bpe: Bpe = None
-
-
-class Ending:
-    """What every command that writes results takes last."""
-
-    config: Config = None
-    json: Json = False
-    force: Force = False
-
-
-Command = Callable[[dict[str, Any]], None]
-
-
-def takes(*groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[[Command], Callable[..., None]]:
-    """The options of a command are the annotated attributes of these classes, in their order; or options as they are.
-
-    The command itself is called with one mapping, of every option's value by its name.
+    The function gets a mapping of the options' values, of which `read` makes the configs, and `json`.
     """
+    ending = [
+        *([parameter("config", Config, None)] if config else []),
+        *([parameter("json", Json, False)] if json else []),
+    ]
 
-    def decorate(function: Command) -> Callable[..., None]:
+    def decorate(function: Command) -> Command:
         def command(**values: Any) -> None:
             check_config(values)
-            function(values)
+            values.pop("config", None)
+            function(values, **({"json": values.pop("json")} if json else {}))
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
-        return declared(command, (option for group in groups for option in _attributes(group)))
+        options = [option_of(entry, hint) for cls in classes for entry, hint in declared_options(cls)]
+        options += [*more, *ending]
+        arguments = [option for option in options if _is_argument(option)]
+        return declared(command, [*arguments, *(option for option in options if option not in arguments)])
 
     return decorate
+
+
+def read(cls: type[C], values: Mapping[str, Any], **made: Any) -> C:
+    """A config of what typer gives for its options, and of fields that are `made` of others."""
+    hints = get_type_hints(cls)
+    given = {entry.name: value_of(entry, hints[entry.name], values[entry.name]) for entry, _ in declared_options(cls)}
+    config = cls(**{**given, **made})
+    check_options(config)
+    return config
 
 
 def check_config(values: Mapping[str, Any]) -> None:
@@ -256,12 +94,8 @@ def check_config(values: Mapping[str, Any]) -> None:
             check_inputs(values[name], [Input(values["config"])])
 
 
-def _attributes(group: type[Any] | Sequence[inspect.Parameter]) -> Iterable[inspect.Parameter]:
-    if not isinstance(group, type):
-        yield from group
-        return
-    for name, annotation in get_type_hints(group, include_extras=True).items():
-        yield parameter(name, annotation, getattr(group, name, inspect.Parameter.empty))
+def _is_argument(option: inspect.Parameter) -> bool:
+    return isinstance(get_args(option.annotation)[-1], type(typer.Argument()))
 
 
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -269,51 +103,70 @@ def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def option_of(field: Field[Any], hint: Any, panel: str | None) -> inspect.Parameter:
-    """A field of an options class (`headscope.config.option`) as an option; lists and choices are text to typer."""
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    choices = [str(value) for value in get_args(hint)] if str(hint).startswith("typing.Literal") else []
-    optional = type(None) in get_args(hint)
-    kind: Any = parts[0] if optional else hint
-    default = field.default
-    assert default is not MISSING, f"option {field.name} needs a default"
-    if choices or str(kind).startswith("tuple"):
+def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect.Parameter:
+    """A field of a config class (`headscope.config.option`) as an option; lists and choices are text to typer."""
+    about, kind, optional = entry.metadata, _kind(hint), type(None) in get_args(hint)
+    choices = [str(value) for value in get_args(kind)] if get_origin(kind) is Literal else []
+    default = inspect.Parameter.empty if entry.default is MISSING else entry.default
+    is_list = get_origin(kind) is tuple
+    if is_list or choices:
         kind = str
-    if isinstance(default, tuple):
-        default = ",".join(map(str, default))
-    about = typer.Option(
-        help=field.metadata.get("help"),
-        metavar=field.metadata.get("metavar") or ("|".join(choices) or None),
-        min=field.metadata.get("minimum"),
-        rich_help_panel=field.metadata.get("panel") or panel,
-    )
-    return parameter(field.name, Annotated[kind | None if optional else kind, about], default)
+    if is_list and isinstance(default, tuple):
+        optional, default = optional or not default, ",".join(map(str, default)) or None
+    metavar = about.get("metavar") or ("|".join(choices) or None)
+    if about.get("argument"):
+        made: Any = typer.Argument(help=_help(entry), metavar=metavar)
+    else:
+        own = [flag_of(entry)] if about.get("name") or (kind is bool and not default) else []
+        made = typer.Option(
+            *own,
+            help=_help(entry),
+            metavar=metavar,
+            rich_help_panel=about.get("panel") or panel,
+        )
+    return parameter(entry.name, Annotated[kind | None if optional else kind, made], default)
 
 
-def value_of(name: str, hint: Any, value: Any) -> Any:
+def _kind(hint: Any) -> Any:
+    """The type of an option that may be None."""
+    return next(part for part in get_args(hint) if part is not type(None)) if type(None) in get_args(hint) else hint
+
+
+def _columns() -> Iterable[tuple[str, Measure]]:
+    return rankable_columns().items()
+
+
+def _help(entry: Field[Any]) -> str:
+    """The help text, with the lists that it names in braces."""
+    text: str = entry.metadata["help"]
+    for name, known in LISTS.items():
+        if name in text:
+            text = text.replace(name, ", ".join(known()))
+    return text
+
+
+def value_of(entry: Field[Any], hint: Any, value: Any) -> Any:
     """What typer, a TOML file or run.json gives, as the type of an option.
 
     ConfigError where it is none.
     """
-    from headscope.config import flag
-
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    kind = parts[0] if type(None) in get_args(hint) else hint
+    kind = _kind(hint)
     if value is None:
-        return None
-    if str(kind).startswith("tuple"):
+        return () if get_origin(hint) is tuple else None
+    if get_origin(kind) is tuple:
         item = get_args(kind)[0]
-        texts = value if isinstance(value, (list, tuple)) else [part.strip() for part in str(value).split(",") if part]
+        texts = value if isinstance(value, (list, tuple)) else names(str(value))
         try:
             return tuple(item(text) for text in texts)
         except (TypeError, ValueError, OverflowError):
-            raise ConfigError(f"{flag(name)} {repr(value)[:60]} must be {item.__name__} numbers with commas") from None
+            what = "whole numbers" if item is int else "numbers"
+            raise ConfigError(f"{flag_of(entry)} {repr(value)[:60]} must be {what} with commas between") from None
     if kind is bool and isinstance(value, str):
         return value.lower() in ("true", "yes", "1")
     try:
         return kind(value) if kind in (int, float, str, Path) else value
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{flag(name)} is {repr(value)[:60]}, which is of the wrong type") from None
+        raise ConfigError(f"{flag_of(entry)} is {repr(value)[:60]}, which is of the wrong type") from None
 
 
 def declared(function: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:
@@ -322,12 +175,6 @@ def declared(function: Callable[..., None], parameters: Iterable[inspect.Paramet
     function.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     function.__annotations__ = {option.name: option.annotation for option in options}
     return function
-
-
-def settings_of(values: Mapping[str, Any], *, lists: Sequence[str] = ()) -> tuple[bool, dict[str, Any]]:
-    """Whether the result is wanted as JSON, and the fields of the command's config: lists as tuples of names."""
-    settings = {name: value for name, value in values.items() if name not in ("config", "json")}
-    return values["json"], settings | {name: tuple(names(settings[name])) for name in lists}
 
 
 def _known(context: typer.Context) -> dict[str, str]:

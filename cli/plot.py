@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headscope.bounds import WHOLE
 from headscope.cli.failures import Application
 from headscope.cli.help_text import PlainGroup
-from headscope.cli.options import option_of, parameter, value_of
+from headscope.cli.options import option_of, parameter, read
 from headscope.cli.plot_options import FORCE, JSON, FigureOutput, drawing, say, shared_command
+from headscope.config.option import declared_options
 from headscope.engine.declarations import AnalysisFigure, analysis_figures, imported
 from headscope.errors import ConfigError, check_one_given
 
@@ -278,13 +278,10 @@ def _command(figure: AnalysisFigure) -> Any:
     kinds = {"CKPT": "checkpoints", "PICKLE": "pickles that the MHR fork wrote"}
     help = ", ".join(["Directories that `headscope analyze --out` wrote", *(kinds[source] for source in sources[1:])])
     runs = Annotated[list[Path], typer.Argument(metavar=f"{'|'.join(sources)}…", help=f"{help}.")]
-    hints = get_type_hints(figure.Options)
-    declared_options = [option_of(field, hints[field.name], None) for field in fields(figure.Options)]
+    own = [option_of(entry, hint) for entry, hint in declared_options(figure.Options)]
 
     def command(output: FigureOutput, **values: Any) -> None:
-        options = {
-            option.name: value_of(option.name, hints[option.name], values[option.name]) for option in declared_options
-        }
+        options = vars(read(figure.Options, values))
         readers = [imported(name) if name else None for name in (figure.from_pickle, figure.from_checkpoint)]
         draw = _Draw(
             figure.stem,
@@ -294,7 +291,7 @@ def _command(figure: AnalysisFigure) -> Any:
         )
         draw(values["runs"], output)
 
-    parameters = [parameter("runs", runs, inspect.Parameter.empty), *declared_options]
+    parameters = [parameter("runs", runs, inspect.Parameter.empty), *own]
     group = Application(add_completion=False)
     group.command(name=figure.name, help=figure.summary)(shared_command(command, parameters))
     return typer.main.get_command(group)

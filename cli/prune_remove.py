@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import (
-    DATA,
-    MODEL,
-    OUTPUT,
-    CheckpointName,
-    CompanionOptions,
-    Ending,
-    HubName,
-    HubPublic,
-    LabelledText,
-    RunningOptions,
-    settings_of,
-    takes,
-)
-from headscope.cli.prune_options import COMPENSATION, HEADS, Objective, Sequential, ValidLabels, ValidSource2
+from headscope.cli.options import made_of, read
+from headscope.pruning.options.remove import RemoveConfig
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,128 +17,8 @@ if TYPE_CHECKING:
     from headscope.pruning.removal.record import Removed
 
 
-class Removal:
-    """Which heads go, where to, and what the result is compared on."""
-
-    checkpoint: CheckpointName
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.", rich_help_panel=OUTPUT)]
-    heads: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.",
-            rich_help_panel=HEADS,
-        ),
-    ] = None
-    keep_only: Annotated[
-        str | None,
-        typer.Option(metavar="LIST", help="Heads that stay, of the sites that the list names.", rich_help_panel=HEADS),
-    ] = None
-    merge_kv: Annotated[
-        int | None,
-        typer.Option(
-            "--merge-kv",
-            metavar="N",
-            help="Instead: all heads stay, and the key/value heads of every layer become N, each the mean of several, "
-            "for a smaller cache (--export native, the default here, is a plain class).",
-            rich_help_panel=HEADS,
-        ),
-    ] = None
-    merge_by: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.csv|RUN",
-            help="Merge those that are neighbours by these scores of heads; default: those that stand side by side.",
-            rich_help_panel=HEADS,
-        ),
-    ] = None
-    column: Annotated[str | None, typer.Option(metavar="NAME", help="Column of --merge-by.", rich_help_panel=HEADS)] = (
-        None
-    )
-    export: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KIND",
-            help="Hugging Face: self-contained (default), native or masked; other formats: their own, or masked. "
-            "Add gguf (llama.cpp), ctranslate2 or onnx for files besides: native,gguf. What most programs can serve is "
-            "native: choose heads with prune rank --uniform, or fill up with --pad.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = None
-    pad: Annotated[
-        bool,
-        typer.Option(
-            "--pad",
-            help="Fill every layer up with heads of zeros to as many as the layer that keeps most, so that a plain "
-            "class holds it (--export native); saves less, takes any heads.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = False
-    quantize: Annotated[
-        str,
-        typer.Option(metavar="none|q8_0", help="For gguf: store matrices in 8 bits.", rich_help_panel=OUTPUT),
-    ] = "none"
-    hub_name: HubName = None
-    hub_public: HubPublic = False
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
-            rich_help_panel=DATA,
-        ),
-    ] = None
-    target: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its translation, for the decoder.", rich_help_panel=DATA)
-    ] = None
-    max_sentences: Annotated[int, typer.Option(min=1, help="Lines to compare on.", rich_help_panel=DATA)] = 32
-    batch: Annotated[
-        int, typer.Option(min=1, help="Sentences in the large batch that is timed.", rich_help_panel=MODEL)
-    ] = 64
-    rounds: Annotated[
-        int, typer.Option(min=0, help="Runs of each model that are timed; 0: none.", rich_help_panel=MODEL)
-    ] = 5
-
-
-class Calibrated:
-    """How the heads that stay make up for those that go."""
-
-    compensate: Annotated[
-        str,
-        typer.Option(
-            metavar="none|mean|least-squares",
-            help="Refit what is left of the output projections on --source, in closed form: least-squares refits "
-            "weights and bias, mean moves the mean of removed heads into the bias.",
-            rich_help_panel=COMPENSATION,
-        ),
-    ] = "none"
-    calibration_sentences: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Sentences of --source to refit on.", rich_help_panel=COMPENSATION)
-    ] = 1000
-    damping: Annotated[
-        float,
-        typer.Option(help="Ridge of least-squares, a share of the mean second moment.", rich_help_panel=COMPENSATION),
-    ] = 1e-4
-    sequential: Sequential = False
-    objective: Objective = ""
-    valid_source: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Text to measure intact, pruned and refitted model on; default: the last fifth of --source, "
-            "which is then not refitted on.",
-            rich_help_panel=COMPENSATION,
-        ),
-    ] = None
-    valid_target: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Its translation.", rich_help_panel=COMPENSATION)
-    ] = None
-    valid_source2: ValidSource2 = None
-    valid_labels: ValidLabels = None
-
-
-@takes(Removal, LabelledText, Calibrated, RunningOptions, CompanionOptions, Ending)
-def remove(given: dict[str, Any]) -> None:
+@made_of(RemoveConfig)
+def remove(values: Mapping[str, Any], *, json: bool) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 
     The output has the input's format. A Hugging Face class has one number of heads for all layers, so its
@@ -163,11 +28,9 @@ def remove(given: dict[str, Any]) -> None:
     the model is compared with the one whose projections are averaged in place.
     """
     from headscope.pruning.removal.record import removal_record
-    from headscope.pruning.removal.remove import RemoveConfig, run_removal
+    from headscope.pruning.removal.remove import run_removal
 
-    json, settings = settings_of(given, lists=("export",))
-    config = RemoveConfig(**settings)
-    removed = run_removal(config)
+    removed = run_removal(read(RemoveConfig, values))
     if json:
         console.print_json({"out": str(removed.path), **removal_record(removed), **console.pushed(removed.pushed)})
         return

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
 from headscope.cli import console
-from headscope.cli.options import Bpe, CheckpointName, Device, Dicts, Dtype, FormatName, HyperParameters, Json, Mask
+from headscope.cli.options import made_of, read
+from headscope.config.small import ShowConfig
 
 SHOWN = 12  # labels of a classifier
 
 
-def show(
-    checkpoint: CheckpointName,
-    device: Device = "cpu",
-    dtype: Dtype = "auto",
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
-    mask: Mask = None,
-    json: Json = False,
-) -> None:
+@made_of(ShowConfig, config=False)
+def show(values: Mapping[str, Any], *, json: bool) -> None:
     """Print format, architecture, heads, parameters by part, tokenizer, and the metrics and analyses that fit."""
     from headscope.api.loading import load
 
-    model = load(checkpoint, device=device, dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
+    config = read(ShowConfig, values)
+    model = load(config.checkpoint, **config.opening)
     overview = model.overview()
-    if mask:
-        overview["mask"] = [str(head) for head in model.select(mask)]
+    if config.mask:
+        overview["mask"] = [str(head) for head in model.select(config.mask)]
     if json:
         console.print_json(overview)
     else:

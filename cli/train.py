@@ -6,9 +6,9 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 
@@ -16,13 +16,29 @@ from headscope.cli import console
 from headscope.cli.failures import Application
 from headscope.cli.help_text import PlainGroup
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import Config, Force, Json, check_config, declared, option_of, parameter, value_of
+from headscope.cli.options import Config, Json, check_config, declared, option_of, parameter, read
+from headscope.config import option
 
 if TYPE_CHECKING:
     from headscope.progress import Timer
     from headscope.training.config import TrainConfig
     from headscope.training.trainer import TrainingResult
     from headscope.training.variant import Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Going:
+    """What becomes of an earlier run in the same directory."""
+
+    resume: bool = option(
+        False,
+        "Go on with the run in DIR, exactly; options that are not given are those it has. Another --max-updates or "
+        "--max-epochs moves its end, not its schedules. Begins one where there is none.",
+        panel="Validation and checkpoints",
+    )
+    force: bool = option(
+        False, "Replace the run of the same command in the output.", panel="Validation and checkpoints"
+    )
 
 
 class Variants(PlainGroup):
@@ -82,24 +98,8 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
         hints = get_type_hints(cls)
         panel = variant.name.capitalize() if part == "own" else None
         parameters += [option_of(field, hints[field.name], panel) for field in fields(cls)]
-    parameters.append(
-        parameter(
-            "resume",
-            Annotated[
-                bool,
-                typer.Option(
-                    "--resume",
-                    help="Go on with the run in DIR, exactly; options that are not given are those it has. "
-                    "Another --max-updates or --max-epochs moves its end, not its schedules. "
-                    "Begins one where there is none.",
-                    rich_help_panel="Validation and checkpoints",
-                ),
-            ],
-            False,
-        )
-    )
-    for name, annotation, default in (("config", Config, None), ("json", Json, False), ("force", Force, False)):
-        parameters.append(parameter(name, annotation, default))
+    parameters += [option_of(field, bool) for field in fields(Going)]
+    parameters += [parameter("config", Config, None), parameter("json", Json, False)]
     return declared(command, parameters)
 
 
@@ -115,13 +115,8 @@ def _run(variant: type[Variant], classes: Mapping[str, type[Any]], arguments: di
     earlier = resumed_options(Path(arguments["out"]), variant.name) if resume else {}
     fallback = {**preset(arguments["preset"] or earlier.get("preset")), **earlier}
     values = {name: fallback.get(name, value) if name in defaulted else value for name, value in arguments.items()}
-    config, options = (_configured(cls, values) for cls in classes.values())
+    config, options = (read(cls, values) for cls in classes.values())
     _train(config, variant(options), resume=resume, force=force, json=json, command=sys.argv[1:])
-
-
-def _configured(cls: type[Any], values: Mapping[str, Any]) -> Any:
-    hints = get_type_hints(cls)
-    return cls(**{field.name: value_of(field.name, hints[field.name], values[field.name]) for field in fields(cls)})
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:

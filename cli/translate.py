@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from headscope.bounds import WHOLE
 from headscope.cli import console
-from headscope.cli.options import (
-    MODEL,
-    OUTPUT,
-    SEARCH,
-    BatchTokens,
-    Beam,
-    Bpe,
-    CheckpointName,
-    Config,
-    Device,
-    DeviceMap,
-    Dicts,
-    Dtype,
-    FormatName,
-    HyperParameters,
-    KeepBpe,
-    LengthPenalty,
-    Mask,
-    MaxLenA,
-    MaxLenB,
-    MaxLength,
-)
-from headscope.errors import ConfigError
+from headscope.cli.options import made_of, read
+from headscope.config.small import TranslateConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,43 +20,8 @@ if TYPE_CHECKING:
     from headscope.formats.translate_options import TranslateOptions, Translation
 
 
-def translate(
-    checkpoint: CheckpointName,
-    beam: Beam = None,
-    greedy: Annotated[
-        bool, typer.Option("--greedy", help="The likeliest token at every step: a beam of 1.", rich_help_panel=SEARCH)
-    ] = False,
-    lenpen: LengthPenalty = None,
-    max_len_a: MaxLenA = None,
-    max_len_b: MaxLenB = None,
-    nbest: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Translations of each line; each is then written behind the line's number and a tab, from 0.",
-            rich_help_panel=OUTPUT,
-        ),
-    ] = 1,
-    scores: Annotated[
-        bool, typer.Option("--scores", help="Write the score and a tab before each text.", rich_help_panel=OUTPUT)
-    ] = False,
-    keep_bpe: KeepBpe = False,
-    mask: Mask = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    device_map: DeviceMap = None,
-    batch_tokens: BatchTokens = 2048,
-    max_length: MaxLength = None,
-    window: Annotated[
-        int,
-        typer.Option(min=1, max=WHOLE, help="Lines that are read before they are translated.", rich_help_panel=MODEL),
-    ] = 512,
-    format: FormatName = None,
-    dicts: Dicts = None,
-    hp: HyperParameters = None,
-    bpe: Bpe = None,
-    config: Config = None,
-) -> None:
+@made_of(TranslateConfig, json=False)
+def translate(values: Mapping[str, Any]) -> None:
     """Translate: headscope translate CKPT < text > text. Empty lines stay empty.
 
     Processes of torchrun share the lines.
@@ -87,32 +30,22 @@ def translate(
     from headscope.distributed import process_group
     from headscope.formats.translate_options import TranslateOptions
 
-    if greedy and (beam or 1) > 1:
-        raise ConfigError(f"--greedy is a beam of 1; leave out --beam {beam}")
+    config = read(TranslateConfig, values)
     options = TranslateOptions(
-        beam=1 if greedy else beam,
-        power=lenpen,
-        max_ratio=max_len_a,
-        max_extra=max_len_b,
-        best=nbest,
-        longest=max_length,
-        keep_pieces=keep_bpe,
-        scores=scores,
+        beam=1 if config.greedy else config.beam,
+        power=config.lenpen,
+        max_ratio=config.max_len_a,
+        max_extra=config.max_len_b,
+        best=config.nbest,
+        longest=config.max_length,
+        keep_pieces=config.keep_bpe,
+        scores=config.scores,
     )
     with process_group() as processes:
-        window = processes.on_main(lambda: 1 if sys.stdin.isatty() else window)
-        model = load(
-            checkpoint,
-            device=device,
-            dtype=dtype,
-            device_map=device_map,
-            format=format,
-            dicts=dicts,
-            hp=hp,
-            bpe=bpe,
-        )
-        with model.masked(mask or ()):
-            _translate(model.checkpoint, options, batch_tokens, window, processes)
+        window = processes.on_main(lambda: 1 if sys.stdin.isatty() else config.window)
+        model = load(config.checkpoint, **config.opening)
+        with model.masked(config.mask or ()):
+            _translate(model.checkpoint, options, config.batch_tokens, window, processes)
 
 
 def _translate(

@@ -1,7 +1,7 @@
-"""Upper bounds of numeric options: one table for all commands, which configs check and `--help` shows.
+"""Upper bounds of numbers.
 
-Options that memory or time grow with have a bound of their own. Every other integer is below 2³¹, every other number
-within float32, and none is infinite or NaN. Lower bounds are in each config.
+Options that memory or time grow with declare a bound of their own (`maximum` of `headscope.config.option`). Every other
+integer is below 2³¹, every other number within float32, and none is infinite or NaN.
 """
 
 from __future__ import annotations
@@ -21,36 +21,10 @@ POWER, RATIO, STEPS = 100.0, 100.0, 65_536  # of a length penalty, of a translat
 MOST_LAYERS, MOST_HEADS, MOST_WIDTH = 2000, 1024, 2**20  # of a stack, of a layer, of anything in it
 
 MOST: Mapping[str, float] = {
-    "accumulate": 65_536,
-    "average": 1000,
-    "batch": 4096,
-    "beam": BEAM,
-    "best": BEAM,
-    "bootstrap": RESAMPLES,
-    "d_ffn": 2**18,
-    "d_head": 2**18,
-    "d_model": 2**18,
-    "decoder_layers": 1000,
-    "encoder_layers": 1000,
-    "examples": 1000,
-    "faithfulness_seeds": 1000,
-    "faithfulness_steps": 10_000,
-    "gate_hidden": 2**18,
-    "heads": 1024,
-    "jobs": 256,
-    "lenpen": POWER,
-    "max_extra": STEPS,
-    "max_len_a": RATIO,
-    "max_len_b": STEPS,
-    "max_ratio": RATIO,
-    "power": POWER,
-    "rounds": 10_000,
-    "seed": SEED,
-    "seeds": 1000,
-    "threads": 1024,
-    "vocab_size": 2**22,
+    **{"beam": BEAM, "best": BEAM, "power": POWER, "lenpen": POWER},
+    **{"max_ratio": RATIO, "max_len_a": RATIO, "max_extra": STEPS, "max_len_b": STEPS},
 }
-"""The largest value of options, by the names of their fields."""
+"""The largest values of a search, by the names of fields that are no options."""
 
 
 def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes: str = "--") -> None:
@@ -66,8 +40,6 @@ def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes
         bound = maximum or MOST.get(name, REAL if isinstance(value, float) else WHOLE)
         if abs(value) > bound:
             raise ConfigError(f"{option} is {_short(value)}; it must be at most {bound:,}")
-        if name == "seed" and value < 0:
-            raise ConfigError(f"{option} is {value}; it must not be negative")
 
 
 def _numbers(config: Any) -> Iterator[tuple[str, float, float | None]]:

@@ -18,9 +18,10 @@ import headscope as hs
 from headscope.api.open_model import one_batch
 from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.model.interface import through_attend
-from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
-from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from headscope.pruning.removal.remove import run_removal
 from tests.oracles import speakers
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sentences
 

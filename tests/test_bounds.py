@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.bounds import MOST, MOST_HEADS, MOST_LAYERS, WHOLE, check_numbers
+from headscope.bounds import MOST_HEADS, MOST_LAYERS, SEED, WHOLE, check_numbers
 from headscope.cli.failures import described, reports_error
 from headscope.config import EvaluateConfig
 from headscope.data.corpus import open_corpus
@@ -230,7 +230,7 @@ def test_numbers_of_configs_are_bounded() -> None:
     for options, message in (
         ({"bootstrap": 2147483648}, r"--bootstrap is 2147483648; it must be at most 10,000"),
         ({"seed": 2**63}, "--seed is 9223372036854775808; it must be at most 9,223,372,034,707,292,160"),
-        ({"seed": -1}, "--seed is -1; it must not be negative"),
+        ({"seed": -1}, "--seed -1: at least 0 is needed"),
         ({"max_sentences": 10**30}, "--max-sentences is a number of 100 bits; it must be at most 2,147,483,647"),
         ({"lenpen": float("nan")}, "--lenpen is nan; it must be a finite number"),
         ({"max_len_a": float("inf")}, "--max-len-a is inf; it must be a finite number"),
@@ -240,7 +240,7 @@ def test_numbers_of_configs_are_bounded() -> None:
             EvaluateConfig(checkpoint="x", source=Path("x"), **options)
     with pytest.raises(ConfigError, match="--nbest is 2000; it must be at most 1,000"):
         TranslateOptions(best=2000, beam=5)
-    check_numbers(EvaluateConfig(checkpoint="x", source=Path("x"), seed=int(MOST["seed"])))
+    check_numbers(EvaluateConfig(checkpoint="x", source=Path("x"), seed=int(SEED)))
 
 
 def test_what_memory_cannot_hold_is_one_line() -> None:
@@ -290,7 +290,7 @@ def test_one_process_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_large_seeds_stay_what_they_are() -> None:
-    seeds = (None, int(MOST["seed"]), 2**60 + 1)
+    seeds = (None, int(SEED), 2**60 + 1)
     rows: list[dict[str, Any]] = [{"seed": seed, "x": number} for number, seed in enumerate(seeds, start=1)]
     table = with_seeds(rows)
     assert list(table) == ["seed", "x"] and table["seed"].tolist()[1:] == [2**63 - 2**31, 2**60 + 1]

@@ -69,10 +69,9 @@ def prune(
 
     The result's `removed` and `kept` are the heads, `ranking` a table. ConfigError for unknown options.
     """
-    from headscope.pruning.learning.l0 import L0Options
-    from headscope.pruning.learning.learn import LearnConfig, run_learning
-    from headscope.pruning.learning.subset import SubsetOptions
-    from headscope.pruning.ranking.config import RankConfig
+    from headscope.pruning.learning.learn import run_learning
+    from headscope.pruning.options.learn import L0Options, LearnConfig, SubsetOptions
+    from headscope.pruning.options.rank import RankConfig
     from headscope.pruning.ranking.rank_run import run_ranking
 
     if not isinstance(checkpoint, (str, PathLike)):

@@ -18,10 +18,11 @@ from headscope.files.folders import Build
 from headscope.files.output_kind import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
-from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.record import Removed
-from headscope.pruning.removal.remove import REMOVAL, RemoveConfig, run_removal
+from headscope.pruning.removal.remove import REMOVAL, run_removal
 from headscope.pruning.selection import CHOICE, Selection
 from headscope.report.page.write import write_page
 from headscope.version import VERSION

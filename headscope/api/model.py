@@ -25,11 +25,10 @@ from headscope.files.output_checks import inputs_of
 from headscope.formats.convert import Converted
 from headscope.formats.translate_options import Translation
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.block_obs import DAMPING
-from headscope.pruning.closed_form.calibration import CalibrationOptions
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import converted
-from headscope.pruning.ranking.criterion import given_end
+from headscope.pruning.options.rank import given_end
+from headscope.pruning.options.refit import DAMPING, CalibrationOptions
 from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.verify import Verification
 

@@ -18,7 +18,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.ranking.criterion import Direction, End, ScoringContext, column_named, criterion_named
+from headscope.pruning.options.rank import End
+from headscope.pruning.ranking.criterion import Direction, ScoringContext, column_named, criterion_named
 from headscope.pruning.ranking.rank_run import ranking_table
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.results import Signature, signature_of

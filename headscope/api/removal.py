@@ -21,17 +21,20 @@ from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.closed_form.calibration import CalibrationOptions, calibration_text
+from headscope.pruning.closed_form.calibration import calibration_text
 from headscope.pruning.engines.base import ENGINES
+from headscope.pruning.options.refit import CalibrationOptions
+from headscope.pruning.options.remove import RemoveConfig, check_merge
 from headscope.pruning.removal.export import as_export
-from headscope.pruning.removal.merge_plan import Merge, check_merge, plan_merge
+from headscope.pruning.removal.merge_plan import Merge, plan_merge
 from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.push import pushed
 from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.remove import (
     REMOVAL,
-    RemoveConfig,
+    engines_of,
     export_for,
+    folder_kinds,
     kind_of_folder,
     shrink,
     write_shrunk,
@@ -138,14 +141,14 @@ def save_shrunk(
     )
     target = hub_target(push_to, public=public)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
-        for engine in config.engines():
+        for engine in engines_of(config):
             engine.check(done.checkpoint)
         model = done.checkpoint.model
         with eval_mode(model):
             with through_attend(model), torch.no_grad():
                 expected = outputs(model, done.data.feeds[0])
-            if config.kinds:
-                exported, built = as_export(done.checkpoint, done.export, done.removal, config.kinds[0])
+            if of_folder := folder_kinds(config.export):
+                exported, built = as_export(done.checkpoint, done.export, done.removal, of_folder[0])
                 done = replace(done, checkpoint=exported, export=built)
             removed = write_shrunk(done, config, build, wanted=expected, began=began)
     return pushed(removed, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from headscope.config import EvaluateOptions
 from headscope.errors import ConfigError
@@ -20,6 +21,13 @@ PREDICTION_METRICS: Mapping[Predicts, tuple[str, ...]] = {
 """The metrics of what a model predicts, which one pass measures for any number of masks."""
 
 
+def check_metric_names(names: Sequence[str]) -> None:
+    """ConfigError for a name that is no metric."""
+    known = dict.fromkeys((*TRANSLATION_METRICS, *chain(*PREDICTION_METRICS.values()), *STATE_METRICS))
+    if strange := [name for name in names if name not in known]:
+        raise ConfigError(f"--metrics {strange[0]!r} is not known; available: {', '.join(known)}")
+
+
 def fitting_metrics(checkpoint: Checkpoint) -> tuple[str, ...]:
     """The metrics that can be measured of a checkpoint, those of what it predicts first."""
     translations = TRANSLATION_METRICS if checkpoint.needs_target else ()
@@ -33,6 +41,7 @@ def prediction_metrics(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str, ...]:
     """The metrics of the config, or all that fit (with `--each-head` those that need no translation)."""
+    check_metric_names(config.metrics)
     fitting, predictions = fitting_metrics(checkpoint), prediction_metrics(checkpoint)
     if unfit := [name for name in config.metrics if name not in fitting]:
         needs = {"words": ("perplexity",), "translates": TRANSLATION_METRICS}

@@ -28,6 +28,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.fitting_metrics import (
     STATE_METRICS,
+    check_metric_names,
     choose_metrics,
     needs_translation,
     predictions_of,
@@ -115,6 +116,7 @@ def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) 
 
 def open_all(config: EvaluateConfig) -> OpenedEvaluation:
     """The checkpoint and corpus of a config, checked against each other and against the config."""
+    check_metric_names(config.metrics)
     corpus = open_text(config, max_sentences=config.max_sentences)
     checkpoint = open_configured(config)
     return matched(checkpoint, with_labels(checkpoint, corpus, config.labels), config)

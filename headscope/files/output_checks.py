@@ -31,7 +31,7 @@ class Input(NamedTuple):
 def inputs_of(*options: Any) -> list[Input]:
     """Whatever exists among the paths that configs (or mappings of options) name: what no output may replace.
 
-    Every option counts but those that are declared as written (`headscope.config.output_path`), lists and mappings of
+    Every option counts but those that are declared as written (`headscope.config.option`), lists and mappings of
     options included. A text may be a name or a list of heads; it is a path where there is such a file.
     """
     named = [(name, value) for part in options for name, value in _named_values(part)]

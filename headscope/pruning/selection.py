@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
-from headscope.bounds import check_numbers
-from headscope.config import CheckpointOptions, Companions, ValidatedTextFiles, output_path, plain_options
+from headscope.config import Companions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.unknown_subwords import count_unknown
@@ -29,17 +28,13 @@ from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configu
 from headscope.heads import HeadId, select_heads
 from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.learning.trainable import Freeze
+from headscope.pruning.options.shared import PruningOptions, SelectionConfig
 from headscope.pruning.removal.export import choose_export
 from headscope.results import Signature, signature_of
 from headscope.version import VERSION
 
 SAMPLED = 512  # sentences whose unknown pieces are counted
 RECORD, STATE, MODEL, PRUNED = "pruning.json", "state.pt", "model", "pruned"
-TEXTS = {*("source", "target", "source2", "pairs", "labels")}
-TEXTS |= {f"valid_{name}" for name in TEXTS}
-COMPANIONS = {"dicts", "hp", "bpe"}
-"""Options that name files: a run that goes on knows these by their digests."""
 CHOICE = OutputKind(
     "choice",
     "run of `headscope prune rank`, `l0` or `subset`",
@@ -50,56 +45,6 @@ CHOICE = OutputKind(
     ),
     unfinished=(STATE,),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PruningOptions(ValidatedTextFiles, CheckpointOptions):
-    """The options that `prune l0`, `subset`, `rank` and `sweep` share.
-
-    `sites` empty is all; heads of `protect` stay; `valid_source` and its like are the text that the result is measured
-    on (default: the text itself, as far as `valid_sentences`). `objective` is what is learnt and what heads are judged
-    by, as far as the method has one (empty: what fits the model).
-    `tune_updates` train the model further with the removed heads closed; `freeze` None is as `default_freeze` says;
-    `lr` None is 3e-4 for native Transformers and 3e-5 for Hugging Face models.
-    """
-
-    out: Path = output_path()
-    objective: str = ""
-    max_sentences: int | None = None
-    valid_sentences: int = 1000
-    max_length: int | None = None
-    sites: tuple[str, ...] = ()
-    protect: str | None = None
-    tune_updates: int = 0
-    freeze: Freeze | None = None
-    lr: float | None = None
-    schedule: Literal["constant", "linear"] = "constant"
-    warmup: int = 0
-    label_smoothing: float | None = None
-    clip: float = 1.0
-    batch_tokens: int = 2048
-    seed: int = 1
-    force: bool = False
-
-    def settings(self) -> dict[str, Any]:
-        """The options as plain JSON values."""
-        return plain_options(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SelectionConfig(PruningOptions):
-    """The options that every command has which chooses heads once.
-
-    `remove` goes on to remove the heads, into OUT/pruned, `export` as `prune remove` has it.
-    """
-
-    remove: bool = False
-    export: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.freeze not in (None, "none", "encoder", "decoder", "model"):
-            raise ConfigError(f"--freeze {self.freeze!r} is not known; choose none, encoder, decoder or model")
 
 
 @dataclass
@@ -260,7 +205,8 @@ def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -
 
 def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -> Path:
     """Cut the heads out of the trained model, or of the input where nothing was trained."""
-    from headscope.pruning.removal.remove import RemoveConfig, run_removal
+    from headscope.pruning.options.remove import RemoveConfig
+    from headscope.pruning.removal.remove import run_removal
 
     names = ["dtype", "export"]
     if trained is None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.bounds import check_numbers
-from headscope.config import check_choices, flag, option, plain_options
+from headscope.bounds import BEAM, SEED
+from headscope.config import check_options, flag, option, plain_options
 from headscope.errors import ConfigError
 
 DATA, TEXT, MODEL, OPTIMISATION, RUN, MACHINE = (
@@ -47,7 +47,7 @@ class TrainConfig:
         None, "A SentencePiece model to use instead of learning one.", metavar="FILE", panel=TEXT
     )
     tokenizer_kind: Literal["bpe", "unigram"] = option("bpe", "bpe or unigram (SentencePiece).", panel=TEXT)
-    vocab_size: int = option(8000, "Subwords to learn, the four special ones included.", panel=TEXT)
+    vocab_size: int = option(8000, "Subwords to learn, the four special ones included.", panel=TEXT, maximum=2**22)
     vocabulary: Literal["joint", "separate"] = option(
         "joint", "joint: both sides share subwords and embeddings; or separate.", panel=TEXT
     )
@@ -68,11 +68,11 @@ class TrainConfig:
     bpe: Path | None = option(
         None, "BPE merges that split the text for --init; default: it is split already.", metavar="CODES", panel=MODEL
     )
-    encoder_layers: int = option(3, "Layers of the encoder.", panel=MODEL)
-    decoder_layers: int = option(3, "Layers of the decoder.", panel=MODEL)
-    d_model: int = option(128, "Width of the model.", panel=MODEL)
-    d_ffn: int = option(256, "Width of the feed-forward layers.", panel=MODEL)
-    heads: int = option(8, "Heads of every attention module.", panel=MODEL)
+    encoder_layers: int = option(3, "Layers of the encoder.", panel=MODEL, maximum=1000)
+    decoder_layers: int = option(3, "Layers of the decoder.", panel=MODEL, maximum=1000)
+    d_model: int = option(128, "Width of the model.", panel=MODEL, maximum=2**18)
+    d_ffn: int = option(256, "Width of the feed-forward layers.", panel=MODEL, maximum=2**18)
+    heads: int = option(8, "Heads of every attention module.", panel=MODEL, maximum=1024)
     norm: Literal["pre", "post"] = option("post", "post or pre: where layers normalise.", panel=MODEL)
     activation: str = option("relu", "relu, gelu, gelu-tanh, silu, tanh or linear.", panel=MODEL)
     positions: Literal["sinusoidal", "learned", "none"] = option(
@@ -106,7 +106,7 @@ class TrainConfig:
     max_tokens: int = option(
         4096, "Positions in a batch, the longer side, padding included; per forward pass.", panel=OPTIMISATION
     )
-    accumulate: int = option(1, "Forward passes an update, in each process.", panel=OPTIMISATION)
+    accumulate: int = option(1, "Forward passes an update, in each process.", panel=OPTIMISATION, maximum=65_536)
     max_updates: int | None = option(None, "End after N updates.", panel=OPTIMISATION)
     max_epochs: int | None = option(None, "End after N epochs; default 20 where nothing says when.", panel=OPTIMISATION)
 
@@ -115,10 +115,12 @@ class TrainConfig:
     )
     bleu_every: int = option(1, "BLEU at every N-th validation; 0: never.", panel=RUN)
     bleu_sentences: int | None = option(None, "Translate only the first N validation sentences.", panel=RUN)
-    beam: int = option(5, "Beam of validation, and of the checkpoints.", panel=RUN)
+    beam: int = option(5, "Beam of validation, and of the checkpoints.", panel=RUN, maximum=BEAM)
     best_by: Literal["loss", "bleu"] = option("loss", "loss or bleu: what the best checkpoint has.", panel=RUN)
     patience: int | None = option(None, "End after N validations without a better one.", panel=RUN)
-    average: int = option(0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", panel=RUN)
+    average: int = option(
+        0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", panel=RUN, maximum=1000
+    )
     average_of: Literal["last", "best"] = option("last", "last or best: which checkpoints.", panel=RUN)
     save_every: int | None = option(
         None, "Save the state that --resume needs every N updates too, not after epochs alone.", panel=RUN
@@ -132,17 +134,18 @@ class TrainConfig:
     )
     tensorboard: bool = option(False, "Write event files for TensorBoard (needs the package tensorboard).", panel=RUN)
 
-    seed: int = option(1, "Seed of weights, dropout and data order.", panel=MACHINE)
+    seed: int = option(1, "Seed of weights, dropout and data order.", panel=MACHINE, minimum=0, maximum=SEED)
     device: str = option("auto", "auto, cpu, cuda or mps.", panel=MACHINE)
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32, bf16 (autocast), fp16 (autocast, on a GPU only), or float64.", panel=MACHINE
     )
-    threads: int | None = option(None, "CPU threads; default: torch's, or one where products are small.", panel=MACHINE)
+    threads: int | None = option(
+        None, "CPU threads; default: torch's, or one where products are small.", panel=MACHINE, maximum=1024
+    )
     compile: bool = option(False, "torch.compile the model.", panel=MACHINE)
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        check_numbers(self)
+        check_options(self)
         _check_ranges(self)
         _check_kind(self)
         if self.d_model % self.heads:

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headscope.bounds import check_numbers
-from headscope.config import check_choices, plain_options
+from headscope.config import check_options, plain_options
 from headscope.distributed import Processes, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.interrupts import ending_signals, note
@@ -79,8 +78,7 @@ def train(
     directory holds something and neither `resume` nor `force` is given; TrainingError where the loss is no number;
     the other errors are about options, text and checkpoints.
     """
-    check_choices(variant.options)
-    check_numbers(variant.options)
+    check_options(variant.options)
     if resume and force:
         raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
     with process_group() as processes, ExitStack() as stack:

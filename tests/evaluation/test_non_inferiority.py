@@ -10,8 +10,9 @@ import pytest
 from headscope.bootstrap import Bootstrap
 from headscope.errors import ConfigError
 from headscope.evaluation.comparison import resampled
+from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.non_inferiority import Margin, judge, student
+from headscope.evaluation.non_inferiority import judge, student
 from tests.oracles import non_inferiority
 
 

@@ -22,7 +22,7 @@ from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.scoring import removal_order
-from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.selection import Selection

@@ -16,8 +16,9 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.compensate import RefitOptions, compensate, refitted_model
+from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import Moments, collect_moments
+from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import checkpoints, speakers
 

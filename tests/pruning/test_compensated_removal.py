@@ -24,7 +24,8 @@ from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.heads import HeadId
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.closed_form.calibration import CalibrationOptions, CalibrationText, split_text
+from headscope.pruning.closed_form.calibration import CalibrationText, split_text
+from headscope.pruning.options.refit import CalibrationOptions
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.record import Shrunk

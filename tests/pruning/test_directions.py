@@ -22,6 +22,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import all_heads
+from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     MeasuredColumn,
@@ -30,7 +31,7 @@ from headscope.pruning.ranking.criterion import (
     rankable_names,
     scores_by_criteria,
 )
-from headscope.pruning.sweep.config import SweepConfig, criterion_of
+from headscope.pruning.sweep.config import criterion_of
 from headscope.pruning.sweep.sweep import run_sweep
 from tests.oracles import checkpoints, circuit, gated_heads, speakers
 from tests.oracles.run_options import run_options

@@ -24,16 +24,16 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.gating import gated
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import gate_layout
-from headscope.pruning.learning.l0 import L0Options
-from headscope.pruning.learning.learn import LearnConfig, run_learning
-from headscope.pruning.learning.subset import SubsetOptions
+from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import Distillation, LabelLoss, training_loss
-from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.options.learn import L0Options, LearnConfig, SubsetOptions
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.rank_run import run_ranking
-from headscope.pruning.removal.remove import RemoveConfig, run_removal
-from headscope.pruning.sweep.config import SweepConfig
+from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep.sweep import run_sweep
 from tests.oracles import classifiers
 from tests.oracles.classifiers import NAMES

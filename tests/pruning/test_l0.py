@@ -22,12 +22,14 @@ from headscope.model.gating import gated
 from headscope.pruning.learning.finetuning import Recipe, Tuner
 from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.hard_concrete import initial_log_a, noisy_gates, nonzero_probability, settled_gates
-from headscope.pruning.learning.l0 import L0, L0Options
-from headscope.pruning.learning.learn import LearnConfig, run_learning
+from headscope.pruning.learning.l0 import L0
+from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import batch_loss
-from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from headscope.pruning.options.learn import L0Options, LearnConfig
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal.remove import run_removal
 from tests.makers.shared import SHIPPED
 from tests.oracles import checkpoints, hard_concrete, speakers
 
@@ -320,7 +322,7 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pyte
     ("options", "message"),
     [
         (["--lambda", "-0.1"], "--lambda -0.1: it must not be negative"),
-        (["--lambda", "0.1,zero"], "--lambda '0.1,zero' must be a number"),
+        (["--lambda", "0.1,zero"], "--lambda '0.1,zero' must be numbers"),
         ([], "give --lambda L .or a list., or --keep N"),
         (["--keep", "99"], "--keep 99: there are "),
         (["--lambda", "1", "--sites", "cros"], "--sites cros: this model has encoder-self, decoder-self, cross"),

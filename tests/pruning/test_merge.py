@@ -19,11 +19,13 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.plain_class import in_plain_class
 from headscope.heads import HeadId, Site
 from headscope.model.capture import capture
-from headscope.pruning.closed_form.compensate import RefitOptions, refitted_model
+from headscope.pruning.closed_form.compensate import refitted_model
 from headscope.pruning.closed_form.sequential import sequential_refits
+from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import decoding_speed
 from headscope.pruning.removal.merge_plan import plan_merge
-from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from headscope.pruning.removal.remove import run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders
 from tests.oracles import closed_form as least_squares

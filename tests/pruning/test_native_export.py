@@ -15,8 +15,9 @@ from headscope.heads import select_heads
 from headscope.model.discovery import find_attention
 from headscope.model.gating import masked
 from headscope.model.removal_plan import padded_plan, plan_removal
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.record import Removed
-from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from headscope.pruning.removal.remove import run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders
 

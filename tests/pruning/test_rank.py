@@ -22,7 +22,7 @@ from headscope.pruning.closed_form.compensate import refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from tests.oracles import checkpoints, speakers
@@ -206,7 +206,7 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         ({"by": "magnitude", "keep": 3, "steps": 2}, "--steps 2: scores by magnitude do not change"),
         ({"by": "gradient", "keep": 3, "sites": ("self",)}, "--sites self: this model has encoder-self"),
         ({"by": "none.csv", "keep": 3}, "there is no file none.csv"),
-        ({"by": "random", "keep": 3, "allocate": "equal"}, "unknown allocation 'equal'"),
+        ({"by": "random", "keep": 3, "allocate": "equal"}, "--allocate 'equal' is not known; choose global, per-layer"),
         ({"by": "random", "keep": 3, "allocate": "measured", "per_layer": True}, "give one of them"),
         ({"by": "random", "keep": 3, "allocate": "measured", "source": None, "target": None}, "measures on text"),
         ({"by": "gradient", "keep": 3, "allocate": "measured", "steps": 2}, "measures on text, in one step"),

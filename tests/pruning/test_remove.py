@@ -22,9 +22,10 @@ from headscope.heads import HeadId, Site, select_heads
 from headscope.model.gating import masked
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.engines.onnx_graph import OnnxGraph
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.record import Removed
-from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from headscope.pruning.removal.remove import run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.shared import SHIPPED
 from tests.oracles import checkpoints, fairseq, native

@@ -14,11 +14,12 @@ import transformers
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.calibration import CalibrationOptions, CalibrationText, compensated
-from headscope.pruning.closed_form.compensate import RefitOptions, compensate, refitted_model
+from headscope.pruning.closed_form.calibration import CalibrationText, compensated
+from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
+from headscope.pruning.options.refit import CalibrationOptions, RefitOptions
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
 

@@ -36,11 +36,12 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.learning.gate_layout import gate_layout
-from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
 from headscope.pruning.sweep.cells import read_cell, run_cell
-from headscope.pruning.sweep.config import Cell, SweepConfig, cells_of
+from headscope.pruning.sweep.config import Cell, cells_of
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
 from headscope.report.figures.pruning import pruning_figure
@@ -563,7 +564,7 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
         ({"keep": ()}, "no sizes: give --keep"),
         ({"compensate": "least"}, "unknown compensation 'least'"),
         ({"methods": ("l0",), "compensate": "mean"}, "--compensate mean is for rankings"),
-        ({"allocate": "evenly"}, "unknown allocation 'evenly'"),
+        ({"allocate": "evenly"}, "--allocate 'evenly' is not known; choose global, per-layer"),
         ({"methods": ("l0",), "allocate": "per-layer"}, "--allocate per-layer is for rankings; --methods names none"),
         ({"keep": (3, 3)}, "--keep holds the same entry twice"),
         ({"fractions": (1.2,)}, "--fractions 1.2: the share that stays is from 0 to 1"),
@@ -578,7 +579,7 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
         ({"valid_target": None}, "needs --target and --valid-target"),
         ({"target": None, "methods": ("subset",)}, "needs --target"),
         ({"valid_labels": Path("x")}, "--valid-labels: a model of type 'transformer' is no classifier; leave it out"),
-        ({"text": "lower"}, "--text 'lower' is not known; choose from raw, tokenised-lowercase"),
+        ({"text": "lower"}, "--text 'lower' is not known; choose raw or tokenised-lowercase"),
     ],
 )  # fmt: skip
 def test_bad_input(words: dict[str, Any], tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -10,11 +10,12 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.compensate import RefitOptions, RefittedCopy, reached, refit_module
+from headscope.pruning.closed_form.compensate import RefittedCopy, reached, refit_module
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import Refit
+from headscope.pruning.options.refit import RefitOptions
 
 ModuleOrder = tuple[OutputProjection, Sequence[int]]
 """A module, and its units in the order in which they go."""

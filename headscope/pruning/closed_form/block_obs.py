@@ -15,10 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headscope.errors import ConfigError, NumericalError
+from headscope.errors import NumericalError
+from headscope.pruning.options.refit import DAMPING, check_damping
 
-DAMPING = 1e-4
-"""λ as a share of the mean of H's diagonal."""
 SINGULAR = 1e-12
 """A pivot of at most this share of the largest second moment is taken for a rounding error."""
 SMALLEST = 1e-200
@@ -45,12 +44,6 @@ class RemovalStep(NamedTuple):
 
     block: int
     error: float
-
-
-def check_damping(share: float) -> None:
-    """ConfigError for a damping that is negative or not finite."""
-    if not 0 <= share < torch.inf:
-        raise ConfigError(f"--damping {share:g}: a share of the mean second moment, at least 0 and finite")
 
 
 def damp(second: Tensor, *, share: float = DAMPING) -> Damped:

@@ -9,45 +9,20 @@ from typing import Any
 
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
-from headscope.errors import ConfigError, DataError
+from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.block_obs import DAMPING
-from headscope.pruning.closed_form.compensate import ModuleRefit, RefitOptions, compensate, refitted_model
+from headscope.pruning.closed_form.compensate import ModuleRefit, compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
+from headscope.pruning.options.refit import CalibrationOptions, RefitOptions, check_texts
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
 HELD_OUT = 200
 """Sentences that are held out of the calibration text at most; a fifth of it, where that is less."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CalibrationOptions:
-    """How the heads that stay make up for those that go: `compensate` is "none", "mean" or "least-squares".
-
-    `damping` is λ as a share of the mean second moment of the contexts. `sentences` of the text are calibrated on.
-    `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
-    `objective` is what held-out text is measured by (empty: what fits the model).
-    ConfigError for an unknown compensation, a negative damping, and for options that this compensation does not have.
-    """
-
-    compensate: str = "none"
-    damping: float = DAMPING
-    sentences: int = 1000
-    sequential: bool = False
-    objective: str = ""
-
-    def __post_init__(self) -> None:
-        RefitOptions(method=self.compensate, damping=self.damping)
-        if self.sentences < 1:
-            raise ConfigError(f"--calibration-sentences {self.sentences}: at least 1 is needed")
-        for name, is_given in (("--damping", self.damping != DAMPING), ("--sequential", self.sequential)):
-            if is_given and self.compensate != "least-squares":
-                raise ConfigError(f"{name} is for --compensate least-squares, not {self.compensate}")
 
 
 @dataclass(frozen=True)
@@ -56,13 +31,6 @@ class CalibrationText:
 
     calibration: Corpus
     held_out: Corpus
-
-
-def check_texts(options: CalibrationOptions, *, has_text: bool, has_valid: bool) -> None:
-    """ConfigError where the text is missing that a calibration needs."""
-    if not has_text and (options.compensate != "none" or has_valid):
-        what = "--valid-source" if options.compensate == "none" else f"--compensate {options.compensate}"
-        raise ConfigError(f"{what} measures contexts on text: give --source FILE, and --target for translation")
 
 
 def calibration_text(

@@ -20,12 +20,11 @@ from headscope.model.native.folding import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias
 from headscope.model.storage.stored_weights import why_not_changed
-from headscope.pruning.closed_form.block_obs import DAMPING, check_damping
 from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, Moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
-from headscope.registry import unknown
+from headscope.pruning.options.refit import RefitOptions
 
 
 @dataclass(frozen=True)
@@ -41,33 +40,6 @@ class ModuleRefit:
     error_without: float
     affine: bool
     residual: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class RefitOptions:
-    """How output projections are refitted: `method` is one of `COMPENSATIONS`, λ a share of the mean second moment.
-
-    `damping` is that share. `add_bias`: an output projection without a bias gets one; else its refit is linear.
-    `sequential`: module after module (see `sequential`), for least squares only. ConfigError for a method that there is
-    not.
-    """
-
-    method: str = "least-squares"
-    damping: float = DAMPING
-    add_bias: bool = False
-    sequential: bool = False
-
-    def __post_init__(self) -> None:
-        check_damping(self.damping)
-        if self.method not in COMPENSATIONS:
-            raise ConfigError(unknown("compensation", self.method, list(COMPENSATIONS)))
-        if self.sequential and self.method != "least-squares":
-            raise ConfigError(f"--sequential is for --compensate least-squares, not {self.method}")
-
-    @property
-    def name(self) -> str:
-        """For signatures."""
-        return f"{self.method}{'-sequential' if self.sequential else ''}"
 
 
 def compensate(

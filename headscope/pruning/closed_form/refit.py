@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.pruning.closed_form.block_obs import DAMPING, damp, weigh
+from headscope.pruning.closed_form.block_obs import damp, weigh
+from headscope.pruning.options.refit import DAMPING
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.allocation import MEASURED, ModuleOrder, measured_allocation
 from headscope.pruning.closed_form.block_obs import RemovalStep, damp, greedy_order
-from headscope.pruning.closed_form.compensate import RefitOptions, compensate, refitted_model
+from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.learning.gate_layout import Unit
+from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext
 
 

@@ -24,11 +24,12 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.threads import threads_for_pass
-from headscope.pruning.closed_form.compensate import ModuleRefit, RefitOptions, RefittedCopy, heads_by_module, unreached
+from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import Refit, reconstruction_error, refit_to_targets, zeroed
 from headscope.pruning.closed_form.residual_stream import StreamTap
+from headscope.pruning.options.refit import RefitOptions
 
 
 @dataclass

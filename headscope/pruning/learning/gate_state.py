@@ -6,33 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headscope.config.option import changed, flag, identity
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.writing import save_torch, write_atomically
 from headscope.pruning.learning.finetuning import Tuner
-from headscope.pruning.selection import COMPANIONS, STATE, TEXTS
+from headscope.pruning.options.learn import LearnConfig
+from headscope.pruning.selection import STATE
 from headscope.training.files.state import load_record, restoring
 
 VERSION, ANEW = 2, "learn anew with --force"
-FREE = {
-    "out",
-    "resume",
-    "force",
-    "save_every",
-    "remove",
-    "export",
-    "tune_updates",
-    "checkpoint",
-    "device",
-    "device_map",
-}
-"""Options that may change within a run; texts and companions are known by their digests."""
+AFTERWARDS = {"tune_updates"}  # which may change within a run: it follows what is saved
 
 
 def save_gate_state(
-    tuner: Tuner, settings: Mapping[str, Any], folder: Path, trace: list[dict[str, Any]], nll: dict[str, float]
+    tuner: Tuner, config: LearnConfig, folder: Path, trace: list[dict[str, Any]], nll: dict[str, float]
 ) -> None:
     """Write DIR/state.pt; every process calls this, and the first writes."""
-    content = {"version": VERSION, "settings": _fixed(settings), "trace": trace, "nll": nll, "tuner": tuner.state()}
+    content = {"version": VERSION, "settings": _fixed(config), "trace": trace, "nll": nll, "tuner": tuner.state()}
     content["digests"] = [tuner.checkpoint.digest, tuner.data.digest]
     if tuner.processes.main:
         write_atomically(folder / STATE, lambda path: save_torch(content, path))
@@ -49,18 +39,19 @@ def read_gate_state(folder: Path) -> dict[str, Any] | None:
 
 
 def restore_gate_state(
-    tuner: Tuner, state: Mapping[str, Any], settings: Mapping[str, Any], out: Path
+    tuner: Tuner, state: Mapping[str, Any], config: LearnConfig
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Bring a fresh run to where the state was saved; what was measured before, and the trajectory so far.
 
     ConfigError for other options, another checkpoint, another text, or another number of processes.
     """
+    out = config.out
     with restoring(out / STATE, advice=ANEW):
-        fixed, saved = _fixed(settings), dict(state["settings"])
-    if changed := [name for name in fixed if saved.get(name) != fixed[name]]:
+        fixed, saved = _fixed(config), dict(state["settings"])
+    if others := changed(fixed, saved, LearnConfig):
         raise ConfigError(
-            f"--resume: the run in {out} was begun with another --{changed[0].replace('_', '-')} "
-            f"({saved.get(changed[0])}, now {fixed[changed[0]]}); give the same options, or another --out"
+            f"--resume: the run in {out} was begun with another {flag(others[0])} "
+            f"({saved.get(others[0])}, now {fixed[others[0]]}); give the same options, or another --out"
         )
     if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
         raise ConfigError(f"--resume: the run in {out} was begun with another checkpoint or text; give the same")
@@ -69,6 +60,7 @@ def restore_gate_state(
         return dict(state["nll"]), [dict(row) for row in state["trace"]]
 
 
-def _fixed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that must not change within a run."""
-    return {name: value for name, value in settings.items() if name not in FREE | TEXTS | COMPANIONS}
+def _fixed(config: LearnConfig) -> dict[str, Any]:
+    """Options that must not change within a run; texts and companions are known by their digests."""
+    options = identity(config) | {"method": config.settings()["method"]}
+    return {name: value for name, value in options.items() if name not in AFTERWARDS}

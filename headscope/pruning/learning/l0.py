@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from headscope.bounds import check_numbers
-from headscope.errors import ConfigError, check_one_given
-from headscope.model.mixing.gates import TEMPERATURE
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.hard_concrete import (
     decided,
@@ -23,35 +19,11 @@ from headscope.pruning.learning.hard_concrete import (
 )
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.topk import top_k
+from headscope.pruning.options.learn import L0Options
 
 OPEN = 3.0  # log_a of gates that start open: the evaluation gate is 1 from 2.4 on
 DESCENT = 0.6  # share of the updates in which the searched number of heads falls to what is wanted
 PROPORTIONAL, INTEGRAL = 0.5, 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class L0Options:
-    """`strength` is λ, by the convention `strength_as`; or `keep` heads are wanted, and λ is searched.
-
-    "paper": loss + λ · Σ over all heads of P(g ≠ 0) (Voita et al. 2019, §5.1). "code": loss + λ · mean over gated
-    attention modules of the sum over their heads, as the story-of-heads program's `concrete_coef`. The loss is the
-    mean over target tokens, in nats. With M gated modules λ_paper = λ_code / M. `start`: "glorot" as the program
-    begins, about half of the gates half closed; "open" with all gates at one.
-    """
-
-    strength: float | None = None
-    strength_as: Literal["paper", "code"] = "paper"
-    keep: int | None = None
-    start: Literal["glorot", "open"] = "glorot"
-    temperature: float = TEMPERATURE
-
-    def __post_init__(self) -> None:
-        check_numbers(self, flags={"strength": "--lambda"})
-        check_one_given({"--lambda L (or a list)": self.strength, "--keep N to have it searched": self.keep})
-        if self.strength is not None and not 0 <= self.strength < float("inf"):
-            raise ConfigError(f"--lambda {self.strength:g}: it must not be negative; 0 is no penalty")
-        if not self.temperature > 0:
-            raise ConfigError(f"--temperature {self.temperature:g} must be more than 0")
 
 
 class L0(GateLearner):

@@ -17,9 +17,9 @@ from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import OutputKind, contents
 from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
-from headscope.pruning.learning.l0 import L0Options
-from headscope.pruning.learning.learn import LearnConfig, finished, resumable, run_learning
+from headscope.pruning.learning.learn import finished, resumable, run_learning
 from headscope.pruning.learning.training_loss import QUANTITIES
+from headscope.pruning.options.learn import L0Options, LearnConfig
 from headscope.pruning.selection import CHOICE
 from headscope.version import VERSION
 

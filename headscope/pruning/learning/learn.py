@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,19 @@ from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.gate_state import read_gate_state, restore_gate_state, save_gate_state
-from headscope.pruning.learning.l0 import L0, L0Options
+from headscope.pruning.learning.l0 import L0
 from headscope.pruning.learning.learner import GateLearner
-from headscope.pruning.learning.subset import Subset, SubsetOptions
-from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
+from headscope.pruning.learning.subset import Subset
+from headscope.pruning.learning.trainable import default_freeze, trained_parameters
 from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
 from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss, training_loss
+from headscope.pruning.options.learn import L0Options, LearnConfig, SubsetOptions
+from headscope.pruning.options.shared import Freeze, PruningOptions
 from headscope.pruning.selection import (
     CHOICE,
     STATE,
     OpenedSelection,
-    PruningOptions,
     Selection,
-    SelectionConfig,
     open_selection,
     selection_signature,
     write_selection,
@@ -46,39 +46,7 @@ from headscope.pruning.selection import (
 POINTS = 50  # of the trajectory
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnConfig(SelectionConfig):
-    """How gates are learnt, and how the model learns with them.
-
-    `method` has the options of the gates. `log_every` None writes about 50 points of the trajectory; the state is
-    saved every `save_every` updates (0: never), and `resume` goes on from it.
-    """
-
-    method: L0Options | SubsetOptions
-    updates: int = 1000
-    gate_lr: float | None = None
-    log_every: int | None = None
-    save_every: int = 500
-    resume: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.has_text:
-            raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
-        for name, least in (("updates", 1), ("tune_updates", 0), ("save_every", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
-        if self.resume and self.force:
-            raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
-
-    def settings(self) -> dict[str, Any]:
-        """The options as plain JSON values."""
-        values = super().settings()
-        values["method"] = vars(self.method) | {"name": _KINDS[type(self.method)].method}
-        return values
-
-
-_KINDS: Mapping[type[Any], type[L0] | type[Subset]] = {L0Options: L0, SubsetOptions: Subset}
+LEARNERS: Mapping[type[Any], Callable[..., GateLearner]] = {L0Options: L0, SubsetOptions: Subset}
 _GATE_LR = {"l0": 0.1, "subset": 0.2}
 
 
@@ -152,7 +120,7 @@ def _learnt(
     trace: list[dict[str, Any]] = []
     nll = {"before": _measured(tuner, config, valid, gates=None)}
     if state is not None:
-        nll, trace = restore_gate_state(tuner, state, config.settings(), config.out)
+        nll, trace = restore_gate_state(tuner, state, config)
     with progress("learning", recipe.updates) as step:
         step(tuner.update)
         _learn(tuner, config, folder, trace, nll, step)
@@ -227,9 +195,7 @@ def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progr
 def make_learner(gates: GateLayout, config: LearnConfig) -> GateLearner:
     """The gates of a config, with noise that follows from its seed."""
     generator = torch.Generator().manual_seed(config.seed)
-    if isinstance(config.method, L0Options):
-        return L0(gates, config.method, updates=config.updates, generator=generator)
-    return Subset(gates, config.method, updates=config.updates, generator=generator)
+    return LEARNERS[type(config.method)](gates, config.method, updates=config.updates, generator=generator)
 
 
 def recipe_of(
@@ -279,7 +245,7 @@ def _learn(
         if update % interval == 0 or update == config.updates:
             trace.extend(gate_rows(learner, update))
         if config.save_every and update % config.save_every == 0 and update < config.updates:
-            save_gate_state(tuner, config.settings(), folder, trace, nll)
+            save_gate_state(tuner, config, folder, trace, nll)
         step(1)
 
     tuner.run(after)

@@ -7,42 +7,15 @@ may exceed 1, and Gumbel noise is added to the importances as there.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headscope.bounds import check_numbers
-from headscope.errors import ConfigError
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubsetOptions:
-    """`keep` heads; the temperature falls geometrically from `first` to `last` in `cooldown` updates.
-
-    `cooldown` None is two thirds of the updates, as in the paper's settings. With `straight_through` the forward
-    pass takes the exact top-K without noise, the backward pass the identity, and there is no temperature.
-    """
-
-    keep: int
-    first: float = 0.1
-    last: float = 1e-8
-    cooldown: int | None = None
-    straight_through: bool = False
-
-    def __post_init__(self) -> None:
-        check_numbers(self, flags={"first": "--temperature", "last": "--end-temperature"})
-        if not 0 < self.last <= self.first:
-            raise ConfigError(
-                f"--temperature {self.first:g} --end-temperature {self.last:g}: both must be more than 0, "
-                "and the end not above the start"
-            )
-        if self.cooldown is not None and self.cooldown < 1:
-            raise ConfigError(f"--cooldown {self.cooldown}: at least 1 update")
+from headscope.pruning.options.learn import SubsetOptions
 
 
 class Subset(GateLearner):

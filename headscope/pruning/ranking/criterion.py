@@ -25,11 +25,12 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.block_obs import DAMPING
+from headscope.pruning.options.rank import End
+from headscope.pruning.options.refit import DAMPING
 from headscope.registry import Registry, unknown
 
 REPLICATES = 2  # intervals are not looked at
-End = Literal["highest", "lowest"]
+
 OTHER_END: dict[End, End] = {"highest": "lowest", "lowest": "highest"}
 
 
@@ -53,13 +54,6 @@ class Direction:
     def __str__(self) -> str:
         why = "as asked" if self.given else self.why and f"as {self.why}"
         return ", ".join(filter(None, [f"removes the {OTHER_END[self.keep]} first", why]))
-
-
-def given_end(*, keep_lowest: bool, keep_highest: bool) -> End | None:
-    """Which end the user wants to stay, None where they do not say; ConfigError for both."""
-    if keep_lowest and keep_highest:
-        raise ConfigError("--keep-lowest and --keep-highest: heads of one end stay; give one of them")
-    return "lowest" if keep_lowest else "highest" if keep_highest else None
 
 
 @dataclass(frozen=True)

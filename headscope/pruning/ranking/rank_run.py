@@ -22,7 +22,6 @@ from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
-from headscope.pruning.closed_form.block_obs import DAMPING
 from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
 from headscope.pruning.learning.finetuning import Tuner, mean_loss
 from headscope.pruning.learning.gate_layout import GateLayout
@@ -32,10 +31,12 @@ from headscope.pruning.learning.learn import (
     tune,
 )
 from headscope.pruning.learning.topk import tie_remarks
-from headscope.pruning.learning.trainable import Freeze, default_freeze, trained_parameters
+from headscope.pruning.learning.trainable import default_freeze, trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import PruningLoss, training_loss
-from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.refit import DAMPING
+from headscope.pruning.options.shared import Freeze
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     Criterion,

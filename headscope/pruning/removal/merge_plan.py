@@ -24,14 +24,6 @@ class Merge:
     scores: Mapping[HeadId, float] | None = None
 
 
-def check_merge(*, pad: bool, compensate: str) -> None:
-    """ConfigError for options of a removal that do not go with a merge."""
-    if pad:
-        raise ConfigError("--pad is for removed heads; with --merge-kv every layer has the same number anyhow")
-    if compensate == "mean":
-        raise ConfigError("--compensate mean is for removed heads; with --merge-kv choose least-squares or none")
-
-
 def plan_merge(
     attention_sites: AttentionSites, count: int, *, scores: Mapping[HeadId, float] | None = None
 ) -> RemovalPlan:

@@ -22,11 +22,10 @@ def pushed(removed: Removed, target: HubTarget | None) -> Removed:
 
 def typed_command(config: CheckpointOptions) -> str:
     """The command with its options, files by their names; not where it wrote to, nor on what machine it ran."""
-    left_out = {"checkpoint", "out", "force", "device", "hub_name", "hub_public", "rounds", "batch"}
     words = []
     for entry in fields(config):
         value = getattr(config, entry.name)
-        if entry.name not in left_out and value != entry.default and value not in (None, ()):
+        if entry.metadata.get("identity") and value != entry.default and value not in (None, ()):
             shown = ",".join(value) if isinstance(value, tuple) else str(value)
             shown = Path(shown).name if is_file(shown) else shown
             words += [flag(entry.name)] if value is True else [flag(entry.name), shlex.quote(shown)]

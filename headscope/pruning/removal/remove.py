@@ -10,15 +10,13 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
 
-from headscope.bounds import check_numbers
-from headscope.config import CheckpointOptions, ValidatedTextFiles, output_path
 from headscope.data.corpus import Corpus
-from headscope.errors import CheckpointError, ConfigError, check_one_given
+from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
@@ -38,19 +36,13 @@ from headscope.formats.card import write_card
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
-from headscope.pruning.closed_form.block_obs import DAMPING
-from headscope.pruning.closed_form.calibration import (
-    CalibrationOptions,
-    CalibrationText,
-    Compensated,
-    calibration_text,
-    check_texts,
-    compensated,
-)
+from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, compensated
 from headscope.pruning.engines.base import ENGINES, EngineExport, EngineOptions, engines_named
+from headscope.pruning.options.refit import CalibrationOptions
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.merge_plan import check_merge, plan_merge
+from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.push import pushed, typed_command
 from headscope.pruning.removal.record import Removed, Shrunk, padding_note, removal_card, removal_record
@@ -63,99 +55,21 @@ RECORD = "pruning.json"
 REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL_FILES)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
-    """The options of `headscope prune remove`.
+def folder_kinds(export: Sequence[str]) -> tuple[str, ...]:
+    """Exports that are folders; ConfigError for more than one kind."""
+    kinds = tuple(name for name in export if name not in ENGINES.names())
+    if len(kinds) > 1:
+        engines = " and ".join(ENGINES.names())
+        raise ConfigError(f"--export {','.join(export)}: one kind of folder at a time, and {engines} besides")
+    return kinds
 
-    `heads` go, or all but `keep_only` (of the sites that it names); each is a list or a file. Or all heads stay and
-    the key/value heads of every layer become `merge_kv` (see `plan_merge`), those that are neighbours by the scores in
-    the file or run `merge_by` (`column` says which), else as they stand. `export` holds at
-    most one kind of folder, and files for engines besides ("gguf", "onnx"), whose matrices `quantize` stores in fewer
-    bits. `pad` fills layers up with heads of zeros, so that a plain class holds them. `source` and `target` are texts
-    to compare and time on (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0
-    measures no times.
-    With `compensate` (see `CalibrationOptions`) the output projections are refitted on the first
-    `calibration_sentences` of `source`, and measured on `valid_source`, else on the last fifth, by `objective`.
-    The complete folder is pushed to the hub as `hub_name` ("user/name"), private unless `hub_public`.
-    """
 
-    out: Path = output_path()
-    heads: str | None = None
-    keep_only: str | None = None
-    merge_kv: int | None = None
-    merge_by: Path | None = None
-    column: str | None = None
-    export: tuple[str, ...] = ()
-    pad: bool = False
-    quantize: str = "none"
-    max_sentences: int = 32
-    batch: int = 64
-    rounds: int = 5
-    compensate: str = "none"
-    damping: float = DAMPING
-    calibration_sentences: int = 1000
-    sequential: bool = False
-    objective: str = ""
-    hub_name: str | None = None
-    hub_public: bool = False
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        check_texts(self.calibration, has_text=self.has_text, has_valid=self.valid_text is not None)
-        measured = self.compensate != "none" or self.valid_text is not None
-        for name in ("source2", "pairs", "labels", "objective"):
-            if getattr(self, name) and not measured:
-                raise ConfigError(f"--{name} is of text that is measured on; give --compensate or --valid-source")
-        check_one_given(
-            {
-                "--heads LIST, the heads that go": self.heads,
-                "--keep-only LIST, those that stay": self.keep_only,
-                "--merge-kv N, the key/value heads that stay": self.merge_kv,
-            }
-        )
-        self._check_merge()
-        if len(self.kinds) > 1:
-            raise ConfigError(
-                f"--export {','.join(self.export)}: one kind of folder at a time, and {' and '.join(ENGINES.names())} "
-                "besides"
-            )
-        _ = self.engine_options
-
-    def _check_merge(self) -> None:
-        """ConfigError for options that do not go with a merge, or only with one."""
-        if self.merge_kv is not None:
-            check_merge(pad=self.pad, compensate=self.compensate)
-        elif self.merge_by is not None:
-            raise ConfigError("--merge-by says which key/value heads --merge-kv N merges; give that too")
-        if self.column is not None and self.merge_by is None:
-            raise ConfigError("--column says which column of --merge-by FILE.csv holds scores; give that too")
-
-    @property
-    def calibration(self) -> CalibrationOptions:
-        """How the removal is compensated: after a merge always module after module, as all contexts are others."""
-        merges = self.merge_kv is not None and self.compensate == "least-squares"
-        return CalibrationOptions(
-            compensate=self.compensate,
-            damping=self.damping,
-            sentences=self.calibration_sentences,
-            sequential=self.sequential or merges,
-            objective=self.objective,
-        )
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """Exports that are folders."""
-        return tuple(name for name in self.export if name not in ENGINES.names())
-
-    @property
-    def engine_options(self) -> EngineOptions:
-        """How files for engines store weights."""
-        return EngineOptions(quantize=self.quantize)
-
-    def engines(self) -> tuple[EngineExport, ...]:
-        """The engines that files are written for; ConfigError where a package is missing."""
-        return engines_named([name for name in self.export if name in ENGINES.names()], self.engine_options)
+def engines_of(config: RemoveConfig) -> tuple[EngineExport, ...]:
+    """The engines that files are written for; ConfigError where there is no such export or a package is missing."""
+    folder_kinds(config.export)
+    return engines_named(
+        [name for name in config.export if name in ENGINES.names()], EngineOptions(quantize=config.quantize)
+    )
 
 
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removed:
@@ -165,16 +79,18 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     everything that is returned.
     """
     target = hub_target(config.hub_name, public=config.hub_public)
+    engines = engines_of(config)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
-        removed = _run(config, build, progress)
+        removed = _run(config, engines, build, progress)
     return pushed(removed, target)
 
 
-def _run(config: RemoveConfig, build: Build, progress: Callable[[str], None]) -> Removed:
+def _run(
+    config: RemoveConfig, engines: Sequence[EngineExport], build: Build, progress: Callable[[str], None]
+) -> Removed:
     began = time.monotonic()
-    engines = config.engines()
     checkpoint = open_configured(config)
-    kind = kind_of_folder(config.kinds, checkpoint, merges=config.merge_kv is not None)
+    kind = kind_of_folder(folder_kinds(config.export), checkpoint, merges=config.merge_kv is not None)
     export = export_for(kind, checkpoint, engines, pad=config.pad)
     removal = _plan(config, checkpoint, export)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
@@ -265,9 +181,9 @@ def write_shrunk(
         written = write_checkpoint(done.checkpoint, made, config.companions)
         verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
         files = []
-        for engine in config.engines():
+        for engine in engines_of(config):
             progress(f"exporting to {engine.name}")
-            files.append(engine.write(done.checkpoint, done.data, made, config.engine_options))
+            files.append(engine.write(done.checkpoint, done.data, made, EngineOptions(quantize=config.quantize)))
     times: tuple[Timing, ...] = ()
     if config.rounds and whole is not None:
         progress("timing")

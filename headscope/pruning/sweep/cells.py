@@ -31,17 +31,17 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.scoring import measured_scores, orders_of, refitted_checkpoint
-from headscope.pruning.learning.l0 import L0Options
-from headscope.pruning.learning.learn import LearnConfig, run_learning
-from headscope.pruning.learning.subset import SubsetOptions
+from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.training_loss import training_objective
-from headscope.pruning.ranking.config import RankConfig
+from headscope.pruning.options.learn import L0Options, LearnConfig, SubsetOptions
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.sweep import LEARNT, SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.selection import MODEL, STATE, Selection, open_selection
-from headscope.pruning.sweep.config import LEARNT, UNPRUNED, Cell, SweepConfig, cells_of, criterion_of, is_drawn
+from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of, is_drawn
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
 

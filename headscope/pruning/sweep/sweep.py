@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from headscope.config.option import changed, flag
 from headscope.distributed import IndependentProcesses
 from headscope.errors import ConfigError, TrainingError
 from headscope.files.folders import Workplace, replacing_folder, workplace
@@ -38,6 +39,7 @@ from headscope.files.writing import write_atomically, write_json
 from headscope.formats.native import DIRECTORY
 from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
+from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.scores_file import read_heads
 from headscope.pruning.selection import CHOICE, selection_signature
 from headscope.pruning.sweep.cells import (
@@ -51,7 +53,7 @@ from headscope.pruning.sweep.cells import (
     run_cell,
     write_cell,
 )
-from headscope.pruning.sweep.config import UNPRUNED, Cell, SweepConfig, config_identity
+from headscope.pruning.sweep.config import UNPRUNED, Cell, config_identity
 from headscope.pruning.sweep.table import Measured, make_table, survivors
 from headscope.pruning.sweep.verdicts import verdict_lines, verdicts
 from headscope.results import Signature
@@ -293,17 +295,17 @@ def _difference(folder: Path, record: dict[str, Any]) -> str | None:
     options, digests = saved.get("options"), saved.get("digests")
     if not isinstance(options, dict) or not isinstance(digests, dict):
         return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
-    if changed := [name for name, value in record["options"].items() if options.get(name) != value]:
+    if others := changed(record["options"], options, SweepConfig):
         return (
-            f"the sweep in {folder} has --{changed[0].replace('_', '-')} {options.get(changed[0])}, now "
-            f"{record['options'][changed[0]]}; give the same options, another --out, or --force to begin anew"
+            f"the sweep in {folder} has {flag(others[0])} {options.get(others[0])}, now "
+            f"{record['options'][others[0]]}; give the same options, another --out, or --force to begin anew"
         )
     before = {"recipe": record["digests"].get("recipe"), **digests}  # which older records lack
-    if changed := [name for name, value in record["digests"].items() if before.get(name) != value]:
+    if others := [name for name, value in record["digests"].items() if before.get(name) != value]:
         what = {"checkpoint": "checkpoint", "source": "--source, --target or --labels"}
         what["recipe"] = "recipe (--recipe, or the run that the checkpoint lies in)"
         return (
-            f"the sweep in {folder} was made with another {what.get(changed[0], 'validation text')}; give the same, "
+            f"the sweep in {folder} was made with another {what.get(others[0], 'validation text')}; give the same, "
             "another --out, or --force to begin anew"
         )
     return None

@@ -12,10 +12,12 @@ import pandas as pd
 
 from headscope.bootstrap import Array, Bootstrap
 from headscope.evaluation.comparison import compare, resampled
+from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.non_inferiority import Margin, NonInferiority, judge
+from headscope.evaluation.non_inferiority import NonInferiority, judge
 from headscope.heads import HeadId
-from headscope.pruning.sweep.config import UNPRUNED, Cell, SweepConfig
+from headscope.pruning.options.sweep import SweepConfig
+from headscope.pruning.sweep.config import UNPRUNED, Cell
 
 Record = Mapping[str, Any]
 VERDICT = tuple(field.name for field in fields(NonInferiority))

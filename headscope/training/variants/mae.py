@@ -33,7 +33,7 @@ class MaeOptions(NoOptions):
     """Options of `mae`."""
 
     expert_heads: int = option(0, "Heads of an expert; 0: all but one (MAE-7 of 8 heads).")
-    gate_hidden: int = option(0, "Hidden units of a gate; 0: half the model's width, at most 256.")
+    gate_hidden: int = option(0, "Hidden units of a gate; 0: half the model's width, at most 256.", maximum=2**18)
     gate_norm: Literal["auto", "batch", "layer", "none"] = option(
         "auto",
         "Norm of a gate's input: batch (in decoders by statistics of earlier batches), layer or none; auto: batch in "

@@ -14,7 +14,9 @@ from headscope.training.variants.wide import Wide, WideOptions
 class NarrowOptions(WideOptions):
     """Options of `narrow`."""
 
-    d_head: int | None = option(None, "Width of a head's queries, keys and values; default: its slice's.")
+    d_head: int | None = option(
+        None, "Width of a head's queries, keys and values; default: its slice's.", maximum=2**18
+    )
     head_input: Literal["full", "slice"] = option(
         "slice", "slice: every head reads its own part of the input; full: all of it."
     )

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 class WideOptions(NoOptions):
     """Options of `wide`; `narrow` has the same with other defaults."""
 
-    d_head: int | None = option(None, "Width of a head's queries, keys and values; default: the model's.")
+    d_head: int | None = option(
+        None, "Width of a head's queries, keys and values; default: the model's.", maximum=2**18
+    )
     head_input: Literal["full", "slice"] = option(
         "full", "full: every head reads the whole input; slice: its own part of it."
     )

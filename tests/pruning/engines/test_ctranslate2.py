@@ -24,8 +24,9 @@ from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import convert_for_engine
 from headscope.pruning.engines.ctranslate2 import specification
 from headscope.pruning.engines.ctranslate2.export import CTranslate2
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.record import Removed
-from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from headscope.pruning.removal.remove import run_removal
 from headscope.training.data import tokenizers
 from tests.makers.translators import WORDS, around, changed, trained_here
 

@@ -22,8 +22,9 @@ from headscope.pruning.engines.gguf.export import Gguf
 from headscope.pruning.engines.gguf.layers import Decoder, frequency_divisors, interleaved
 from headscope.pruning.engines.gguf.vocabulary import SPLITS, vocabulary_of
 from headscope.pruning.engines.gguf.writer import write_gguf
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.record import Removed
-from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from headscope.pruning.removal.remove import run_removal
 from tests.makers import decoders
 
 gguf = pytest.importorskip("gguf")

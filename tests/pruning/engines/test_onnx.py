@@ -14,7 +14,8 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from headscope.formats.base import open_checkpoint
 from headscope.model.gating import masked
-from headscope.pruning.removal.remove import RemoveConfig, run_removal
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal.remove import run_removal
 from tests.makers import decoders
 from tests.oracles import checkpoints, tiny
 

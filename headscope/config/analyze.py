@@ -1,0 +1,159 @@
+"""The options of `headscope analyze`. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from headscope.config.inputs import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    CheckpointOptions,
+    PromptFiles,
+    TextFiles,
+    TextOptions,
+)
+from headscope.config.option import option, plain_options, plain_value
+from headscope.errors import ConfigError
+
+ANALYSES, MHR = "Analyses", "Files of the MHR fork"
+EXAMPLES = 12
+"""Sentences whose attention a run with a page keeps, unless it is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeOptions(TextOptions):
+    """How heads are measured, whatever the checkpoint and the text.
+
+    `only`, `skip` and `also` name analyses or groups of them. `analysis_options` are values of options that analyses
+    declare (`Analysis.Options`), by name; they are checked when the analyses are known
+    (`headscope.engine.declarations.checked_options`).
+    """
+
+    only: tuple[str, ...] = option(
+        (),
+        "Run only these analyses, comma-separated; `headscope show CKPT` lists them.",
+        metavar="NAMES",
+        panel=ANALYSES,
+    )
+    skip: tuple[str, ...] = option((), "Leave these analyses out.", metavar="NAMES", panel=ANALYSES)
+    also: tuple[str, ...] = option((), "Run these beside the default ones.", metavar="NAMES", panel=ANALYSES)
+    importance: bool = option(False, "Add every importance: how much the model needs a head.", panel=ANALYSES)
+    faithfulness: bool = option(
+        False,
+        "Test the rankings: remove heads in each order and see which harms. Adds --importance unless --only.",
+        panel=ANALYSES,
+    )
+    faithfulness_steps: int = option(
+        10, "Steps of these removals.", metavar="N", panel=ANALYSES, minimum=2, maximum=10_000
+    )
+    faithfulness_seeds: int = option(
+        5, "Random orders beside them.", metavar="N", panel=ANALYSES, minimum=1, maximum=1000
+    )
+    faithfulness_bleu: bool = option(False, "Also translate at every step.", panel=ANALYSES)
+    objective: str = option(
+        "", "What importances explain: {prompt_objectives}; default: what fits.", metavar="NAME", panel=ANALYSES
+    )
+    parse: str | None = option(
+        None,
+        "Dependency parses: made by stanza, or a CoNLL-U file (.gz too), whose text is analysed where --source is "
+        "absent.",
+        metavar="stanza|FILE",
+        panel=DATA,
+    )
+    stanza_dir: Path | None = option(
+        None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", panel=DATA
+    )
+    lang: str = option("en", "Language of the source, for stanza.", panel=DATA)
+    download: bool = option(False, "Let stanza fetch its models.", panel=DATA)
+    frequencies: Path | None = option(
+        None, "How frequent tokens are: token and count a line.", metavar="FILE", panel=ANALYSES
+    )
+    frequency_corpus: Path | None = option(
+        None, "Text to count tokens over; default: the source itself.", metavar="FILE", panel=ANALYSES
+    )
+    keep_special: bool = option(False, "Count special tokens (start, end) as queries and keys too.", panel=ANALYSES)
+    detail: bool = option(False, "Also write every sentence's values.", panel=OUTPUT)
+    report: bool = option(False, "Also write report.html: everything in one page, for a browser.", panel=OUTPUT)
+    examples: int | None = option(
+        None,
+        "Keep the attention on the first N short sentences, for the page; default: 12 with --report, or 0.",
+        metavar="N",
+        panel=OUTPUT,
+        minimum=0,
+        maximum=1000,
+    )
+    mhr_pickles: bool = option(
+        False, "Also write pickles/mhr: confidences, cosine, L2 and alphas as the MHR fork writes them.", panel=MHR
+    )
+    mhr_rows: Literal["corpus", "batch", "generate"] = option(
+        "corpus",
+        "What a row of these is: the corpus, a batch of the fork, or (decoders) its last decoding step.",
+        panel=MHR,
+    )
+    mhr_batch_size: int | None = option(
+        None, "Sentences in such a batch, fairseq's --batch-size; default 32.", metavar="N", panel=MHR, minimum=1
+    )
+    mhr_max_tokens: int | None = option(
+        None, "Or token positions in it, fairseq's --max-tokens; both limits hold.", metavar="N", panel=MHR, minimum=1
+    )
+    attention: Literal["auto", "dense", "streamed"] = option(
+        "auto",
+        "Make matrices of weights, or only what analyses need of them; auto streams beyond 1024 tokens.",
+        panel=MODEL,
+    )
+    analysis_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mhr_rows != "corpus" and not self.mhr_pickles:
+            raise ConfigError(f"--mhr-rows {self.mhr_rows} is about --mhr-pickles; give that too")
+        for name, size in (("--mhr-batch-size", self.mhr_batch_size), ("--mhr-max-tokens", self.mhr_max_tokens)):
+            if size is not None and self.mhr_rows == "corpus":
+                raise ConfigError(f"{name} is about batches; give --mhr-rows batch or generate too")
+        if self.faithfulness_bleu and not self.faithfulness:
+            raise ConfigError("--faithfulness-bleu is about --faithfulness; give that too")
+        if self.frequencies and self.frequency_corpus:
+            raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
+
+    @property
+    def examples_kept(self) -> int:
+        """How many sentences' attention a run keeps."""
+        return self.examples if self.examples is not None else EXAMPLES * self.report
+
+    def settings(self) -> dict[str, Any]:
+        """The options as plain JSON values, those of analyses beside the others."""
+        values = plain_options(self)
+        del values["analysis_options"]
+        return values | {name: plain_value(value) for name, value in self.analysis_options.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
+    """The options of `headscope analyze`; the text is `source`, or `clean`."""
+
+    out: Path = option(help="Directory for the results.", metavar="DIR", panel=OUTPUT, written=True)
+    figures: bool = option(True, "Draw the standard figures.", panel=OUTPUT)
+    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parse is not None and (self.source2 is not None or self.pairs):
+            raise ConfigError(f"--parse {self.parse}: parses are of one text a line; leave out --source2 and --pairs")
+        self.check_prompts(source=self.source, source2=self.source2, pairs=self.pairs, labels=self.labels)
+        has_text = self.source is not None or self.labels is not None or self.clean is not None
+        if not has_text and (self.parse is None or self.parse == "stanza"):
+            raise ConfigError(
+                "no text: give --source FILE (one sentence a line) or --parse FILE.conllu, which has text"
+            )
+
+    @property
+    def text(self) -> TextFiles:
+        """The files of the text."""
+        if self.clean is not None:
+            return TextFiles(source=self.clean, target=self.target)
+        names = [entry.name for entry in fields(TextFiles)]
+        return TextFiles(**{name: getattr(self, name) for name in names})

@@ -1,0 +1,89 @@
+"""The options of `headscope evaluate`. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headscope.bounds import BEAM, POWER, RATIO, STEPS
+from headscope.config.inputs import OUTPUT, CheckpointOptions, TextFiles, TextOptions
+from headscope.config.option import option
+from headscope.errors import ConfigError
+
+SCORES, EACH, SEARCH = "Metrics", "Each head off", "Search"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How translations are found; None: as the checkpoint says."""
+
+    beam: int | None = option(None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM)
+    lenpen: float | None = option(
+        None, "Power of the length penalty; default: the checkpoint's.", panel=SEARCH, maximum=POWER
+    )
+    max_len_a: float | None = option(
+        None,
+        "n source tokens give at most A · n + B; default: the checkpoint's.",
+        panel=SEARCH,
+        minimum=0,
+        maximum=RATIO,
+    )
+    max_len_b: int | None = option(None, "B of it.", panel=SEARCH, minimum=0, maximum=STEPS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(SearchOptions, TextOptions):
+    """How a model is scored, whatever the checkpoint and the text.
+
+    `metrics` empty: all that fit the model (with `each_head` those that need no translation); of models that predict
+    something without those that compare states with the intact model's.
+    """
+
+    metrics: tuple[str, ...] = option(
+        (),
+        "bleu,chrf,perplexity,accuracy; of classifiers loss,accuracy,macro-f1; of every model cosine,token-cosine,l2,"
+        "token-l2 to the model without --mask. Default: all that fit, the last ones for encoders without a head.",
+        metavar="NAMES",
+        panel=SCORES,
+    )
+    text: Literal["raw", "tokenised-lowercase"] = option(
+        "raw", "BLEU and chrF of detokenised text as it is, or of tokenised text whatever its case.", panel=SCORES
+    )
+    hiding: Literal["each", "random"] = option(
+        "each",
+        "Encoders alone: hide each token in turn (pseudo-log-likelihood), or 15 % of them at once.",
+        panel=SCORES,
+    )
+    each_head: bool = option(
+        False,
+        "Switch off each head in turn. Default metrics: all that need no translation, all heads in one pass; bleu and "
+        "chrf translate the whole text for every head, which is slow.",
+        panel=EACH,
+    )
+    heads: str | None = option(None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", panel=EACH)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads and not self.each_head:
+            raise ConfigError("--heads is for the table of --each-head; give --each-head too")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
+    """The options of `headscope evaluate`."""
+
+    out: Path | None = option(None, "Write the table of all heads.", metavar="FILE.csv", panel=EACH, written=True)
+    per_sentence: Path | None = option(
+        None, "Write sentence, tokens, nll (nats), hypothesis.", metavar="FILE.csv", panel=OUTPUT, written=True
+    )
+    force: bool = option(False, "Replace an earlier result.", panel=OUTPUT, identity=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source is None and self.labels is None:
+            raise ConfigError("no text: give --source FILE (one sentence a line)")
+        if self.each_head and self.per_sentence:
+            raise ConfigError("--per-sentence and --each-head are two runs; give one of them")
+        if self.out and not self.each_head:
+            raise ConfigError("--out is for the table of --each-head; give --each-head too")

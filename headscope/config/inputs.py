@@ -1,0 +1,171 @@
+"""Options that several commands share: which checkpoint, which text, how it is read. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from headscope.bounds import RESAMPLES, SEED, WHOLE
+from headscope.config.option import check_options, flag, option
+from headscope.errors import ConfigError
+
+DATA, MODEL, OUTPUT = "Data", "Model and speed", "Output"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companions:
+    """Files that belong to a checkpoint and lie elsewhere."""
+
+    dicts: Path | None = option(
+        None,
+        "Dictionaries or vocabularies of fairseq and story-of-heads files; default: beside the checkpoint.",
+        metavar="DIR",
+        panel=MODEL,
+    )
+    hp: Path | None = option(None, "Hyper-parameters of a story-of-heads file.", metavar="FILE", panel=MODEL)
+    bpe: Path | None = option(
+        None,
+        "BPE merges or SentencePiece model that split text; default: text is already split into subwords.",
+        metavar="CODES",
+        panel=MODEL,
+    )
+
+    def names(self) -> list[str]:
+        """Names of the companions that were given."""
+        return [name for name in ("dicts", "hp", "bpe") if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions(Companions):
+    """Which checkpoint a command opens, and where it runs. A `device_map` keeps the types as stored."""
+
+    checkpoint: str = option(
+        help="Checkpoint: a file, a directory or a hub id (owner/name).", metavar="CKPT", argument=True, identity=False
+    )
+    device: str = option("auto", "auto, cpu, cuda or mps.", panel=MODEL, identity=False)
+    dtype: str = option(
+        "auto", "auto (as stored; float32 on a CPU), float32, float64, bfloat16 or float16.", panel=MODEL
+    )
+    device_map: str | None = option(
+        None,
+        "Spread a Hugging Face model over GPUs, the CPU's memory and the disk: auto, or a JSON file of modules and "
+        "devices (needs headscope[large]).",
+        metavar="auto|FILE",
+        panel=MODEL,
+        identity=False,
+    )
+    format: str | None = option(None, "Checkpoint format; default: found from content.", panel=MODEL)
+
+    @property
+    def opening(self) -> dict[str, Any]:
+        """How the checkpoint is opened: keywords of `headscope.load`."""
+        names = ("device", "dtype", "device_map", "format", "dicts", "hp", "bpe")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def companions(self) -> Companions:
+        """Files that belong to the checkpoint."""
+        return Companions(dicts=self.dicts, hp=self.hp, bpe=self.bpe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFiles:
+    """The text of a command."""
+
+    source: Path | None = option(None, "Text, one sentence a line (.gz too).", metavar="FILE", panel=DATA)
+    target: Path | None = option(
+        None, "Translations of the lines, for models with an encoder and a decoder.", metavar="FILE", panel=DATA
+    )
+    source2: Path | None = option(
+        None, "Encoders: the other text of every pair, line by line.", metavar="FILE", panel=DATA
+    )
+    pairs: bool = option(False, "Every line of --source is a pair of texts with a tab between.", panel=DATA)
+    labels: Path | None = option(
+        None,
+        "Classifiers: the class of every line, by name or number. Models that tag words: CoNLL columns (a word and its "
+        "tag a line), which are the text where --source is absent.",
+        metavar="FILE",
+        panel=DATA,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptFiles:
+    """Prompts line by line, in the place of a text. ConfigError where one of the three is missing."""
+
+    clean: Path | None = option(None, "Prompts, one a line, in the place of --source.", metavar="FILE", panel=DATA)
+    corrupt: Path | None = option(
+        None, "The same prompts with another answer, as many subwords each.", metavar="FILE", panel=DATA
+    )
+    answer: Path | None = option(
+        None,
+        "What the model should say to each clean prompt, and after a tab what it should not.",
+        metavar="FILE",
+        panel=DATA,
+    )
+
+    def check_prompts(self, **others: Any) -> None:
+        """ConfigError where files are missing, or where one of the other texts is given too."""
+        files = {name: getattr(self, name) for name in ("clean", "corrupt", "answer")}
+        missing = [flag(name) for name, path in files.items() if path is None]
+        if 0 < len(missing) < 3:
+            raise ConfigError(f"--clean, --corrupt and --answer belong together; give {' and '.join(missing)} too")
+        if not missing and (given := [flag(name) for name, value in others.items() if value]):
+            raise ConfigError(f"--clean has the text and --answer what is right; leave out {' and '.join(given)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidatedTextFiles(TextFiles):
+    """A text, and another one that results are measured on, whose files are those of `TextFiles`."""
+
+    valid_source: Path | None = option(
+        None, "Text to measure the result on; default: the start of --source.", metavar="FILE", panel=DATA
+    )
+    valid_target: Path | None = option(None, "Its translation.", metavar="FILE", panel=DATA)
+    valid_source2: Path | None = option(None, "The other text of its pairs, as --source2.", metavar="FILE", panel=DATA)
+    valid_labels: Path | None = option(None, "Its classes or tags, as --labels.", metavar="FILE", panel=DATA)
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is a text: lines, or words in CoNLL columns."""
+        return self.source is not None or self.labels is not None
+
+    @property
+    def valid_text(self) -> TextFiles | None:
+        """The text that results are measured on, where it is another; ConfigError for a part of one."""
+        for name in ("valid_target", "valid_source2"):
+            if self.valid_source is None and getattr(self, name) is not None:
+                raise ConfigError(f"{flag(name)} is for --valid-source; give that too")
+        if self.valid_source is None and self.valid_labels is None:
+            return None
+        return TextFiles(
+            source=self.valid_source,
+            target=self.valid_target,
+            source2=self.valid_source2,
+            pairs=self.pairs,
+            labels=self.valid_labels,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """How a text is read while a model is measured, and how sure the numbers are."""
+
+    mask: str | None = option(
+        None,
+        "Heads to switch off: decoder-self.1.3,cross.0.*, or a file with a name a line.",
+        metavar="LIST",
+        panel=MODEL,
+    )
+    max_length: int | None = option(
+        None, "Subwords a sentence may have; default 512 or the model's limit.", panel=DATA, minimum=2
+    )
+    long: Literal["truncate", "refuse"] = option("truncate", "What happens to longer sentences.", panel=DATA)
+    max_sentences: int | None = option(None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE)
+    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
+    bootstrap: int = option(1000, "Resamples for the 95 % intervals.", panel=OUTPUT, minimum=2, maximum=RESAMPLES)
+    seed: int = option(1, "Seed of the bootstrap and of all that is drawn.", panel=MODEL, minimum=0, maximum=SEED)
+
+    def __post_init__(self) -> None:
+        check_options(self)

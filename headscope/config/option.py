@@ -1,0 +1,142 @@
+"""An option: a field of a config class, with all that there is to know about it. Imports no torch.
+
+Commands, keys of TOML files, keywords of the API, `examples/config`, the reference pages and the protection of inputs
+are made of these fields; so is what a run that goes on compares with the options that it was begun with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from headscope.bounds import check_numbers
+from headscope.errors import ConfigError
+
+
+def option(
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    metavar: str | None = None,
+    panel: str | None = None,
+    name: str = "",
+    argument: bool = False,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    refuse_idle: bool = False,
+    written: bool = False,
+    identity: bool = True,
+) -> Any:
+    """A field of an options class; it becomes `--the-name`, the TOML key `the-name` and a keyword of the API.
+
+    Types that an option may have: bool, int, float, str, Path, Literal, any of them `| None`, and
+    `tuple[int, ...]`, `tuple[float, ...]`, `tuple[str, ...]`, which are written with commas. Without a default it
+    must be given. `panel` is the heading in --help (default: that of what has the option), `name` the option's name
+    where it is not the field's (`from` of `run`); an `argument` has none. `minimum` and `maximum` bound numbers. With
+    `refuse_idle` a value is refused, not ignored, in a run of which nothing has the option. A path that is `written` is
+    an output; every other path is an input, which no output replaces. `identity` False: it does not change what is
+    computed, only where, how fast, or what is kept.
+    """
+    about: dict[str, Any] = {"help": help, "metavar": metavar, "panel": panel, "name": name, "argument": argument}
+    about |= {"minimum": minimum, "maximum": maximum, "refuse_idle": refuse_idle}
+    return field(default=default, metadata={**about, "written": written, "identity": identity and not written})
+
+
+def declared_options(cls: type[Any]) -> Iterator[tuple[Field[Any], Any]]:
+    """The options of a config class with their types: fields that have a help text; the others are set by code."""
+    hints = get_type_hints(cls)
+    return ((entry, hints[entry.name]) for entry in fields(cls) if entry.metadata.get("help"))
+
+
+def identity(config: Any) -> dict[str, Any]:
+    """The options that shape what is computed, as JSON values; files are not among them, which digests identify."""
+    hints = get_type_hints(type(config))
+    entries = [entry for entry in fields(config) if entry.metadata.get("identity", True)]
+    return {
+        entry.name: plain_value(getattr(config, entry.name)) for entry in entries if not names_file(hints[entry.name])
+    }
+
+
+def changed(now: Mapping[str, Any], before: Mapping[str, Any], cls: type[Any]) -> list[str]:
+    """The options of a config class that are others than `before`; what older records lack had its default then."""
+    defaults = {entry.name: plain_value(entry.default) for entry in fields(cls)}
+    return [name for name, value in now.items() if before.get(name, defaults.get(name)) != value]
+
+
+def names_file(hint: Any) -> bool:
+    """Whether options of a type are paths."""
+    return hint is Path or Path in get_args(hint)
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For what takes no options. Options classes check themselves in `__post_init__` (ConfigError)."""
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """Options of analyses that label heads (`headscope.engine.evidence.labels`); their own may inherit them."""
+
+    min_instances: int = option(
+        20,
+        "Instances that a label of a head needs; with --relations all rarer relations are left out.",
+        metavar="N",
+        minimum=1,
+    )
+
+
+def check_options(options: Any) -> None:
+    """ConfigError for a number of an options class that is out of bounds, and for a word that is none of a Literal."""
+    for entry in fields(options):
+        value, minimum = getattr(options, entry.name), entry.metadata.get("minimum")
+        numbers = value if isinstance(value, tuple) else (value,)
+        for number in numbers if minimum is not None else ():
+            if number is not None and number < minimum:
+                raise ConfigError(f"{flag_of(entry)} {number}: at least {minimum} is needed")
+    check_numbers(options, flags={entry.name: flag_of(entry) for entry in fields(options)})
+    check_choices(options)
+
+
+def check_choices(options: Any) -> None:
+    """ConfigError for a value of a Literal field (or one of several) that is not among its words."""
+    flags = {entry.name: flag_of(entry) for entry in fields(options)}
+    for name, allowed, strange in _strange_choices(options):
+        *others, last = (str(word) for word in allowed if word)
+        choices = f"{', '.join(others)} or {last}" if others else last
+        raise ConfigError(f"{flags[name]} {strange!r} is not known; choose {choices}")
+
+
+def flag_of(entry: Field[Any]) -> str:
+    """An option as the command line has it."""
+    return flag(entry.metadata.get("name") or entry.name)
+
+
+def flag(name: str) -> str:
+    """A field's name as the command line has it."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _strange_choices(options: Any) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
+    """Name, allowed words and value of every Literal field that has another value."""
+    for name, hint in get_type_hints(type(options)).items():
+        value = getattr(options, name, None)
+        inner = [part for part in get_args(hint) if get_origin(part) is Literal] or [hint]
+        allowed = get_args(inner[0]) if get_origin(inner[0]) is Literal else ()
+        values = value if isinstance(value, tuple) else (value,)
+        strange = [part for part in values if part not in allowed and not (part is None and inner != [hint])]
+        if allowed and strange:
+            yield name, allowed, strange[0]
+
+
+def plain_options(config: Any) -> dict[str, Any]:
+    """The fields of a config as JSON values."""
+    return {field.name: plain_value(getattr(config, field.name)) for field in fields(config)}
+
+
+def plain_value(value: Any) -> Any:
+    """The value of an option as JSON has it: tuples as lists, paths as text."""
+    if isinstance(value, tuple):
+        return [plain_value(entry) for entry in value]
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,86 @@
+"""The options of `headscope show`, `translate`, `convert` and `demo`. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headscope.bounds import WHOLE
+from headscope.config.evaluate import SEARCH, SearchOptions
+from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions
+from headscope.config.option import check_options, option
+from headscope.errors import ConfigError
+
+MASK = "Heads to switch off: decoder-self.1.3,cross.0.*, or a file with a name a line."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShowConfig(CheckpointOptions):
+    """The options of `headscope show`."""
+
+    device: str = option("cpu", "auto, cpu, cuda or mps.", panel=MODEL)
+    device_map: str | None = None
+    mask: str | None = option(None, MASK, metavar="LIST", panel=MODEL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateConfig(SearchOptions, CheckpointOptions):
+    """The options of `headscope translate`."""
+
+    greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH)
+    nbest: int = option(
+        1,
+        "Translations of each line; each is then written behind the line's number and a tab, from 0.",
+        panel=OUTPUT,
+        minimum=1,
+    )
+    scores: bool = option(False, "Write the score and a tab before each text.", panel=OUTPUT)
+    keep_bpe: bool = option(False, "Leave the subwords of words apart.", panel=OUTPUT)
+    mask: str | None = option(None, MASK, metavar="LIST", panel=MODEL)
+    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
+    max_length: int | None = option(
+        None,
+        "Subwords a line may have, longer ones are cut; default: the model's limit, or 1024 where it has none.",
+        panel=DATA,
+        minimum=2,
+    )
+    window: int = option(512, "Lines that are read before they are translated.", panel=MODEL, minimum=1, maximum=WHOLE)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.greedy and (self.beam or 1) > 1:
+            raise ConfigError(f"--greedy is a beam of 1; leave out --beam {self.beam}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubOptions:
+    """Where on the model hub a folder goes."""
+
+    hub_name: str | None = option(
+        None,
+        "Push the complete folder to the model hub, with its card; a new repository is private.",
+        metavar="USER/NAME",
+        panel=OUTPUT,
+        identity=False,
+    )
+    hub_public: bool = option(False, "Make a new repository on the hub public.", panel=OUTPUT, identity=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvertConfig(HubOptions, CheckpointOptions):
+    """The options of `headscope convert`."""
+
+    out: Path = option(help="Directory to write.", metavar="OUT", argument=True, written=True)
+    to: str = option(help="native, huggingface, fairseq, gguf (llama.cpp), ctranslate2 or onnx.", panel=OUTPUT)
+    quantize: str = option("none", "For gguf: store matrices in 8 bits.", metavar="none|q8_0", panel=OUTPUT)
+    device: str = "cpu"
+    device_map: str | None = None
+    force: bool = option(False, "Replace an earlier conversion in the output.", panel=OUTPUT, identity=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """The options of `headscope demo`."""
+
+    out: Path = option(Path("demo"), "Directory for the results.", metavar="DIR", written=True)
+    force: bool = option(False, "Replace an earlier demonstration.", identity=False)

@@ -1,0 +1,1 @@
+"""What the commands of `headscope prune` can be told; imports no torch."""

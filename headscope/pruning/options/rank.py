@@ -1,0 +1,118 @@
+"""The options of `headscope prune rank`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from headscope.config.inputs import DATA
+from headscope.config.option import option
+from headscope.errors import ConfigError, check_one_given
+from headscope.files.reading import is_file
+from headscope.pruning.options.refit import DAMPING, RefitOptions
+from headscope.pruning.options.shared import COMPENSATION, HEADS, SelectionConfig
+
+End = Literal["lowest", "highest"]
+"""Which end of a ranking stays."""
+Allocation = Literal["global", "per-layer", "uniform", "measured"]
+"""How many heads each layer keeps."""
+ALLOCATE = (
+    "How many heads each layer keeps: as all scores say, the same share, the same number (in whole groups: what "
+    "programs that serve models can hold, prune remove --export native), or as the loss says that is measured once "
+    "what is left is refitted (prune remove --compensate; slow)."
+)
+SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankConfig(SelectionConfig):
+    """What heads are ranked by, how many stay, and what follows."""
+
+    by: str = option(
+        help="{directed}; with --keep-lowest or --keep-highest {undirected}; with --from any column of its heads.csv; "
+        "or a CSV file with site,layer,head and scores.",
+        metavar="NAME|FILE.csv",
+        panel=HEADS,
+    )
+    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS)
+    fraction: float | None = option(None, "Share of the heads that stays.", metavar="F", panel=HEADS)
+    run: Path | None = option(
+        None, "Read heads.csv of this run instead of measuring.", name="from", metavar="RUN", panel=HEADS
+    )
+    column: str | None = option(None, "Column of --by FILE.csv.", metavar="NAME", panel=HEADS)
+    keep_lowest: bool = option(
+        False, "Heads with low values stay; default: as is agreed for --by, which is printed.", panel=HEADS
+    )
+    keep_highest: bool = option(False, "Heads with high values stay.", panel=HEADS)
+    steps: int = option(1, "Take heads out in N steps, and score anew before each.", panel=HEADS)
+    per_layer: bool = option(False, "Short for --allocate per-layer.", panel=HEADS)
+    uniform: bool = option(False, "Short for --allocate uniform.", panel=HEADS)
+    allocate: Allocation = option("global", ALLOCATE, panel=HEADS)
+    compensate: str = option(
+        "none",
+        "Then refit what is left of the output projections on the text that heads were scored on, before any tuning, "
+        "in closed form.",
+        metavar="none|mean|least-squares",
+        panel=COMPENSATION,
+    )
+    sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
+    damping: float = option(
+        DAMPING, "Ridge of criteria and allocations that refit, a share of the mean second moment.", panel=HEADS
+    )
+    score_sentences: int = option(500, "Lines of --source to score on.", panel=DATA, minimum=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
+        check_one_given(
+            {"--keep N, the heads that stay": self.keep, "--fraction F, the share that stays": self.fraction}
+        )
+        if self.fraction is not None and not 0 <= self.fraction <= 1:
+            raise ConfigError(f"--fraction {self.fraction:g}: the share that stays is from 0 to 1")
+        if self.steps < 1 or self.tune_updates < 0:
+            raise ConfigError(f"--steps {self.steps} --tune-updates {self.tune_updates}: at least 1, and at least 0")
+        if self.column is not None and not self.is_file:
+            raise ConfigError("--column is for --by FILE.csv")
+        if self.run is not None and self.is_file:
+            raise ConfigError("--from RUN and --by FILE.csv both say where scores are; give one of them")
+        if self.steps > 1 and (self.is_file or self.run is not None):
+            raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
+        for name in ("per-layer", "uniform"):
+            others = {self.allocate, *(["uniform"] if self.uniform else [])} - {"global", name}
+            if getattr(self, name.replace("-", "_")) and others:
+                raise ConfigError(f"--{name} is --allocate {name}, which is {others.pop()} here; give one of them")
+        if self.allocate == "measured" and (self.source is None or self.steps > 1):
+            raise ConfigError("--allocate measured measures on text, in one step: give --source FILE, and no --steps")
+        _ = self.refit
+        if self.compensate != "none" and self.source is None:
+            raise ConfigError(f"--compensate {self.compensate} measures contexts on text: give --source FILE")
+        if self.tune_updates and not self.has_text:
+            raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
+
+    @property
+    def refit(self) -> RefitOptions:
+        """How output projections are refitted."""
+        return RefitOptions(method=self.compensate, damping=self.damping, sequential=self.sequential)
+
+    @property
+    def allocation(self) -> str:
+        """How many heads each layer keeps."""
+        return "per-layer" if self.per_layer else "uniform" if self.uniform else self.allocate
+
+    @property
+    def end(self) -> End | None:
+        """Which end the user wants to stay."""
+        return given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
+
+    @property
+    def is_file(self) -> bool:
+        """Whether `by` is a file."""
+        return self.by.endswith(".csv") or is_file(self.by)
+
+
+def given_end(*, keep_lowest: bool, keep_highest: bool) -> End | None:
+    """Which end the user wants to stay, None where they do not say; ConfigError for both."""
+    if keep_lowest and keep_highest:
+        raise ConfigError("--keep-lowest and --keep-highest: heads of one end stay; give one of them")
+    return "lowest" if keep_lowest else "highest" if keep_highest else None

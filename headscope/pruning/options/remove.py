@@ -1,0 +1,145 @@
+"""The options of `headscope prune remove`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
+from headscope.config.option import check_options, flag, option
+from headscope.config.small import HubOptions
+from headscope.errors import ConfigError, check_one_given
+from headscope.pruning.options.rank import SEQUENTIAL
+from headscope.pruning.options.refit import DAMPING, CalibrationOptions, check_texts
+from headscope.pruning.options.shared import COMPENSATION, HEADS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveConfig(HubOptions, ValidatedTextFiles, CheckpointOptions):
+    """The options of `headscope prune remove`.
+
+    `heads` go, or all but `keep_only`, or all stay and key/value heads are merged (see `plan_merge`). `export` holds at
+    most one kind of folder, and files for engines besides.
+    """
+
+    device_map: str | None = None
+    out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
+    heads: str | None = option(
+        None, "Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.", metavar="LIST", panel=HEADS
+    )
+    keep_only: str | None = option(
+        None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS
+    )
+    merge_kv: int | None = option(
+        None,
+        "Instead: all heads stay, and the key/value heads of every layer become N, each the mean of several, for a "
+        "smaller cache (--export native, the default here, is a plain class).",
+        metavar="N",
+        panel=HEADS,
+    )
+    merge_by: Path | None = option(
+        None,
+        "Merge those that are neighbours by these scores of heads; default: those that stand side by side.",
+        metavar="FILE.csv|RUN",
+        panel=HEADS,
+    )
+    column: str | None = option(None, "Column of --merge-by.", metavar="NAME", panel=HEADS)
+    export: tuple[str, ...] = option(
+        (),
+        "Hugging Face: self-contained (default), native or masked; other formats: their own, or masked. Add gguf "
+        "(llama.cpp), ctranslate2 or onnx for files besides: native,gguf. What most programs can serve is native: "
+        "choose heads with prune rank --allocate uniform, or fill up with --pad.",
+        metavar="KIND",
+        panel=OUTPUT,
+    )
+    pad: bool = option(
+        False,
+        "Fill every layer up with heads of zeros to as many as the layer that keeps most, so that a plain class holds "
+        "it (--export native); saves less, takes any heads.",
+        panel=OUTPUT,
+    )
+    quantize: str = option("none", "For gguf: store matrices in 8 bits.", metavar="none|q8_0", panel=OUTPUT)
+    source: Path | None = option(
+        None,
+        "Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
+        metavar="FILE",
+        panel=DATA,
+    )
+    max_sentences: int = option(32, "Lines to compare on.", panel=DATA, minimum=1)
+    batch: int = option(
+        64, "Sentences in the large batch that is timed.", panel=MODEL, minimum=1, maximum=4096, identity=False
+    )
+    rounds: int = option(
+        5, "Runs of each model that are timed; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
+    )
+    compensate: str = option(
+        "none",
+        "Refit what is left of the output projections on --source, in closed form: least-squares refits weights and "
+        "bias, mean moves the mean of removed heads into the bias.",
+        metavar="none|mean|least-squares",
+        panel=COMPENSATION,
+    )
+    calibration_sentences: int = option(
+        1000, "Sentences of --source to refit on.", metavar="N", panel=COMPENSATION, minimum=1
+    )
+    damping: float = option(DAMPING, "Ridge of least-squares, a share of the mean second moment.", panel=COMPENSATION)
+    sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
+    objective: str = option(
+        "",
+        "What a compensation is measured by: {objectives}; default: what fits the model.",
+        metavar="NAME",
+        panel=DATA,
+    )
+    valid_source: Path | None = option(
+        None,
+        "Text to measure intact, pruned and refitted model on; default: the last fifth of --source, which is then not "
+        "refitted on.",
+        metavar="FILE",
+        panel=DATA,
+    )
+    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_texts(self.calibration, has_text=self.has_text, has_valid=self.valid_text is not None)
+        measured = self.compensate != "none" or self.valid_text is not None
+        for name in ("source2", "pairs", "labels", "objective"):
+            if getattr(self, name) and not measured:
+                raise ConfigError(f"{flag(name)} is of text that is measured on; give --compensate or --valid-source")
+        check_one_given(
+            {
+                "--heads LIST, the heads that go": self.heads,
+                "--keep-only LIST, those that stay": self.keep_only,
+                "--merge-kv N, the key/value heads that stay": self.merge_kv,
+            }
+        )
+        self._check_merge()
+
+    def _check_merge(self) -> None:
+        """ConfigError for options that do not go with a merge, or only with one."""
+        if self.merge_kv is not None:
+            check_merge(pad=self.pad, compensate=self.compensate)
+        elif self.merge_by is not None:
+            raise ConfigError("--merge-by says which key/value heads --merge-kv N merges; give that too")
+        if self.column is not None and self.merge_by is None:
+            raise ConfigError("--column says which column of --merge-by FILE.csv holds scores; give that too")
+
+    @property
+    def calibration(self) -> CalibrationOptions:
+        """How the removal is compensated: after a merge always module after module, as all contexts are others."""
+        merges = self.merge_kv is not None and self.compensate == "least-squares"
+        return CalibrationOptions(
+            compensate=self.compensate,
+            damping=self.damping,
+            sentences=self.calibration_sentences,
+            sequential=self.sequential or merges,
+            objective=self.objective,
+        )
+
+
+def check_merge(*, pad: bool, compensate: str) -> None:
+    """ConfigError for options of a removal that do not go with a merge."""
+    if pad:
+        raise ConfigError("--pad is for removed heads; with --merge-kv every layer has the same number anyhow")
+    if compensate == "mean":
+        raise ConfigError("--compensate mean is for removed heads; with --merge-kv choose least-squares or none")

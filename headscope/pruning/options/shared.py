@@ -1,0 +1,76 @@
+"""Options that several commands of `headscope prune` share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from headscope.bounds import SEED, WHOLE
+from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
+from headscope.config.option import check_options, option, plain_options
+
+HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
+Freeze = Literal["none", "encoder", "decoder", "model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningOptions(ValidatedTextFiles, CheckpointOptions):
+    """The options that `prune l0`, `subset`, `rank` and `sweep` share."""
+
+    out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
+    objective: str = option(
+        "", "What heads are judged by: {objectives}; default: what fits the model.", metavar="NAME", panel=DATA
+    )
+    max_sentences: int | None = option(None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE)
+    valid_sentences: int = option(1000, "Lines to measure on.", panel=DATA, minimum=1)
+    max_length: int | None = option(None, "Subwords a side may have; longer sentences are cut.", panel=DATA, minimum=2)
+    sites: tuple[str, ...] = option(
+        (),
+        "Where heads may go: encoder-self,decoder-self,cross; default: everywhere.",
+        metavar="LIST",
+        panel=HEADS,
+    )
+    protect: str | None = option(
+        None, "Heads that stay: encoder-self.0.*,cross.2.1, or a file.", metavar="LIST", panel=HEADS
+    )
+    tune_updates: int = option(
+        0, "Updates that follow, with the heads that go closed for good.", panel=LEARNING, minimum=0
+    )
+    freeze: Freeze | None = option(
+        None,
+        "What does not learn; default: the decoder where only encoder-self is gated (Voita et al. 2019), else nothing. "
+        "model: the gates alone learn.",
+        panel=LEARNING,
+    )
+    lr: float | None = option(
+        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", panel=LEARNING
+    )
+    schedule: Literal["constant", "linear"] = option("constant", "linear: to 0 at the end.", panel=LEARNING)
+    warmup: int = option(0, "Updates in which the rates rise.", panel=LEARNING)
+    label_smoothing: float | None = option(
+        None, "Label smoothing; default: 0.1 for translation, else 0.", panel=LEARNING
+    )
+    clip: float = option(1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING)
+    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
+    seed: int = option(1, "Seed of gates, noise, dropout and data order.", panel=LEARNING, minimum=0, maximum=SEED)
+    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+
+    def settings(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return plain_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionConfig(PruningOptions):
+    """The options of every command that chooses heads once."""
+
+    remove: bool = option(
+        False, "Go on and cut the heads out, into DIR/pruned (prune remove).", panel=OUTPUT, identity=False
+    )
+    export: tuple[str, ...] = option(
+        (), "For --remove: as prune remove has it.", metavar="KIND", panel=OUTPUT, identity=False
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)

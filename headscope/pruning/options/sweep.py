@@ -1,0 +1,169 @@
+"""The options of `headscope prune sweep`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from headscope.bounds import BEAM, RESAMPLES, SEED
+from headscope.config.evaluate import SEARCH
+from headscope.config.inputs import DATA, MODEL, OUTPUT
+from headscope.config.option import check_options, option
+from headscope.errors import ConfigError
+from headscope.evaluation.margin import Margin
+from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
+from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.shared import COMPENSATION, HEADS, LEARNING, PruningOptions
+
+MEASURING = "Measuring"
+LEARNT = ("l0", "subset")
+MARGIN = "1%"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepConfig(PruningOptions):
+    """The options of `headscope prune sweep`; those that it shares with `prune l0`, `subset` and `rank` are theirs."""
+
+    device_map: str | None = None
+    methods: tuple[str, ...] = option(
+        ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp"),
+        "l0, subset, {directed}; with :lowest or :highest, for the heads that stay, {undirected}.",
+        metavar="LIST",
+        panel=HEADS,
+    )
+    keep: tuple[int, ...] = option((), "Sizes: heads that stay, of those sites.", metavar="N,N,…", panel=HEADS)
+    fractions: tuple[float, ...] = option((), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS)
+    lambdas: tuple[float, ...] = option(
+        (),
+        "l0: these prices of an open head, instead of searching for --keep.",
+        name="lambda",
+        metavar="L,L,…",
+        panel=HEADS,
+    )
+    strength_as: Literal["paper", "code"] = option("paper", "As prune l0 has it.", name="lambda-as", panel=HEADS)
+    start: Literal["glorot", "open"] = option("glorot", "As prune l0 has it.", panel=HEADS)
+    allocate: Allocation = option("global", ALLOCATE, panel=HEADS)
+    compensate: str = option(
+        "none",
+        "Where a ranking took heads out, refit what is left of the output projections on the text that heads were "
+        "scored on, before any tuning, in closed form.",
+        metavar="none|mean|least-squares",
+        panel=COMPENSATION,
+    )
+    sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
+    seeds: int = option(
+        3, "Seeds of what is learnt or drawn; other rankings run once.", panel=HEADS, minimum=1, maximum=1000
+    )
+    seed: int = option(1, "The first of them, and that of the bootstrap.", panel=HEADS, minimum=0, maximum=SEED)
+    score_sentences: int = option(500, "Lines of --source to rank on.", panel=DATA, minimum=1)
+    updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1)
+    gate_lr: float | None = option(None, "Adam's rate for the gates; default: 0.1 (l0), 0.2 (subset).", panel=LEARNING)
+    from_scratch: bool = option(
+        False, "Also train what l0 and subset leave from scratch, as a control.", panel=LEARNING
+    )
+    recipe: Path | None = option(
+        None,
+        "How: a run of `headscope train` or a file of its options; default: the run CKPT lies in.",
+        metavar="RUN|FILE.toml",
+        panel=LEARNING,
+    )
+    metric: str = option("", "{metrics}; default: what fits the model.", metavar="NAME", panel=MEASURING)
+    functions: Path | None = option(
+        None,
+        "A run of `analyze` of CKPT: count the functions of survivors.",
+        metavar="RUN",
+        panel=MEASURING,
+        identity=False,
+    )
+    text: Literal["raw", "tokenised-lowercase"] = option("raw", "What BLEU compares, as in evaluate.", panel=MEASURING)
+    beam: int | None = option(None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM)
+    hiding: Literal["each", "random"] = option("each", "Encoders alone: as in evaluate.", panel=MEASURING)
+    bootstrap: int = option(
+        1000, "Resamples of intervals and paired tests.", panel=MEASURING, minimum=2, maximum=RESAMPLES, identity=False
+    )
+    margin: str | None = option(
+        None,
+        "Loss against the unpruned model that counts as none: in the metric's unit, or a percentage of its value; "
+        "default: 1%.",
+        metavar="X|X%",
+        panel=MEASURING,
+        identity=False,
+    )
+    jobs: int = option(1, "Cells to do at once, a process each.", panel=MODEL, minimum=1, maximum=256, identity=False)
+    keep_models: bool = option(False, "Keep the weights of every cell.", panel=OUTPUT, identity=False)
+    force: bool = option(False, "Begin anew, without the cells that DIR holds.", panel=OUTPUT, identity=False)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not self.methods:
+            raise ConfigError("--methods is empty; name some of l0, subset and the criteria of `prune rank`")
+        for name in ("methods", "keep", "fractions", "lambdas"):
+            values = getattr(self, name)
+            if len(set(values)) < len(values):
+                raise ConfigError(f"--{name.replace('lambdas', 'lambda')} holds the same entry twice")
+        _ = self.tolerance
+        _ = self.refit
+        ranks = bool(set(self.methods) - set(LEARNT))
+        if self.allocate != "global" and not ranks:
+            raise ConfigError(f"--allocate {self.allocate} is for rankings; --methods names none")
+        for name, value, needs_text in (
+            ("--compensate", self.compensate, self.compensate != "none"),
+            ("--allocate", self.allocate, self.allocate == "measured"),
+        ):
+            if needs_text and not (ranks and self.has_text):
+                raise ConfigError(f"{name} {value} is for rankings, and needs text: give --source FILE")
+        self._check_sizes()
+        self._check_texts()
+
+    @property
+    def refit(self) -> RefitOptions:
+        """How output projections are refitted where a ranking took heads out."""
+        return RefitOptions(method=self.compensate, sequential=self.sequential)
+
+    @property
+    def allocation(self) -> Allocation:
+        """How scores are ranked: those that were measured say themselves how many heads a layer keeps."""
+        return "global" if self.allocate == "measured" else self.allocate
+
+    @property
+    def tolerance(self) -> Margin:
+        """The margin of verdicts."""
+        return Margin.parse(MARGIN if self.margin is None else self.margin)
+
+    def _check_sizes(self) -> None:
+        for share in self.fractions:
+            if not 0 <= share <= 1:
+                raise ConfigError(f"--fractions {share:g}: the share that stays is from 0 to 1")
+        for strength in self.lambdas:
+            if not 0 <= strength < math.inf:
+                raise ConfigError(f"--lambda {strength:g}: it must not be negative; 0 is no penalty")
+        if self.lambdas and "l0" not in self.methods:
+            raise ConfigError("--lambda is for l0, which --methods does not name")
+        if not (self.keep or self.fractions) and not (self.lambdas and self.methods == ("l0",)):
+            raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --fractions 0.25,0.5")
+        if self.from_scratch and not set(self.methods) & set(LEARNT):
+            raise ConfigError("--from-scratch trains what l0 and subset leave; --methods names neither")
+        if self.recipe is not None and not self.from_scratch:
+            raise ConfigError("--recipe is for --from-scratch; give that too")
+
+    def _check_texts(self) -> None:
+        trains = self.tune_updates or set(self.methods) & set(LEARNT)
+        if trains and not self.has_text:
+            raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
+        if not self.has_text and self.valid_text is None:
+            raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
+        for name, other in (("target", "source"), ("valid_target", "valid_source")):
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise ConfigError(f"--{name.replace('_', '-')} needs --{other.replace('_', '-')}, line by line")
+
+    @property
+    def trains(self) -> bool:
+        """Whether any cell changes weights."""
+        return bool(self.tune_updates or set(self.methods) & set(LEARNT))
+
+    def for_cell(self, folder: Path, seed: int, *, force: bool = True) -> dict[str, Any]:
+        """The options that a config of `prune l0`, `subset` or `rank` shares with this one, for the run of a cell."""
+        shared = {field.name: getattr(self, field.name) for field in fields(PruningOptions)}
+        return {**shared, "out": folder, "seed": seed, "force": force}
