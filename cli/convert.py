@@ -21,6 +21,7 @@ from headscope.cli.options import (
     HubPublic,
     HyperParameters,
     Json,
+    Unverified,
 )
 
 
@@ -36,6 +37,7 @@ def convert(
     quantize: Annotated[
         str, typer.Option(metavar="none|q8_0", help="For gguf: store matrices in 8 bits.", rich_help_panel=OUTPUT)
     ] = "none",
+    unverified: Unverified = False,
     hub_name: HubName = None,
     hub_public: HubPublic = False,
     dtype: Dtype = "auto",
@@ -65,7 +67,9 @@ def convert(
     if to not in allowed:
         raise typer.BadParameter(unknown("format", to, allowed), param_hint="--to")
     model = load(checkpoint, device="cpu", dtype=dtype, format=format, dicts=dicts, hp=hp, bpe=bpe)
-    done = model.convert(out, to=to, quantize=quantize, push_to=hub_name, public=hub_public, force=force)
+    done = model.convert(
+        out, to=to, quantize=quantize, unverified=unverified, push_to=hub_name, public=hub_public, force=force
+    )
     if json:
         console.print_json(
             {

@@ -56,6 +56,14 @@ HubName = Annotated[
 HubPublic = Annotated[
     bool, typer.Option("--hub-public", help="Make a new repository on the hub public.", rich_help_panel=OUTPUT)
 ]
+Unverified = Annotated[
+    bool,
+    typer.Option(
+        "--unverified",
+        help="For gguf, where xllamacpp is not installed to run the file: write also what only a run would prove.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Dicts = Annotated[
     Path | None,
     typer.Option(

@@ -20,6 +20,7 @@ from headscope.cli.options import (
     HubPublic,
     LabelledText,
     RunningOptions,
+    Unverified,
     settings_of,
     takes,
 )
@@ -93,6 +94,7 @@ class Removal:
         str,
         typer.Option(metavar="none|q8_0", help="For gguf: store matrices in 8 bits.", rich_help_panel=OUTPUT),
     ] = "none"
+    unverified: Unverified = False
     hub_name: HubName = None
     hub_public: HubPublic = False
     source: Annotated[

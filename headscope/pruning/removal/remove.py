@@ -70,10 +70,10 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     `heads` go, or all but `keep_only` (of the sites that it names); each is a list or a file. Or all heads stay and
     the key/value heads of every layer become `merge_kv` (see `plan_merge`), those that are neighbours by the scores in
     the file or run `merge_by` (`column` says which), else as they stand. `export` holds at
-    most one kind of folder, and files for engines besides ("gguf", "onnx"), whose matrices `quantize` stores in fewer
-    bits. `pad` fills layers up with heads of zeros, so that a plain class holds them. `source` and `target` are texts
-    to compare and time on (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0
-    measures no times.
+    most one kind of folder, and files for engines besides ("gguf", "onnx"), whose matrices `quantize` stores in
+    fewer bits; with `unverified` also what nothing proves where the engine is not installed. `pad` fills layers up
+    with heads of zeros, so that a plain class holds them. `source` and `target` are texts to compare and time on
+    (default: the shipped sample), of which the first `max_sentences` are read. `rounds` 0 measures no times.
     With `compensate` (see `CalibrationOptions`) the output projections are refitted on the first
     `calibration_sentences` of `source`, and measured on `valid_source`, else on the last fifth, by `objective`.
     The complete folder is pushed to the hub as `hub_name` ("user/name"), private unless `hub_public`.
@@ -88,6 +88,7 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
     export: tuple[str, ...] = ()
     pad: bool = False
     quantize: str = "none"
+    unverified: bool = False
     max_sentences: int = 32
     batch: int = 64
     rounds: int = 5
@@ -150,8 +151,8 @@ class RemoveConfig(ValidatedTextFiles, CheckpointOptions):
 
     @property
     def engine_options(self) -> EngineOptions:
-        """How files for engines store weights."""
-        return EngineOptions(quantize=self.quantize)
+        """How files for engines store weights, and whether they must be proved."""
+        return EngineOptions(quantize=self.quantize, unverified=self.unverified)
 
     def engines(self) -> tuple[EngineExport, ...]:
         """The engines that files are written for; ConfigError where a package is missing."""
