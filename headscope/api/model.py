@@ -327,9 +327,9 @@ class Model(OpenModel):
         ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
         what was written and read again gives other logits; then nothing is left behind.
         """
-        options = EngineOptions(quantize=quantize, unverified=more.pop("unverified", False))
-        inputs = inputs_of(self._companions)
-        return converted(self.checkpoint, Path(folder), to=to, options=options, inputs=inputs, force=force, **more)
+        hub, inputs = dict[str, Any](more), inputs_of(self._companions)
+        options = EngineOptions(quantize=quantize, unverified=hub.pop("unverified", False))
+        return converted(self.checkpoint, Path(folder), to=to, options=options, inputs=inputs, force=force, **hub)
 
 
 class SmallModel(Model):
@@ -389,9 +389,11 @@ class SmallModel(Model):
         OutputError where the folder cannot be used or pushed, ConfigError where the export cannot hold the model,
         CheckpointError where the saved model has other outputs; then nothing is left behind.
         """
-        options = EngineOptions(quantize=quantize, unverified=more.pop("unverified", False))
-        chosen: dict[str, Any] = {"export": export, "onnx": onnx, "options": options, "force": force}
-        return save_shrunk(self._shrunk, folder, companions=self._companions, **chosen, **more)
+        hub, companions = dict[str, Any](more), self._companions
+        options = EngineOptions(quantize=quantize, unverified=hub.pop("unverified", False))
+        return save_shrunk(
+            self._shrunk, folder, companions=companions, export=export, onnx=onnx, options=options, force=force, **hub
+        )
 
 
 def _protocol(tokenised: bool) -> TextMode:
