@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from headscope.cli.help_text import SETTINGS, PlainCommand, PlainGroup
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.errors import ConfigError, HeadscopeError, one_line
 
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
 PATIENCE = timedelta(seconds=10)
@@ -22,10 +22,10 @@ GRACE = 2.0  # seconds
 def described(error: BaseException) -> str | None:
     """The message for an error that the user can fix; None for a bug of headscope."""
     if isinstance(error, HeadscopeError):
-        return _one_line(error)
+        return one_line(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _memory(str(error))):
         return (
-            f"there is not enough memory ({_one_line(error)[:160]}); take a smaller --batch-tokens, --max-length or "
+            f"there is not enough memory ({one_line(error)[:160]}); take a smaller --batch-tokens, --max-length or "
             "model"
         )
     if _peer_is_gone(error):
@@ -61,7 +61,7 @@ def in_one_line() -> Iterator[None]:
             if hint := answer(refused.option_name, command or ""):
                 raise ConfigError(hint) from None
         see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
-        raise ConfigError(f"{_one_line(refused.format_message()).rstrip('.')}{see_help}") from None
+        raise ConfigError(f"{one_line(refused.format_message()).rstrip('.')}{see_help}") from None
 
 
 class ListsOnce(PlainCommand):
@@ -136,10 +136,6 @@ def one_process(context: typer.Context, *, shared: tuple[str, ...]) -> None:
         raise typer.Exit
     group = f"{context.info_name} " if context.parent is not None else ""
     raise ConfigError(f"headscope {group}{name} runs in one process; start it without torchrun")
-
-
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())
 
 
 def _memory(text: str) -> bool:

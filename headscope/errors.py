@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 _OPTIONS_AS_FLAGS: ContextVar[bool] = ContextVar("headscope_options_as_flags", default=False)
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_]?)")
 
 
 @contextmanager
@@ -22,6 +24,11 @@ def options_as_flags() -> Iterator[None]:
 def flags_are_kept() -> bool:
     """Whether errors write options as the command line does."""
     return _OPTIONS_AS_FLAGS.get()
+
+
+def one_line(text: object) -> str:
+    """A message of any program on one line, without the escape codes that colour it in a terminal."""
+    return " ".join(_ESCAPES.sub("", str(text)).split())
 
 
 class HeadscopeError(Exception):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.api.evaluation import TranslateMore, evaluation_of, head_scores_of, translations_of
 from headscope.api.open_model import OpenModel
-from headscope.api.options import AnalyzeMore, EvaluateMore, PathName, PushMore, in_python
+from headscope.api.options import AnalyzeMore, EvaluateMore, FileMore, PathName, in_python
 from headscope.api.progress import Report
 from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_of_study
 from headscope.api.removal import merge_of, save_shrunk, shrunk_copy, sizes_of
@@ -313,7 +313,7 @@ class Model(OpenModel):
 
     @in_python
     def convert(
-        self, folder: PathName, *, to: str, quantize: str = "none", force: bool = False, **hub: Unpack[PushMore]
+        self, folder: PathName, *, to: str, quantize: str = "none", force: bool = False, **more: Unpack[FileMore]
     ) -> Converted:
         """Write the model in another format, or for an engine: what `headscope convert` does.
 
@@ -321,12 +321,13 @@ class Model(OpenModel):
         to: "native" or "huggingface" (fairseq, MHR, story-of-heads and native Transformers), "gguf" (Llama-like models
             of transformers, also with heads removed) or "onnx", or a format of another package.
         quantize: "q8_0" stores the matrices of a GGUF file in 8 bits.
-        hub: `push_to` and `public`, as in `SmallModel.save`.
+        more: `unverified`, `push_to` and `public`, as in `SmallModel.save`.
 
         ConfigError for a model that is of no such format, CheckpointError where the format cannot express it, or where
         what was written and read again gives other logits; then nothing is left behind.
         """
-        options, inputs = EngineOptions(quantize=quantize), inputs_of(self._companions)
+        hub, inputs = dict[str, Any](more), inputs_of(self._companions)
+        options = EngineOptions(quantize=quantize, unverified=hub.pop("unverified", False))
         return converted(self.checkpoint, Path(folder), to=to, options=options, inputs=inputs, force=force, **hub)
 
 
@@ -370,7 +371,7 @@ class SmallModel(Model):
         onnx: bool = False,
         quantize: str = "none",
         force: bool = False,
-        **hub: Unpack[PushMore],
+        **more: Unpack[FileMore],
     ) -> Removed:
         """Write the checkpoint, open what was written, and compare it with the model in memory.
 
@@ -380,15 +381,17 @@ class SmallModel(Model):
             say so. Other models keep their own format. "gguf" besides ("native,gguf") writes `model.gguf` (llama.cpp).
         onnx: write `model.onnx` besides.
         quantize: "q8_0" stores the matrices of `model.gguf` in 8 bits.
-        hub: with `push_to="user/name"` the complete folder is pushed to the model hub, with its card. A new repository
-            is private unless `public` is given; the token is that of `hf auth login`, or HF_TOKEN.
+        more: `unverified` writes `model.gguf` also where llama.cpp is not installed and only a run would prove it. With
+            `push_to="user/name"` the complete folder is pushed to the model hub, with its card. A new repository is
+            private unless `public` is given; the token is that of `hf auth login`, or HF_TOKEN.
 
         OutputError where the folder cannot be used or pushed, ConfigError where the export cannot hold the model,
         CheckpointError where the saved model has other outputs; then nothing is left behind.
         """
-        companions = self._companions
+        hub, companions = dict[str, Any](more), self._companions
+        options = EngineOptions(quantize=quantize, unverified=hub.pop("unverified", False))
         return save_shrunk(
-            self._shrunk, folder, companions=companions, export=export, onnx=onnx, quantize=quantize, force=force, **hub
+            self._shrunk, folder, companions=companions, export=export, onnx=onnx, options=options, force=force, **hub
         )
 
 

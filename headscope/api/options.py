@@ -80,9 +80,13 @@ class AnalyzeMore(AnalysisOptions, total=False):
     analysis_options: Mapping[str, Any]
 
 
-class PushMore(TypedDict, total=False):
-    """Where on the model hub a folder goes, "user/name", and whether a new repository there is public."""
+class FileMore(TypedDict, total=False):
+    """Whether a GGUF file is written that only a run would prove, where llama.cpp is not installed.
 
+    And where on the model hub a folder goes, "user/name", and whether a new repository there is public.
+    """
+
+    unverified: bool
     push_to: str | None
     public: bool
 

@@ -22,7 +22,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.closed_form.calibration import calibration_text
-from headscope.pruning.engines.base import ENGINES
+from headscope.pruning.engines.base import ENGINES, EngineOptions
 from headscope.pruning.options.refit import CalibrationOptions
 from headscope.pruning.options.remove import RemoveConfig, check_merge
 from headscope.pruning.removal.export import as_export
@@ -115,7 +115,7 @@ def save_shrunk(
     companions: Companions,
     export: str | None,
     onnx: bool,
-    quantize: str,
+    options: EngineOptions,
     force: bool,
     push_to: str | None = None,
     public: bool = False,
@@ -130,7 +130,8 @@ def save_shrunk(
         heads=None if merged else ",".join(map(str, done.removal.removed)),
         merge_kv=merged[0] if merged else None,
         export=tuple(dict.fromkeys([*kinds, *engines, *(["onnx"] if onnx else [])])),
-        quantize=quantize,
+        quantize=options.quantize,
+        unverified=options.unverified,
         rounds=0,
         dicts=companions.dicts,
         hp=companions.hp,

@@ -53,6 +53,18 @@ class TranslateConfig(SearchOptions, CheckpointOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineFileOptions:
+    """How files for engines are written."""
+
+    quantize: str = option("none", "For gguf: store matrices in 8 bits.", metavar="none|q8_0", panel=OUTPUT)
+    unverified: bool = option(
+        False,
+        "For gguf, where xllamacpp is not installed to run the file: write also what only a run would prove.",
+        panel=OUTPUT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class HubOptions:
     """Where on the model hub a folder goes."""
 
@@ -67,12 +79,11 @@ class HubOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvertConfig(HubOptions, CheckpointOptions):
+class ConvertConfig(HubOptions, EngineFileOptions, CheckpointOptions):
     """The options of `headscope convert`."""
 
     out: Path = option(help="Directory to write.", metavar="OUT", argument=True, written=True)
     to: str = option(help="native, huggingface, fairseq, gguf (llama.cpp), ctranslate2 or onnx.", panel=OUTPUT)
-    quantize: str = option("none", "For gguf: store matrices in 8 bits.", metavar="none|q8_0", panel=OUTPUT)
     device: str = "cpu"
     device_map: str | None = None
     force: bool = option(False, "Replace an earlier conversion in the output.", panel=OUTPUT, identity=False)

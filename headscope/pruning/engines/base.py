@@ -18,9 +18,13 @@ QUANTIZATIONS = ("none", "q8_0")
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How weights are stored: `quantize` "none" is as the checkpoint stores them. ConfigError for an unknown one."""
+    """How weights are stored: `quantize` "none" is as the checkpoint stores them. ConfigError for an unknown one.
+
+    `unverified`: what nothing proves is written all the same, where no program to run it is installed.
+    """
 
     quantize: str = "none"
+    unverified: bool = False
 
     def __post_init__(self) -> None:
         if self.quantize not in QUANTIZATIONS:
@@ -51,7 +55,8 @@ class EngineFile:
     def proof(self) -> str:
         """One line: the difference and who measured it, or that nobody did."""
         if self.difference is None:
-            return f"{self.file} ({self.sizes}): unverified, no program to run it is installed"
+            why = f"{self.runtime} gave nothing to compare" if self.runtime else "no program to run it is installed"
+            return f"{self.file} ({self.sizes}): unverified, {why}"
         passes = "" if self.limit is None else f" (limit {self.limit:.0e})"
         return f"{self.file} ({self.sizes}): {self.quantity} {self.difference:.1e}{passes}, run by {self.runtime}"
 
@@ -59,7 +64,8 @@ class EngineFile:
 class EngineExport(ABC):
     """One kind of file for one engine.
 
-    `packages` are imported to write it and come with the `extra`; `quantizations` are those that it has.
+    `packages` are imported to write it and come with the `extra`; `quantizations` are those that it has. `runs_later`:
+    it can be written where the program that runs it is not installed.
     """
 
     name: ClassVar[str]
@@ -67,6 +73,7 @@ class EngineExport(ABC):
     extra: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
     quantizations: ClassVar[tuple[str, ...]] = ("none",)
+    runs_later: ClassVar[bool] = False
 
     def require(self, options: EngineOptions) -> None:
         """ConfigError naming the extra where a package is not installed, and for a quantization that it has not."""
@@ -106,6 +113,8 @@ def engines_named(names: Any, options: EngineOptions) -> tuple[EngineExport, ...
         engine.require(options)
     if options.quantize != "none" and not chosen:
         raise ConfigError(f"--quantize {options.quantize} is for exports that have it, such as --export gguf")
+    if options.unverified and not any(engine.runs_later for engine in chosen):
+        raise ConfigError("--unverified is for exports that are written without what runs them: --export gguf")
     return chosen
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from headscope.files.output_checks import Input
 from headscope.formats.base import Checkpoint
 from headscope.formats.card import Card, write_card
 from headscope.formats.convert import CONVERSION, Converted, convert
+from headscope.formats.finite import refuse_overflow
 from headscope.model.discovery import eval_mode
+from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import ENGINES, EngineFile, EngineOptions, engines_named
-from headscope.pruning.removal.model_inputs import texts
+from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.version import VERSION
 
 SENTENCES = 8
@@ -56,7 +59,7 @@ def convert_for_engine(
     """Write `checkpoint`, with the heads that it has, for an engine, and run it there.
 
     ConfigError where the engine cannot hold it or a package is missing, CheckpointError where it computes something
-    else: then nothing is left behind.
+    else, NumericalError where the model computes NaN or infinite numbers: then nothing is left behind.
     """
     (chosen,) = engines_named([engine], options)
     chosen.check(checkpoint)
@@ -64,10 +67,19 @@ def convert_for_engine(
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build, eval_mode(checkpoint.model):
         with build.writing() as temporary:
             data = texts(checkpoint, None, None, sentences=SENTENCES)
+            _require_finite(checkpoint, data)
             written = chosen.write(checkpoint, data, temporary, options)
             write_card(_card(checkpoint, written), temporary)
         build.finish(_record(checkpoint, written))
     return Converted(folder, engine, written.sizes, written.difference, (written.proof, *written.notes))
+
+
+def _require_finite(checkpoint: Checkpoint, data: InputTexts) -> None:
+    """NumericalError naming the layer where a model gives NaN or infinite numbers: no engine can be held against it."""
+    for batch in data.feeds:
+        run = partial(outputs, checkpoint.model, batch)
+        if not is_finite(run(), masked=True):
+            refuse_overflow(checkpoint, run)
 
 
 def _card(checkpoint: Checkpoint, written: EngineFile) -> Card:

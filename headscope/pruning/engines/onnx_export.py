@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, one_line
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.model.interface import through_attend
 
@@ -45,18 +46,25 @@ def exported(
             )
             return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever the exporter may raise at an architecture
-        detail = " ".join(str(error).split())[:200] or type(error).__name__
-        raise CheckpointError(f"this model cannot be exported to ONNX: {detail}") from error
+        raise CheckpointError(f"this model cannot be exported to ONNX: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what began it, which torch wraps in a report of many lines."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in map(one_line, str(error).splitlines()) if line]
+    return (lines or [type(error).__name__])[0][:200]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks."""
+    """Without the exporter's remarks, and without the graphs that torch prints where it fails."""
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
+    level, unread = logger.level, io.StringIO()
     logger.setLevel(logging.ERROR)
     try:
-        with quiet_transformers(), warnings.catch_warnings():
+        with quiet_transformers(), warnings.catch_warnings(), redirect_stdout(unread), redirect_stderr(unread):
             warnings.simplefilter("ignore")
             yield
     finally:

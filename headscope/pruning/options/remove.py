@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
 from headscope.config.option import check_options, flag, option
-from headscope.config.small import HubOptions
+from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import SEQUENTIAL
 from headscope.pruning.options.refit import DAMPING, CalibrationOptions, check_texts
@@ -15,7 +15,7 @@ from headscope.pruning.options.shared import COMPENSATION, HEADS
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoveConfig(HubOptions, ValidatedTextFiles, CheckpointOptions):
+class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, CheckpointOptions):
     """The options of `headscope prune remove`.
 
     `heads` go, or all but `keep_only`, or all stay and key/value heads are merged (see `plan_merge`). `export` holds at
@@ -58,7 +58,6 @@ class RemoveConfig(HubOptions, ValidatedTextFiles, CheckpointOptions):
         "it (--export native); saves less, takes any heads.",
         panel=OUTPUT,
     )
-    quantize: str = option("none", "For gguf: store matrices in 8 bits.", metavar="none|q8_0", panel=OUTPUT)
     source: Path | None = option(
         None,
         "Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",

@@ -64,12 +64,15 @@ def folder_kinds(export: Sequence[str]) -> tuple[str, ...]:
     return kinds
 
 
+def engine_options(config: RemoveConfig) -> EngineOptions:
+    """How files for engines store weights, and whether they must be proved."""
+    return EngineOptions(quantize=config.quantize, unverified=config.unverified)
+
+
 def engines_of(config: RemoveConfig) -> tuple[EngineExport, ...]:
     """The engines that files are written for; ConfigError where there is no such export or a package is missing."""
     folder_kinds(config.export)
-    return engines_named(
-        [name for name in config.export if name in ENGINES.names()], EngineOptions(quantize=config.quantize)
-    )
+    return engines_named([name for name in config.export if name in ENGINES.names()], engine_options(config))
 
 
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removed:
@@ -183,7 +186,7 @@ def write_shrunk(
         files = []
         for engine in engines_of(config):
             progress(f"exporting to {engine.name}")
-            files.append(engine.write(done.checkpoint, done.data, made, EngineOptions(quantize=config.quantize)))
+            files.append(engine.write(done.checkpoint, done.data, made, engine_options(config)))
     times: tuple[Timing, ...] = ()
     if config.rounds and whole is not None:
         progress("timing")

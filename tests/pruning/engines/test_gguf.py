@@ -19,7 +19,8 @@ from headscope.formats.base import open_checkpoint
 from headscope.model.gating import masked
 from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.export import Gguf
-from headscope.pruning.engines.gguf.layers import Decoder, frequency_divisors, interleaved
+from headscope.pruning.engines.gguf.layers import Decoder, interleaved
+from headscope.pruning.engines.gguf.rotary import rotary_of
 from headscope.pruning.engines.gguf.vocabulary import SPLITS, vocabulary_of
 from headscope.pruning.engines.gguf.writer import write_gguf
 from headscope.pruning.options.remove import RemoveConfig
@@ -37,6 +38,7 @@ RAGGED += "decoder-self.2.3,decoder-self.2.4,decoder-self.2.7"
 UNIFORM = "decoder-self.0.0,decoder-self.0.1,decoder-self.1.4,decoder-self.1.5,decoder-self.2.2,decoder-self.2.3"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 64, "rope_theta": 5e5}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 
 
 def removed(path: Path, out: Path, heads: str, *kinds: str, **options: Any) -> Removed:
@@ -57,6 +59,7 @@ def fields(path: Path) -> dict[str, Any]:
         ("llama", RAGGED, {"rope_parameters": LLAMA3, "tie_word_embeddings": False}, "deci", ([4, 0, 4], [2, 0, 4])),
         ("mistral", UNIFORM, {"sliding_window": None}, "llama", (6, 3)),
         ("qwen2", RAGGED, {}, "deci", ([4, 0, 4], [2, 0, 4])),
+        ("llama", "decoder-self.0.*,decoder-self.1.*", {}, "deci", ([1, 0, 8], [1, 0, 4])),
         ("qwen3", RAGGED, {}, "openelm", ([4, 1, 4], [2, 1, 4])),
         ("qwen3", UNIFORM, {"tie_word_embeddings": False}, "qwen3", (6, 3)),
     ],
@@ -191,11 +194,41 @@ def test_weights_keep_the_half_precision_that_they_have(tmp_path: Path) -> None:
     assert {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}["blk.0.attn_q.weight"] == "BF16"
 
 
-def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", "mistral", sliding_window=24)
-    found = removed(path, tmp_path / "small", UNIFORM)
-    assert fields(tmp_path / "small" / "model.gguf")["llama.context_length"] == 24
-    assert any("context of 24 tokens" in line for line in found.engines[0].limits)
+@pytest.mark.parametrize(("window", "quantize"), [(23, "none"), (23, "q8_0"), (7, "none"), (2, "q8_0")])
+def test_a_sliding_window_bounds_the_context(tmp_path: Path, window: int, quantize: str) -> None:
+    """And what llama.cpp is asked: its server reads no prompt as long as its context."""
+    sharp = {"initializer_range": 0.02} if quantize == "q8_0" else {}
+    tokenizer = decoders.byte_level()
+    path = decoders.saved(tmp_path / "whole", "mistral", tokenizer=tokenizer, sliding_window=window, **sharp)
+    found = removed(path, tmp_path / "small", UNIFORM, quantize=quantize)
+    assert fields(tmp_path / "small" / "model.gguf")["llama.context_length"] == window
+    assert any(f"context of {window} tokens" in line for line in found.engines[0].limits)
+    steps = 3 * min(8, window - 1)
+    assert f"at {steps} of {steps} steps" in " ".join(found.engines[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "written", "divided"),
+    [
+        ("llama", {"attention_factor": 0.7}, "yarn", False),
+        ("llama", {"mscale": 1.5, "mscale_all_dim": 0.5}, "yarn", False),
+        ("llama", {"beta_fast": 4.0, "beta_slow": 0.5, "attention_factor": 1.3}, None, True),
+        ("mistral", {"truncate": False}, None, True),
+        ("qwen2", {"beta_slow": 0.1}, None, True),
+        ("qwen3", {"attention_factor": 0.7, "beta_fast": 32.0}, "yarn", False),
+    ],
+)
+def test_all_that_yarn_says_is_in_the_file(
+    tmp_path: Path, kind: str, more: dict[str, Any], written: str | None, divided: bool
+) -> None:
+    """llama.cpp computes the same; bounds that its architectures do not read are divisors of frequencies."""
+    path = decoders.saved(tmp_path / "whole", kind, rope_parameters=YARN | more)
+    done = hs.load(str(path)).convert(tmp_path / "engine", to="gguf")
+    assert done.difference is not None and "24 of 24 steps" in " ".join(done.notes)
+    said = fields(tmp_path / "engine" / "model.gguf")
+    assert said.get(f"{said['general.architecture']}.rope.scaling.type") == written
+    names = {tensor.name for tensor in gguf.GGUFReader(tmp_path / "engine" / "model.gguf").tensors}
+    assert ("rope_freqs.weight" in names) == divided
 
 
 @pytest.mark.parametrize(
@@ -204,6 +237,8 @@ def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
         ("qwen3", {"tie_word_embeddings": False}, RAGGED, r"4 in layer 1 too \(prune rank --uniform.*--pad"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}, RAGGED, "dynamic"),
         ("llama", {"hidden_act": "gelu"}, RAGGED, "hidden_act gelu"),
+        ("qwen3", {"rope_parameters": YARN | {"beta_slow": 0.1}}, UNIFORM, r"no yarn frequencies with beta_slow 0\.1"),
+        ("mistral", {"sliding_window": 1}, UNIFORM, "sliding_window must be 2"),
     ],
 )
 def test_what_llama_cpp_cannot_say_is_refused_with_the_nearest(
@@ -245,13 +280,83 @@ def test_a_file_that_llama_cpp_refuses_is_not_kept(tmp_path: Path, monkeypatch: 
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
-def test_without_llama_cpp_the_card_says_unverified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llama_cpp_what_construction_proves_is_written_as_unverified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(llama_cpp, "PACKAGE", "no_such_package")
-    found = removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
-    assert found.engines[0].difference is None
-    whole = hs.load(str(tmp_path / "whole")).convert(tmp_path / "engine", to="gguf")
+    path = decoders.saved(tmp_path / "whole")
+    whole = hs.load(str(path)).convert(tmp_path / "engine", to="gguf")
     assert whole.difference is None and "unverified" in whole.notes[0]
-    assert "unverified" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"only a run proves llama as architecture deci.*--unverified"):
+        removed(path, tmp_path / "small", RAGGED)
+    found = removed(path, tmp_path / "small", RAGGED, unverified=True)
+    assert found.engines[0].difference is None
+    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    assert "unverified" in card and "only a run of llama.cpp proves llama as architecture deci" in card
+    smaller = hs.load(str(path)).remove(RAGGED)
+    assert smaller.save(tmp_path / "again", export="gguf", unverified=True).engines[0].difference is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "quantize", "unproven"),
+    [
+        ("llama", {"rope_parameters": YARN}, "none", "scaled rotary embeddings"),
+        ("llama", {"rope_parameters": LLAMA3}, "none", "scaled rotary embeddings"),
+        ("qwen2", {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32}, "none", "qwen2 as architecture llama"),
+        ("llama", {"attention_bias": True}, "none", "biases"),
+        ("mistral", {"sliding_window": 17}, "none", "a sliding window"),
+        ("llama", {}, "q8_0", "q8_0 matrices"),
+        ("mistral", {"sliding_window": None}, "none", ""),
+        ("qwen2", {}, "none", ""),
+        ("qwen3", {}, "none", ""),
+    ],
+)
+def test_what_only_a_run_proves_is_named_before_anything_is_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., tuple[int, str, str]],
+    kind: str,
+    options: dict[str, Any],
+    quantize: str,
+    unproven: str,
+) -> None:
+    monkeypatch.setattr(llama_cpp, "PACKAGE", "no_such_package")
+    path = decoders.saved(tmp_path / "whole", kind, **options)
+    asked = ("convert", path, tmp_path / "engine", "--to", "gguf", "--quantize", quantize)
+    status, out, said = command(*asked)
+    if unproven:
+        assert status == 2 and unproven in said and "--unverified" in said and not (tmp_path / "engine").exists()
+        status, out, said = command(*asked, "--unverified")
+    assert status == 0 and "unverified" in out and unproven in out, said
+
+
+def test_unverified_is_for_gguf(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--unverified is for"):
+        run_removal(RemoveConfig(checkpoint="any", out=tmp_path / "small", heads=UNIFORM, unverified=True))
+
+
+def test_a_model_that_overflows_is_refused_in_one_line(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    model = decoders.decoder("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.fill_(3e38)
+    model.save_pretrained(tmp_path / "whole")
+    status, out, said = command("convert", tmp_path / "whole", tmp_path / "engine", "--to", "gguf")
+    assert status == 2 and not out and said.count("\n") == 1
+    assert "NaN or infinite numbers" in said and "layers.1.mlp" in said and not (tmp_path / "engine").exists()
+
+
+def test_a_model_that_overflows_in_llama_cpp_alone_is_refused(tmp_path: Path) -> None:
+    """Matrices in float16 are multiplied in float16 there, in float32 here."""
+    model = decoders.decoder("llama").half()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.fill_(6e4)
+        model.model.layers[1].mlp.down_proj.weight.fill_(6e4)
+    model.save_pretrained(tmp_path / "whole")
+    with pytest.raises(CheckpointError, match=r"llama\.cpp computes NaN .* float32"):
+        hs.load(str(tmp_path / "whole")).convert(tmp_path / "engine", to="gguf")
+    assert not (tmp_path / "engine").exists()
 
 
 def test_without_its_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,10 +373,25 @@ def test_rows_are_interleaved_per_head() -> None:
     assert torch.equal(interleaved(rows, 3), expected)
 
 
-def test_frequency_divisors_are_those_of_transformers() -> None:
-    model = decoders.decoder("llama", rope_parameters=LLAMA3)
-    plain = 1 / 5e5 ** (torch.arange(0, 16, 2) / 16)
-    torch.testing.assert_close(frequency_divisors(LLAMA3, 16), plain / model.model.rotary_emb.inv_freq)
+def test_frequency_divisors_are_those_of_llama3() -> None:
+    """From the wavelengths, as Llama 3.1's paper has it, and not from transformers' frequencies."""
+    wavelengths = 2 * torch.pi * 5e5 ** (torch.arange(0, 16, 2, dtype=torch.float64) / 16)
+    smooth = ((64 / wavelengths - 1) / (4 - 1)).clamp(0, 1)
+    expected = 1 / ((1 - smooth) / 8 + smooth)
+    found = rotary_of(decoders.decoder("llama", rope_parameters=LLAMA3), 16, divides=True)
+    torch.testing.assert_close(found.divisors, expected.float())
+    assert found.factor is None and found.gain == 1 and not found.plain
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.7, 40.0])
+@pytest.mark.parametrize("theta", [1e4, 5e6])
+@pytest.mark.parametrize("trained", [13, 4096])
+def test_yarn_as_it_stands_needs_no_divisors(factor: float, theta: float, trained: int) -> None:
+    """The bounds that llama.cpp takes are those of transformers, and so is what it multiplies by."""
+    rope = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": trained, "rope_theta": theta}
+    found = rotary_of(decoders.decoder("llama", rope_parameters=rope), 16, divides=False)
+    assert (found.kind, found.factor, found.trained, found.unfit) == ("yarn", factor, trained, "")
+    assert found.gain == pytest.approx(1)
 
 
 def test_masked_heads_are_the_reference() -> None:

@@ -12,8 +12,10 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.model.gating import masked
+from headscope.pruning.engines.onnx_export import exported
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from tests.makers import decoders
@@ -132,3 +134,23 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
     assert shapes["past_key_values.0.decoder.key"][1] == 2 and shapes["past_key_values.1.encoder.value"][1] == 3
     assert "past_key_values.0.encoder.key" not in shapes
     assert shapes["input_ids"] == ["batch_size", "decoder_sequence_length"]
+
+
+def test_torchs_report_is_not_printed_and_its_cause_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As gpt-oss is refused, whose experts are multiplied by an operation that ONNX has not."""
+
+    def fails(*_: Any, **__: Any) -> None:
+        print("def forward(self): the whole graph", file=sys.stderr)
+        try:
+            raise ValueError("\n\x1b[96mno function\x1b[0m for this\nand much more")
+        except ValueError as error:
+            raise RuntimeError("\x1b[96mThis is step 3/3\x1b[0m\nNext steps: ...") from error
+
+    monkeypatch.setattr(torch.onnx, "export", fails)
+    module = torch.nn.Module()
+    module.model = decoders.decoder("llama")
+    with pytest.raises(CheckpointError, match=r"exported to ONNX: no function for this$"):
+        exported(module, (), tmp_path / "model.onnx", names=([], []), axes=None)
+    assert capsys.readouterr() == ("", "")

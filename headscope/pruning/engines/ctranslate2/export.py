@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, one_line
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.pruning.engines.base import ENGINES, EngineExport, EngineFile, EngineOptions, refuse_difference
@@ -87,7 +87,7 @@ def _running() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
-        detail = " ".join(str(error).split())[:200]
+        detail = one_line(error)[:200]
         raise CheckpointError(f"CTranslate2 does not run what was written ({detail}); nothing was saved") from error
 
 

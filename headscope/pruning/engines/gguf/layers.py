@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
+from headscope.pruning.engines.gguf.rotary import SCALINGS, Rotary, rotary_of
 
 PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
 FEED_FORWARD = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
-SCALINGS = ("default", "linear", "llama3", "yarn")
+SHORTEST = 2
+"""Tokens of a context that llama.cpp can continue: one is read, one follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,9 @@ class Container:
 
     `ragged`: every layer has its own number of heads. `interleaved`: rotary pairs are neighbours, so rows of W_Q and
     W_K are permuted; `fused`: one matrix [q; k; v]. `norms`: queries and keys are normalised. `biases` that are read.
-    `untied`: an output matrix of its own is read. `factors`: llama3's frequency factors are read. `empty`: a layer may
-    have no heads. `square`: all heads together are as wide as the model.
+    `untied`: an output matrix of its own is read. `factors`: divisors of rotary frequencies are read. `empty`: layers
+    after the first may have no heads (all widths are read of the first). `square`: all heads together are as wide as
+    the model.
     """
 
     name: str
@@ -113,10 +116,9 @@ class Decoder:
         """Whether the output matrix is that of the embeddings."""
         return self.model.lm_head.weight is self.model.model.embed_tokens.weight
 
-    @property
-    def rope(self) -> dict[str, Any]:
-        """Rotary parameters as transformers has them."""
-        return {"rope_type": "default", **self.config.rope_parameters}
+    def rotary(self, container: Container) -> Rotary:
+        """How a file of the container says what the rotary embeddings compute."""
+        return rotary_of(self.model, self.width, divides=container.factors)
 
     @cached_property
     def container(self) -> Container:
@@ -134,7 +136,8 @@ class Decoder:
     def placed(self, container: Container) -> tuple[DecoderLayer, ...]:
         """The layers as the container takes them: with a head of zeros where it needs one."""
         return tuple(
-            layer if container.empty and "attn_output" not in layer.biases else layer.padded for layer in self.layers
+            layer if number and container.empty and "attn_output" not in layer.biases else layer.padded
+            for number, layer in enumerate(self.layers)
         )
 
     def _misfit(self, container: Container) -> str:
@@ -149,8 +152,8 @@ class Decoder:
             return f"reads no bias of {', '.join(extra)}"
         if not container.untied and not self.tied:
             return "reads no output matrix of its own"
-        if self.rope["rope_type"] == "llama3" and not container.factors:
-            return "reads no frequency factors"
+        if unfit := self.rotary(container).unfit:
+            return f"knows no {unfit}"
         return ""
 
     def _nearest(self) -> str:
@@ -171,26 +174,37 @@ def check_family(checkpoint: Checkpoint) -> None:
     if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
         what = f"{type(model).__name__} of type {checkpoint.model_type!r}"
         raise ConfigError(f"--export gguf writes causal language models ({', '.join(FAMILIES)}), and this is {what}")
-    config: Any = model.config
+    for problem in _problems(model, FAMILIES[checkpoint.model_type]):
+        raise ConfigError(f"--export gguf: llama.cpp's architectures for such layers know no {problem}")
+
+
+def _problems(model: Any, containers: tuple[Container, ...]) -> Iterator[str]:
+    """What none of the containers can say of a model, whichever heads it has."""
+    config = model.config
     rope: dict[str, Any] = config.rope_parameters
-    problems = {
-        f"hidden_act {config.hidden_act}": config.hidden_act not in ("silu", "swish"),
-        f"rope_type {rope.get('rope_type')}": rope.get("rope_type", "default") not in SCALINGS,
-        "partial rotary embeddings": rope.get("partial_rotary_factor", 1.0) != 1.0,
-        "another scale of scores than 1/√k": any(
-            abs(layer.self_attn.scaling * layer.self_attn.head_dim**0.5 - 1) > 1e-6 for layer in model.model.layers
-        ),
-    }
-    for problem, present in problems.items():
-        if present:
-            raise ConfigError(f"--export gguf: llama.cpp's architectures for such layers know no {problem}")
+    scalings = [layer.self_attn.scaling * layer.self_attn.head_dim**0.5 for layer in model.model.layers]
+    if config.hidden_act not in ("silu", "swish"):
+        yield f"hidden_act {config.hidden_act}"
+    if any(abs(scaling - 1) > 1e-6 for scaling in scalings):
+        yield "another scale of scores than 1/√k"
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        yield "partial rotary embeddings"
+    if rope.get("rope_type", "default") not in SCALINGS:
+        yield f"rope_type {rope.get('rope_type')}"
+        return
+    divides = any(container.factors for container in containers)
+    if unfit := rotary_of(model, model.model.layers[0].self_attn.head_dim, divides=divides).unfit:
+        yield unfit
+    if (length := context_length(config)) < SHORTEST:
+        yield f"context as short as {length} (a sliding_window must be {SHORTEST} or more)"
 
 
 def context_length(config: Any) -> int:
     """Positions that are exact: not more than a sliding window, which these architectures of llama.cpp do not have."""
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in (getattr(config, "layer_types", None) or ["sliding_attention"])
-    return int(min(config.max_position_embeddings, window if window and slides else config.max_position_embeddings))
+    longest = int(config.max_position_embeddings)
+    return longest if window is None or not slides else min(longest, int(window))
 
 
 def tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
@@ -200,8 +214,8 @@ def tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
     yield "output_norm.weight", model.model.norm.weight.detach()
     if not decoder.tied:
         yield "output.weight", model.lm_head.weight.detach()
-    if decoder.rope["rope_type"] == "llama3":
-        yield "rope_freqs.weight", frequency_divisors(decoder.rope, decoder.width)
+    if len(divisors := decoder.rotary(container).divisors):
+        yield "rope_freqs.weight", divisors
     for number, layer in enumerate(decoder.placed(container)):
         for name, values in _layer_tensors(layer, container):
             yield f"blk.{number}.{name}", values
@@ -211,16 +225,6 @@ def interleaved(rows: Tensor, heads: int) -> Tensor:
     """Rows [h·k …] of `heads` whose rotary pairs are halves apart (i, i + k/2), with pairs as neighbours instead."""
     halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])  # [h 2 k/2 …]
     return halves.transpose(1, 2).reshape(rows.shape)
-
-
-def frequency_divisors(rope: dict[str, Any], width: int) -> Tensor:
-    """What llama3's scaling divides each of the k/2 rotary frequencies by (transformers, modeling_rope_utils)."""
-    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-    wavelengths = 2 * torch.pi * rope["rope_theta"] ** exponents
-    turns = rope["original_max_position_embeddings"] / wavelengths
-    smooth = ((turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])).clamp(0, 1)
-    divisors: Tensor = (1 / ((1 - smooth) / rope["factor"] + smooth)).float()
-    return divisors
 
 
 def _layer_tensors(layer: DecoderLayer, container: Container) -> Iterator[tuple[str, Tensor]]:

@@ -39,7 +39,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The log-probabilities `{id: log p}` after every prompt (none where the server keeps them back), ids by text."""
+    """The log-probabilities `{id: log p}` after every prompt (none where the server keeps them back; NaN where it
+    computes no numbers), and ids by text.
+    """
 
     log_probabilities: list[dict[int, float]]
     ids: list[list[int]]
@@ -64,7 +66,9 @@ def ask(request: Request) -> Answer:
         if not paths[1].is_file():
             raise CheckpointError(f"llama.cpp does not run the GGUF file ({_reason(done.stderr)}); nothing was saved")
         found = json.loads(paths[1].read_text(encoding="utf-8"))
-    return Answer([{int(key): value for key, value in prompt} for prompt in found["prompts"]], found["ids"])
+    nan = float("nan")  # null in JSON
+    prompts = [{int(key): nan if value is None else value for key, value in prompt} for prompt in found["prompts"]]
+    return Answer(prompts, found["ids"])
 
 
 def _reason(said: str) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.pruning.engines.gguf.layers import Decoder, context_length, tensors
+from headscope.pruning.engines.gguf.rotary import ROUNDING, Rotary
 from headscope.pruning.engines.gguf.vocabulary import Vocabulary, added_ends, special_tokens, vocabulary_of
 
 ROW = 32  # numbers of a row that are quantised together
@@ -95,17 +96,20 @@ def _write_sizes(writer: Any, decoder: Decoder) -> None:
         add(decoder.width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(decoder.model.model.embed_tokens.weight.shape[0])
-    rope = decoder.rope
-    writer.add_rope_freq_base(float(rope["rope_theta"]))
-    if rope["rope_type"] in ("linear", "yarn"):
-        import gguf
+    _write_rotary(writer, decoder.rotary(container))
 
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(float(rope["factor"]))
-    if rope["rope_type"] == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(
-            int(rope.get("original_max_position_embeddings") or config.max_position_embeddings)
-        )
+
+def _write_rotary(writer: Any, rotary: Rotary) -> None:
+    import gguf
+
+    writer.add_rope_freq_base(rotary.theta)
+    if rotary.factor is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rotary.kind))
+        writer.add_rope_scaling_factor(rotary.factor)
+    if rotary.trained is not None:
+        writer.add_rope_scaling_orig_ctx_len(rotary.trained)
+    if abs(rotary.gain - 1) > ROUNDING:
+        writer.add_rope_scaling_attn_factors(rotary.gain)
 
 
 def _write_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any) -> None:
