@@ -143,6 +143,8 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     base = model.base_model
     modules = dict(base.named_modules())
     table = table or {}
+    if not isinstance(table, dict):
+        raise ValueError("config.narrowed is no table of sizes")
     for name, shape in table.get("shapes", {}).items():
         owner, _, parameter = name.rpartition(".")
         if owner in modules:

@@ -70,8 +70,9 @@ def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
             continue
         if {key: values.shape for key, values in built.state_dict().items()} == shapes:
             return _filled(cls, config, model, weights)
-    why = "cannot say how wide a head is, so its heads would get wider as they get fewer"
-    if reasons:
+    refused = f" ({reasons[0]})" if reasons else ""
+    why = f"cannot say how wide a head is, so its heads would get wider as they get fewer{refused}"
+    if reasons and any(getattr(model.config, name, None) for name in WIDTHS):
         why = f"does not take {heads} heads and {groups} key/value heads of the width that they have ({reasons[0]})"
     raise ConfigError(f"--export native: a config of type {model.config.model_type!r} {why}; take self-contained")
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from headscope.errors import ConfigError
 from headscope.formats.huggingface.narrowing import narrow
 from headscope.formats.huggingface.removal.head_parts import MASKED_TAKES, HeadParts, Side, head_parts, unknown_part
-from headscope.formats.huggingface.selfcontained import EMPTY
+from headscope.formats.huggingface.removal.kept_heads import check_kept_heads, renumbered
+from headscope.formats.huggingface.selfcontained import EMPTY, is_narrowed
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, base_of, find_attention
 from headscope.model.projections import Slices, has_added_bias, output_axis
@@ -75,6 +76,8 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     `config.narrowed` is what `narrow` needs to build such a model. ConfigError where the rows or columns of a
     head cannot be told.
     """
+    if is_narrowed(model.config):
+        check_kept_heads(model, "this model")
     smaller = copy.deepcopy(model)
     done = narrowing_of(model, removal)
     base, source = base_of(smaller), dict(base_of(model).named_parameters(remove_duplicate=False))
@@ -94,7 +97,7 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     if len(source) > len(dict(base_of(model).named_parameters())):  # layers that are tied (Zamba2)
         whole.tie_weights()
     config: Any = whole.config
-    config.kept_heads = _kept_heads(getattr(config, "kept_heads", None), removal)
+    config.kept_heads = renumbered(config.kept_heads if is_narrowed(config) else None, removal)
     config.narrowed = _merged(getattr(config, "narrowed", None), table)
     return smaller.train(model.training)
 
@@ -369,15 +372,6 @@ def _shared_bias(
     if any(list(kept) != union for kept in layers.values()):
         for name, kept in layers.items():
             done.bias_heads[name] = [union.index(head) for head in kept]
-
-
-def _kept_heads(before: Any, removal: RemovalPlan) -> dict[str, dict[str, list[int]]]:
-    """{site: {layer: numbers}} as the checkpoint counted heads that was pruned first."""
-    numbers: dict[str, dict[str, list[int]]] = {}
-    for (site, layer), kept in removal.kept.items():
-        old = (before or {}).get(site.value, {}).get(str(layer))
-        numbers.setdefault(site.value, {})[str(layer)] = [head if old is None else int(old[head]) for head in kept]
-    return numbers
 
 
 def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[str, Any]:
