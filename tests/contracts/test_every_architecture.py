@@ -163,7 +163,7 @@ def test_parts_beside_the_projections_are_merged_too(name: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["inkling_text", "stablelm-norms", "qwen3-one-group"])
 def test_parts_beside_the_projections_go_twice(name: str, tmp_path: Path) -> None:
-    checkpoint = opened(CATALOGUE[name], tmp_path / "whole")
+    checkpoint: Any = opened(CATALOGUE[name], tmp_path / "whole")
     data = texts(checkpoint, None, None, sentences=1)
     for folder in ("once", "twice"):
         heads = [

@@ -92,7 +92,8 @@ def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError
 
 def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
     """The parts of every (site, layer) of a transformers model, found by one probe with gradients."""
-    tracker = CallTracker(find_attention(model))
+    attention_sites = find_attention(model)
+    tracker = CallTracker(attention_sites)
     found: dict[SiteLayer, HeadParts] = {}
     waiting: list[tuple[SiteLayer, Tensor]] = []
 
@@ -124,6 +125,10 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
         tapped(tap),
     ):
         base_of(model)(**probe_inputs(model))
+    for calls in attention_sites.calls.values():  # of one module: without gradients in some calls (HRM's first cycles)
+        places = [place for site in calls if (place := (site.site, site.layer)) in found]
+        known = next((found[place] for place in places if not found[place].unknown), None)
+        found |= {place: known for place in places if known is not None and found[place].unknown}
     return _with_readers(found)
 
 

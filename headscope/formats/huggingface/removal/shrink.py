@@ -129,9 +129,7 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
         attention_site = calls[0]
         place = (attention_site.site, attention_site.layer)
         if len(removal.kept[place]) < attention_site.heads or place in removal.merged:
-            located = [parts[call.site, call.layer] for call in calls if (call.site, call.layer) in parts]
-            known = next((each for each in located if not each.unknown), located[0] if located else None)
-            cutter.cut(within[identity], attention_site, known)
+            cutter.cut(within[identity], attention_site, parts.get(place))
     _position_biases(cutter.done, modules, within, attention_sites.calls, removal)
     cutter.done.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
     return cutter.done

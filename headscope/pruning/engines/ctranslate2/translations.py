@@ -160,9 +160,9 @@ def _check_choices(
         chosen = [numbers[token] for token in result.hypotheses[0]]
         chosen += [end] if len(chosen) < longest else []
         read = Encoded([numbers[tokens.start], *chosen[:-1]], [False] * len(chosen))
-        sides = [pad_side([each]).to(checkpoint.device) for each in (sentence, read)]
+        source, target = (pad_side([each]).to(checkpoint.device) for each in (sentence, read))
         with torch.no_grad():
-            logits = checkpoint.logits(Batch(torch.arange(1), 0, *sides))[0].double().cpu()  # [t V]
+            logits = checkpoint.logits(Batch(torch.arange(1), 0, source, target))[0].double().cpu()  # [t V]
         largest = max(largest, float(logits.masked_fill(logits.isinf(), 0.0).abs().max()))
         logits[:, never] = -torch.inf
         logits[: restraints.shortest, end] = -torch.inf
