@@ -219,7 +219,7 @@ def why_no_call(config: Any, kind: str) -> str:
     kinds = list(dict.fromkeys(getattr(getattr(config, "text_config", config), "layer_types", None) or ()))
     if kinds and not any("attention" in name and name != "linear_attention" for name in map(str, kinds)):
         return (
-            f"this {kind!r} model has no layer of softmax attention: all its layers are {' or '.join(kinds)} "
+            f"model type {kind!r} has no layer of softmax attention here: all its layers are {' or '.join(kinds)} "
             "(layer_types in its config), so there are no heads to see or gate"
         )
     return (

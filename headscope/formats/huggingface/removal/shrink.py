@@ -347,12 +347,17 @@ def _position_biases(
         if not (changed and biased):
             continue
         if not owners:
-            done.unshared += list(layers)
+            done.unshared += [name for name in layers if _takes_bias(modules[name])]
         elif len(owners) == len(layers):
             for name in owners:
                 done.keep[f"{name}.{BIAS}.weight"] = [(1, torch.tensor(layers[name] or (0,)))]
         else:
             _shared_bias(done, modules, layers, owners[0])
+
+
+def _takes_bias(module: nn.Module) -> bool:
+    """Whether a layer is given the position bias of another one (not in UMT5)."""
+    return "position_bias" in inspect.signature(inspect.unwrap(type(module).forward)).parameters
 
 
 def _shared_bias(
