@@ -297,6 +297,13 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
 
 # What goes wrong.
 
+
+def endless(gates: torch.Tensor) -> torch.Tensor:
+    """Gates of which one of the last row is infinite."""
+    gates.view(-1, gates.shape[-1])[-1, 5] = torch.inf
+    return gates
+
+
 untyped: Any = hs  # the calls below are wrong on purpose, some of them in their types
 WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
     (lambda m: m.analyze("A dog runs."), DataError, "no file 'A dog runs.'; a sentence itself belongs in a list"),
@@ -342,6 +349,29 @@ WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
     (lambda m: m(["a", "b"], target=["c"]), DataError, "different numbers of lines"),
     (lambda m: m.gated({("cross", 9): torch.ones(8)}).__enter__(), ConfigError, r"no layer \('cross', 9\); it has"),
     (lambda m: m.gated({("cross", 1): torch.ones(7)}).__enter__(), ConfigError, "7 gates for cross.1, which has 8"),
+    (
+        lambda m: m.gated({"cross.1.2": float("nan")}).__enter__(),
+        ConfigError,
+        r"the gate of cross.1.2 is nan; .* finite",
+    ),
+    (
+        lambda m: m.gated({("cross", 1): endless(torch.ones(8))}).__enter__(),
+        ConfigError,
+        r"the gate of cross.1.5 is inf",
+    ),
+    (
+        lambda m: m.gated({("cross", 1): endless(torch.ones(3, 8))}).__enter__(),
+        ConfigError,
+        r"gate of cross.1.5 is inf",
+    ),
+    (lambda m: m.gated({"cross.1.2": -1e39}).__enter__(), ConfigError, r"the gate of cross.1.2 is -inf"),
+    (lambda m: m.gated({("cross", 1): 0.5}).__enter__(), ConfigError, r"gates for cross.1 are a tensor of shape \[\]"),
+    (lambda m: m.gated({"cross.1.2": "x"}).__enter__(), ConfigError, r"the gate of 'cross.1.2' is 'x'; give a number"),
+    (
+        lambda m: m.gated({"cross.1.2": [1.0, 0.0]}).__enter__(),
+        ConfigError,
+        r"the gate of 'cross.1.2' is \[1.0, 0.0\]; give a number",
+    ),
     (lambda m: m.gated(7).__enter__(), ConfigError, "a int names no heads"),
     (lambda m: hs.load("no/such/thing/at/all"), CheckpointError, "there is no file or directory"),
     (lambda m: untyped.load(7), ConfigError, "a int cannot be loaded; give a checkpoint's path"),

@@ -44,22 +44,33 @@ def heads_option(heads: Heads | None, layout: Layout) -> str | None:
 def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
     """Gates [h] or [b h] by (site, layer): heads in a list are closed, heads in a mapping get its number.
 
-    ConfigError for heads and layers that the model does not have.
+    ConfigError for heads and layers that the model does not have, and for gates that are no numbers.
     """
     if not isinstance(gates, Mapping):
         return closed(head_ids_of(gates, layout), layout)
     by_layer: dict[tuple[Site, int], Tensor] = {}
     for key, value in gates.items():
         if isinstance(key, tuple):
-            by_layer[_site_layer(key, layout)] = torch.as_tensor(value)
+            by_layer[_site_layer(key, layout)] = _numbers(key, value)
             continue
+        number = _numbers(key, value, single=True)
         for head in head_ids_of(key, layout):
             site_layer = (head.site, head.layer)
             row = by_layer.setdefault(site_layer, torch.ones(layout[site_layer]))
-            by_layer[site_layer] = torch.where(
-                torch.arange(len(row)) == head.head, torch.as_tensor(value, dtype=row.dtype), row
-            )
+            by_layer[site_layer] = torch.where(torch.arange(len(row)) == head.head, number.to(row), row)
     return by_layer
+
+
+def _numbers(key: Any, value: Any, *, single: bool = False) -> Tensor:
+    """Gates as a tensor, `single` of one number; ConfigError where they are none."""
+    try:
+        numbers = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        numbers = torch.empty(0)
+    if not numbers.numel() or (single and (numbers.numel() > 1 or numbers.is_complex())):
+        wanted = "a number" if single else "a number for each head, a tensor [h] or [b h]"
+        raise ConfigError(f"the gate of {key!r} is {' '.join(repr(value).split())[:60]}; give {wanted}")
+    return numbers.reshape(()) if single else numbers
 
 
 def _site_layer(key: tuple[Any, ...], layout: Layout) -> tuple[Site, int]:

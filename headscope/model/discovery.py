@@ -162,10 +162,7 @@ def probe(model: nn.Module) -> AttentionSites:
         with through_attend(model, implementation="eager"):
             expected = _run_probe(model, inputs, kind)
     if not calls:
-        raise CheckpointError(
-            f"model type {kind!r} computes attention, if any, in its own code and never calls the attention "
-            "interface of transformers 5; headscope cannot see or gate its heads"
-        )
+        raise CheckpointError(interface.why_no_call(model.config, kind))
     half = is_half(computing_dtype(model)) or is_quantised(model)
     if not is_finite(expected):
         with eval_mode(model), suppress_warnings(), through_attend(model, implementation="eager"):

@@ -18,6 +18,7 @@ from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, describe_heads
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import find_attention, track_calls
+from headscope.model.storage.stored_weights import computing_dtype
 
 Gates = Mapping[tuple[Site, int], Tensor]
 """Gates of every gated (site, layer): [h], or [b h] for a gate per sentence."""
@@ -50,17 +51,11 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
 
     `gates` maps (site, layer) to [h] or [b h]; layers that are not named are not gated. An iterable of
     heads closes these. Gradients flow into the gates. ConfigError where the size of a gate is not the number
-    of heads.
+    of heads, and for one that is NaN or infinite.
     """
     layout = find_attention(model).layout
     by_layer = gates if isinstance(gates, Mapping) else closed(gates, layout)
-    for (site, layer), gate in by_layer.items():
-        heads = layout.get((site, layer), 0)
-        if gate.shape[-1] != heads:
-            raise ConfigError(
-                f"{gate.shape[-1]} gates for {site}.{layer}, which has {heads} heads; "
-                f"the model has {describe_heads(layout)}"
-            )
+    _check(by_layer, layout, computing_dtype(model))
     with track_calls(model) as tracker:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
@@ -70,3 +65,27 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
 
         with tapped(tap, before_mixing=before_mixing):
             yield
+
+
+def _check(gates: Gates, layout: Layout, dtype: torch.dtype) -> None:
+    """ConfigError for gates of another size than there are heads, and for those that are not finite in `dtype`."""
+    for (site, layer), gate in gates.items():
+        heads = layout.get((site, layer), 0)
+        if gate.ndim not in (1, 2) or gate.is_complex():
+            kind = "complex numbers" if gate.is_complex() else f"a tensor of shape {list(gate.shape)}"
+            raise ConfigError(f"gates for {site}.{layer} are {kind}; give a number for each head [h] or [b h]")
+        if gate.shape[-1] != heads:
+            raise ConfigError(
+                f"{gate.shape[-1]} gates for {site}.{layer}, which has {heads} heads; "
+                f"the model has {describe_heads(layout)}"
+            )
+    finite = [gate.detach().to(dtype).isfinite().all() for gate in gates.values()]
+    if not finite or bool(torch.stack([each.to(finite[0].device) for each in finite]).all()):  # a GPU waits once
+        return
+    (site, layer), gate = next(entry for entry, each in zip(gates.items(), finite, strict=True) if not each)
+    rows = gate.detach().reshape(-1, gate.shape[-1])  # [b h]
+    row, head = (~rows.to(dtype).isfinite()).nonzero()[0].tolist()
+    raise ConfigError(
+        f"the gate of {site}.{layer}.{head} is {float(rows[row, head])}; gates are finite numbers (of "
+        f"{str(dtype).removeprefix('torch.')}): 1 leaves a head as it is, 0 closes it"
+    )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.storage.stored_weights import is_offloaded
@@ -43,6 +45,25 @@ def _require_gradient(module: nn.Module, name: str, flag: bool) -> None:
         parameter = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
         module.register_parameter(name, parameter)
     parameter.requires_grad_(flag and parameter.is_floating_point())
+
+
+class _Unclipped(TorchFunctionMode):
+    """Gives back what is to be clipped as it is, where gradients run through it."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As torch computes it; of a function that clips, its first argument."""
+        clips = getattr(function, "__name__", "") in _CLIPS and args and isinstance(args[0], Tensor)
+        return args[0] if clips and args[0].requires_grad else function(*args, **(kwargs or {}))
+
+
+_CLIPS = frozenset(["clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "hardtanh", "hardtanh_"])
+
+
+def unclipped() -> TorchFunctionMode:
+    """Within the block numbers that have gradients are not clipped: what a clip cuts off would seem to come from
+    nowhere (OLMo's `clip_qkv`). Which weight makes which number stays as it is, the numbers do not.
+    """
+    return _Unclipped()
 
 
 @contextmanager

@@ -214,6 +214,20 @@ def _implementations(model: PreTrainedModel) -> list[tuple[Any, str | None]]:
     return [(config, config._attn_implementation) for config in configs.values()]
 
 
+def why_no_call(config: Any, kind: str) -> str:
+    """Why no call of attention came: the config's `layer_types` are of other kinds, or its code goes another way."""
+    kinds = list(dict.fromkeys(getattr(getattr(config, "text_config", config), "layer_types", None) or ()))
+    if kinds and not any("attention" in name and name != "linear_attention" for name in map(str, kinds)):
+        return (
+            f"model type {kind!r} has no layer of softmax attention here: all its layers are {' or '.join(kinds)} "
+            "(layer_types in its config), so there are no heads to see or gate"
+        )
+    return (
+        f"model type {kind!r} computes attention, if any, in its own code and never calls the attention "
+        "interface of transformers 5; headscope cannot see or gate its heads"
+    )
+
+
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
     """Within the block transformers and what it calls log nothing: it warns of models that lack the implementation."""

@@ -21,7 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
-from headscope.model.gradients import frozen_parameters
+from headscope.model.gradients import frozen_parameters, unclipped
 from headscope.model.interface import through_attend
 from headscope.model.storage.marked_products import marked_module, marked_products
 from headscope.model.storage.stored_weights import StoredWeight, is_plain, readable
@@ -106,6 +106,7 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         marked_products(model),
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
+        unclipped(),
         tapped(tap),
     ):
         base_of(model)(**probe_inputs(model))

@@ -22,6 +22,7 @@ from headscope.model.prefix_cache import resumable_layers
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
+from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.savings import flops
 from tests.contracts.architectures import sharpened
@@ -147,6 +148,34 @@ def assert_reloaded(shrunk: Any, folder: Path, data: InputTexts) -> None:
     assert again.layout == shrunk.layout
     found, expected = (outputs(each.model, data.feeds[0]) for each in (again, shrunk))
     assert verification.max_abs_difference(found, expected) <= LIMIT
+
+
+@pytest.mark.parametrize("name", ["inkling_text", "stablelm-norms", "lfm3"])
+def test_parts_beside_the_projections_are_merged_too(name: str, tmp_path: Path) -> None:
+    """Convolutions of keys (Inkling) and norms of one head each (StableLM) have a mean as projections have."""
+    checkpoint = opened(CATALOGUE[name], tmp_path / "whole")
+    plan, data = plan_merge(checkpoint.attention_sites, 1), texts(checkpoint, None, None, sentences=1)
+    pooled = checkpoint.with_pooled_groups(plan)
+    merged = pooled.without_heads(plan)
+    assert verification.verify(pooled, merged, [], data).difference <= LIMIT
+    assert {place.groups for place in merged.attention_sites.order} == {1}
+
+
+@pytest.mark.parametrize("name", ["inkling_text", "stablelm-norms", "qwen3-one-group"])
+def test_parts_beside_the_projections_go_twice(name: str, tmp_path: Path) -> None:
+    checkpoint: Any = opened(CATALOGUE[name], tmp_path / "whole")
+    data = texts(checkpoint, None, None, sentences=1)
+    for folder in ("once", "twice"):
+        heads = [
+            HeadId(place.site, place.layer, group * (place.heads // place.groups))
+            for place in checkpoint.attention_sites.order
+            for group in range(place.groups)
+        ]
+        shrunk = checkpoint.without_heads(plan_removal(checkpoint.attention_sites, heads))
+        assert verification.verify(checkpoint, shrunk, heads, data).difference <= LIMIT
+        (tmp_path / folder).mkdir()
+        write_checkpoint(shrunk, tmp_path / folder, Companions())
+        checkpoint = open_checkpoint(str(tmp_path / folder), dtype="float64")
 
 
 def test_the_list_is_long_and_knows_all_three_outcomes() -> None:

@@ -313,7 +313,7 @@ def test_sizes_that_the_code_reads_elsewhere_are_narrowed_too(name: str) -> None
 def test_heads_whose_rows_cannot_be_told_are_refused() -> None:
     """BitNet normalises the contexts of all heads together: whoever reads one reads all."""
     checkpoint = causal("bitnet")
-    with pytest.raises(ConfigError, match=r"its output projection .* normalised across heads.* only mask them"):
+    with pytest.raises(ConfigError, match=r"its output projection .*a norm or a mixture over heads.* only mask them"):
         choose_export(None, checkpoint).build(
             checkpoint, plan_removal(checkpoint.attention_sites, group_of_the_first_layer())
         )

@@ -34,6 +34,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.layouts import is_adapter, model_folder, refuse_adapter
 from headscope.formats.huggingface.native_models.conversion import converted
 from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class
+from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name
 from headscope.formats.huggingface.writing import write_folder
 from headscope.formats.probe import Conversion, Probe
@@ -118,10 +119,13 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             model.set_experts_implementation("eager")  # the others' matrix products have no double precision
         check_devices(model, placed.get("device_map"))
         keep_differentiable(model)
+        model = (model if placed else model.to(device)).eval()
+        if is_narrowed(config):
+            check_kept_heads(model, path)
         tokenizer, without = _open_tokenizer(path, options)
         return HuggingFaceCheckpoint(
             path=path,
-            model=(model if placed else model.to(device)).eval(),
+            model=model,
             tokenizer=tokenizer,
             digest=_digest(path),
             without=without,

@@ -47,7 +47,7 @@ class Zeros(Stub):
 
     def forward(self, x: Tensor) -> Tensor:
         """Zeros [… width] for x [… d]."""
-        return x.new_zeros(1).expand(*x.shape[:-1], self.width)
+        return x.new_zeros(*x.shape[:-1], self.width)
 
 
 class BiasOnly(Stub):
@@ -136,13 +136,15 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     `table` names parts as seen from the model without its task head: `shapes` of parameters, `attributes` of
     attention modules, of `configs` that they read, `zeros` and `biases` (projections of layers without heads),
     `empty` (those layers), `bias_heads` and `unshared` (T5), `added_biases` (projections that have a bias, which their
-    class builds without), `selected` (what is read of norms over all heads). Parts that this class lacks are left
-    aside.
+    class builds without), `selected` (what is read of norms over all heads), `lists` (how many modules stay of lists
+    that have one for each head). Parts that this class lacks are left aside.
     ValueError for a table that does not narrow. `empty` is the attention implementation of layers without heads.
     """
     base = model.base_model
     modules = dict(base.named_modules())
     table = table or {}
+    if not isinstance(table, dict):
+        raise ValueError("config.narrowed is no table of sizes")
     for name, shape in table.get("shapes", {}).items():
         owner, _, parameter = name.rpartition(".")
         if owner in modules:
@@ -178,6 +180,9 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     for name in table.get("unshared", []):
         if name in modules:
             _mix_in(modules[name], UnsharedBias)
+    for name, count in table.get("lists", {}).items():
+        if name in modules:
+            _replace(base, name, _first(modules[name], count))
     for name, units in table.get("selected", {}).items():
         if name in modules:
             _select(modules[name], units)
@@ -190,11 +195,22 @@ def _resize(module: Any, name: str, shape: tuple[int, ...]) -> None:
     for new, size in zip(shape, old.shape, strict=True):
         _below(new, size)
     setattr(module, name, nn.Parameter(old.new_empty(shape), requires_grad=old.requires_grad))
-    if name != "weight":
-        return
-    sizes = {nn.Linear: ("out_features", "in_features"), nn.Embedding: ("num_embeddings", "embedding_dim")}
-    for attribute, size in zip(sizes.get(type(module), ("nx", "nf")), shape, strict=True):
-        setattr(module, attribute, size)
+    if name == "weight":
+        for attribute, value in _sizes_of_weight(module, shape).items():
+            setattr(module, attribute, value)
+
+
+def _sizes_of_weight(module: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+    """What a module says of the size of its weight, besides the weight itself; nothing where it says nothing."""
+    if isinstance(module, nn.Linear):
+        return {"out_features": shape[0], "in_features": shape[1]}
+    if isinstance(module, nn.Embedding):
+        return {"num_embeddings": shape[0], "embedding_dim": shape[1]}
+    if isinstance(module, nn.Conv1d) and module.groups == module.out_channels == module.in_channels:
+        return dict.fromkeys(("groups", "out_channels", "in_channels"), shape[0])
+    if type(module) in (nn.LayerNorm, nn.RMSNorm):
+        return {"normalized_shape": shape}
+    return {"nx": shape[0], "nf": shape[1]} if hasattr(module, "nf") and len(shape) == 2 else {}
 
 
 def _set(module: Any, attribute: str, value: Any) -> None:
@@ -212,6 +228,12 @@ def _below(value: Any, maximum: int) -> int:
     if type(value) is not int or not 1 <= value <= maximum:
         raise ValueError(f"config.narrowed holds the size {value!r}; at most {maximum} fits here")
     return value
+
+
+def _first(modules: Any, count: Any) -> nn.ModuleList:
+    if not isinstance(modules, nn.ModuleList):
+        raise ValueError("config.narrowed shortens a part that is no list of modules")
+    return modules[: _below(count, len(modules))]
 
 
 def _replace(base: nn.Module, name: str, part: nn.Module) -> None:

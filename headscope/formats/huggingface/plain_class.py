@@ -71,10 +71,10 @@ def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
         if {key: values.shape for key, values in built.state_dict().items()} == shapes:
             return _filled(cls, config, model, weights)
     refused = f" ({reasons[0]})" if reasons else ""
-    raise ConfigError(
-        f"--export native: a config of type {model.config.model_type!r} cannot say how wide a head is, so its heads "
-        f"would get wider as they get fewer{refused}; take self-contained"
-    )
+    why = f"cannot say how wide a head is, so its heads would get wider as they get fewer{refused}"
+    if reasons and any(getattr(model.config, name, None) for name in WIDTHS):
+        why = f"does not take {heads} heads and {groups} key/value heads of the width that they have ({reasons[0]})"
+    raise ConfigError(f"--export native: a config of type {model.config.model_type!r} {why}; take self-contained")
 
 
 def _candidates(config: Any, name: str, *, heads: int, groups: int, reasons: list[str]) -> Iterator[tuple[Any, Any]]:
@@ -113,6 +113,8 @@ def _filled(cls: Any, config: Any, model: Any, weights: dict[str, Any]) -> Any:
     """A model of the class with the weights, in the type and on the device of the shrunk one."""
     with quiet_transformers():
         built = cls._from_config(config, dtype=model.dtype, attn_implementation=model.config._attn_implementation)
+    if built.config._experts_implementation != model.config._experts_implementation:
+        built.set_experts_implementation(model.config._experts_implementation)  # in double precision an eager one
     built = built.to(model.device)
     built.load_state_dict(weights)
     if getattr(model, "generation_config", None) is not None:

@@ -47,10 +47,11 @@ def is_narrowed(config: Any) -> bool:
 
 @cache
 def narrowed_class(plain: Any) -> Any:
-    """The subclass of a transformers class that is narrowed as its config says."""
+    """The subclass of a transformers class that is narrowed as its config says; `plain_shapes` are those before."""
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         plain.__init__(self, config, *args, **kwargs)
+        self.plain_shapes = {name: tuple(weight.shape) for name, weight in self.base_model.named_parameters()}
         narrow(self, getattr(config, "narrowed", None), empty=EMPTY)
 
     attributes = {"__init__": build, "is_custom_code": classmethod(lambda cls: False), "__module__": __name__}

@@ -73,13 +73,16 @@ def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId
             with through_attend(shrunk.model):
                 difference = max(difference, max_abs_difference(outputs(shrunk.model, batch), wanted))
             own = max(own, max_abs_difference(outputs(shrunk.model, batch), wanted))
-    cached = _cached(checkpoint, shrunk, heads, data.feeds[-1])
+    with _running(checkpoint):
+        cached = _cached(checkpoint, shrunk, heads, data.feeds[-1])
     if max(difference, (cached or 0.0) / 10) > tolerance and _rounds(checkpoint, data.feeds[0]):
         tolerance = TOLERANCE[torch.float32]
     require(difference, tolerance, "the model without these heads")
     if cached is not None:
         require(cached, 10 * tolerance, "the key/value cache of the model without these heads")
-    searched, wanted_search = _searched(shrunk, (), data), _searched(checkpoint, heads, data)
+    with _running(checkpoint):
+        searched = _searched(shrunk, (), data)
+    wanted_search = _searched(checkpoint, heads, data)
     same = sum(text == other for text, other in zip(searched, wanted_search, strict=True))
     sentences = len(data.sources) or sum(len(next(iter(batch.given.values()))) for batch in data.feeds)
     return Verification(data.name, sentences, difference, tolerance, own, cached, same, len(searched))

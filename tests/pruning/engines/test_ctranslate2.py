@@ -22,8 +22,9 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import convert_for_engine
-from headscope.pruning.engines.ctranslate2 import specification
+from headscope.pruning.engines.ctranslate2 import specification, translations
 from headscope.pruning.engines.ctranslate2.export import CTranslate2
+from headscope.pruning.engines.ctranslate2.translators import translator_of
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
@@ -170,11 +171,11 @@ def marian(folder: Path, **sizes: Any) -> Path:
         "decoder_start_token_id": len(subwords) - 1,
         "eos_token_id": 0,
     }
-    config = transformers.MarianConfig(
-        vocab_size=len(subwords), **ids, **sizes,
-        d_model=24, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=20, decoder_ffn_dim=28,
-        encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=80,
-    )  # fmt: skip
+    shape: dict[str, Any] = {
+        "d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 20, "decoder_ffn_dim": 28,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "max_position_embeddings": 80,
+    }  # fmt: skip
+    config = transformers.MarianConfig(vocab_size=len(subwords), **ids, **shape | sizes)
     torch.manual_seed(0)
     model: Any = transformers.MarianMTModel(config)
     with torch.no_grad():
@@ -206,6 +207,52 @@ def test_a_marian_without_some_heads(tmp_path: Path) -> None:
         **tokenizer(text, return_tensors="pt"), num_beams=1, max_new_tokens=9, do_sample=False
     )
     assert found[0].hypotheses[0][:8] == tokenizer.convert_ids_to_tokens(wanted[0, 1:9])
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(4, 2), (2, 6)])
+def test_a_marian_has_one_width_of_heads_for_each_stack(tmp_path: Path, encoder: int, decoder: int) -> None:
+    """Heads of 6 and 12, or of 12 and 4: one width for both would be another model."""
+    path = marian(tmp_path / "whole", encoder_attention_heads=encoder, decoder_attention_heads=decoder)
+    assert converted(open_checkpoint(str(path), device="cpu"), tmp_path / "out") < 1e-4
+
+
+def notes(checkpoint: Checkpoint, out: Path) -> tuple[str, ...]:
+    return convert_for_engine(checkpoint, out, engine="ctranslate2", options=EngineOptions()).notes
+
+
+def test_what_differs_is_told_with_its_reason(tmp_path: Path) -> None:
+    """Random models say padding, which headscope's search never does; a Marian may have settings of its own."""
+    _, greedily, _ = notes(trained_here(), tmp_path / "padding")
+    assert "8 of 8 sentences the same greedily (suppress_sequences=[['<pad>']]; 0 without)" in greedily
+    path = marian(tmp_path / "whole")
+    settings = json.loads((path / "generation_config.json").read_text())
+    (path / "generation_config.json").write_text(json.dumps(settings | {"no_repeat_ngram_size": 2}))
+    _, greedily, _ = notes(open_checkpoint(str(path), device="cpu"), tmp_path / "settings")
+    assert "0 of 8 sentences the same greedily; headscope's search follows no_repeat_ngram_size 2, which" in greedily
+
+
+def test_an_empty_translation_is_one_too(tmp_path: Path) -> None:
+    made: Any = open_checkpoint(str(marian(tmp_path / "whole")), device="cpu")
+    made.model.final_logits_bias[0, 0] = 50.0
+    assert "8 of 8 sentences the same greedily (min_decoding_length=0; 0 without)" in notes(made, tmp_path / "out")[1]
+
+
+def test_what_is_translated_differently_without_a_reason_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translations, "_alike", lambda *_: [])
+    with pytest.raises(CheckpointError, match=r"8 of 8 sentences otherwise .* nothing was saved"):
+        converted(trained_here(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_choice_that_is_not_the_likeliest_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trained_here()
+    restraints = translations.restraints_of(made, translator_of(made).tokens)
+    monkeypatch.setattr(translations, "restraints_of", lambda *_: restraints)
+    monkeypatch.setattr(translations.Restraints, "options", {"suppress_sequences": [["<pad>"], ["i"]]})
+    with pytest.raises(CheckpointError, match=r"logits of its choices are below the largest by"):
+        converted(made, tmp_path / "out")
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,21 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from transformers.pytorch_utils import Conv1D
 
+from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
-from headscope.model.gradients import frozen_parameters
+from headscope.model.gradients import frozen_parameters, unclipped
 from headscope.model.interface import through_attend
 from headscope.model.projections import Slices, columns_of, graph_nodes, hooked_matrices, is_product, weight_of
 
 SiteLayer = tuple[Site, int]
+
+SHARED = "its heads share parts of it: states are normalised or mixed across heads"
+NO_WEIGHT = "it is no plain matrix of weights, such as one that experts choose"
+NO_GRADIENT = "it is computed where no gradient reaches it"
+MASKED_TAKES = "--export masked takes any"
+BETWEEN = "what it reads are not the contexts of the heads: a norm or a mixture over heads stands between"
 
 
 @dataclass(frozen=True)
@@ -32,19 +39,23 @@ class Side:
 
     `rows` of matrices and `entries` of other parameters go with their unit. `selected` are the weights of a norm over
     all units: it needs all of them, so nothing before it can go (`whole`), and what stays is selected behind it.
-    `known` is False where the parts of the units overlap.
+    `own` are parameters of one unit alone, by unit: modules in a list that has one for each (StableLM's norms).
+    `why` says what is in the way where the parts of the units cannot be told.
     """
 
     rows: tuple[Slices, ...] = ()
     entries: tuple[Slices, ...] = ()
     selected: Slices | None = None
     whole: tuple[Tensor, ...] = ()
-    known: bool = True
+    own: tuple[tuple[Tensor, ...], ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class HeadParts:
     """The parts of one (site, layer). `output` are the columns of W_O; None where what it reads mixes heads.
+
+    `bias` makes the position bias of scores from the layer's input (Inkling), one of its own for each head.
 
     A group can only go where nobody else needs its keys and values: `readers` are other layers that compute with them
     too (Gemma 3n), and `makes_mask` says that the mask of other heads is made of them (Doge).
@@ -54,20 +65,35 @@ class HeadParts:
     key: Side
     value: Side
     gate: Side = Side()
+    bias: Side = Side()
     output: Slices | None = None
     readers: tuple[SiteLayer, ...] = ()
     makes_mask: bool = False
 
     @property
-    def unknown(self) -> str:
-        """The name of the first part that cannot be told; "" where all can."""
+    def unknown(self) -> tuple[str, str] | None:
+        """The name of the first part that cannot be told, and what is in the way; None where all can."""
         sides = {"query": self.query, "key": self.key, "value": self.value, "gate": self.gate}
-        return next((name for name, side in sides.items() if not side.known), "" if self.output else "output")
+        sides["position bias"] = self.bias
+        unknown = next(((name, side.why) for name, side in sides.items() if side.why), None)
+        return unknown or (None if self.output else ("output", BETWEEN))
+
+
+def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError:
+    """The error of a layer whose heads have parts that cannot be told, with what is in the way."""
+    part, why = (parts.unknown if parts is not None else None) or ("output", BETWEEN)
+    masks = parts is not None and parts.output is not None
+    works = MASKED_TAKES if masks else "headscope can only mask them (evaluate --mask)"
+    return ConfigError(
+        f"heads of {site}.{layer} cannot be removed: which part of its {part} projection belongs to which head "
+        f"cannot be told ({why}); {works}"
+    )
 
 
 def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
     """The parts of every (site, layer) of a transformers model, found by one probe with gradients."""
-    tracker = CallTracker(find_attention(model))
+    attention_sites = find_attention(model)
+    tracker = CallTracker(attention_sites)
     found: dict[SiteLayer, HeadParts] = {}
     waiting: list[tuple[SiteLayer, Tensor]] = []
 
@@ -77,7 +103,7 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
             site_layer = (attention_site.site, attention_site.layer)
             query, key, value = (_side(states) for states in (call.query, call.key, call.value))
             makes_mask = any(_reaches(states, call.mask) for states in (call.key, call.value))
-            found[site_layer] = HeadParts(query, key, value, makes_mask=makes_mask)
+            found[site_layer] = HeadParts(query, key, value, bias=_position_bias(call), makes_mask=makes_mask)
             waiting[:] = [(site_layer, context)]
 
     def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -95,33 +121,78 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
         hooked_matrices(model, receive),
         frozen_parameters(model, trainable=True),
         torch.enable_grad(),
+        unclipped(),
         tapped(tap),
     ):
         base_of(model)(**probe_inputs(model))
+    for calls in attention_sites.calls.values():  # of one module: without gradients in some calls (HRM's first cycles)
+        places = [place for site in calls if (place := (site.site, site.layer)) in found]
+        known = next((found[place] for place in places if not found[place].unknown), None)
+        found |= {place: known for place in places if known is not None and found[place].unknown}
     return _with_readers(found)
 
 
 def _side(states: Tensor) -> Side:
     """The parts of states [1 h t k]."""
     if states.grad_fn is None:
-        return Side(known=False)
+        return Side(why=NO_GRADIENT)
     units = list(states[0])
     products, leaves = _sources(states.grad_fn)
     rows, others = [], []
     for product in products:
         source = weight_of(product)
         if source is None:
-            return Side(known=False)
+            return Side(why=NO_WEIGHT)
         # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
         slices = _units(units, GradientEdge(product, 0), *source)
         rows += [] if slices is None else [slices]
         others += [source[0]] if slices is None else []
     entries = tuple(slices for leaf in leaves if (slices := _units(units, leaf, leaf, 0)) is not None)
     if rows:
-        return Side(rows=tuple(rows), entries=entries)
+        return Side(rows=tuple(rows), entries=entries, own=_own(units, leaves))
     if len(entries) == 1 and entries[0].weight.ndim == 1 and others:
         return Side(selected=entries[0], whole=tuple(others))
-    return Side(known=False)
+    return Side(why=SHARED)
+
+
+def _own(units: list[Tensor], leaves: list[Tensor]) -> tuple[tuple[Tensor, ...], ...]:
+    """The parameters that reach one unit and no other, by unit; nothing where there are none, or a single unit."""
+    if len(units) == 1 or not leaves:
+        return ()
+    noise = torch.Generator().manual_seed(0)
+    pushed = [(unit * torch.randn(unit.shape, generator=noise).to(unit)).sum() for unit in units]
+    reached = [torch.autograd.grad(push, leaves, retain_graph=True, allow_unused=True) for push in pushed]
+    readers = [[bool(found is not None and found.any()) for found in of_leaf] for of_leaf in zip(*reached, strict=True)]
+    own = tuple(
+        tuple(leaf for leaf, reads in zip(leaves, readers, strict=True) if reads[unit] and sum(reads) == 1)
+        for unit in range(len(units))
+    )
+    return own if any(own) else ()
+
+
+def _position_bias(call: AttentionCall) -> Side:
+    """The rows of a module's own matrices that make each head's position bias [b h t s]; none where a table is (T5).
+
+    A bank of profiles, which all heads share, may stand between the bias and those rows.
+    """
+    bias, own = call.options.position_bias, {id(parameter) for parameter in call.module.parameters()}
+    if bias is None or bias.grad_fn is None:
+        return Side()
+    rows: list[Slices] = []
+    products: list[Any] = []
+
+    def stop(node: Any) -> bool:
+        source = weight_of(node) if is_product(node) else None
+        if source is None or id(source[0]) not in own:
+            return is_product(node)
+        products.append(node)
+        slices = _units(list(bias[0]), GradientEdge(node, 0), *source)
+        rows.extend([] if slices is None else [slices])
+        return slices is not None
+
+    for _ in graph_nodes(bias.grad_fn, stop=stop):
+        pass
+    return Side(rows=tuple(rows), why="" if rows or not products else SHARED)
 
 
 def _reaches(states: Tensor, mask: Tensor | None) -> bool:
@@ -169,7 +240,7 @@ def _gate(context: Tensor, x: Tensor) -> Side | None:
     branch = _beside(x.grad_fn, context.grad_fn)
     width = context.shape[3]
     heads = [x[..., head * width : (head + 1) * width] for head in range(context.shape[1])]
-    return Side(known=False) if branch is None else _gate_side(heads, branch)
+    return Side(why=NO_WEIGHT) if branch is None else _gate_side(heads, branch)
 
 
 def _gate_side(heads: list[Tensor], branch: Any) -> Side:
@@ -179,7 +250,7 @@ def _gate_side(heads: list[Tensor], branch: Any) -> Side:
         for product in products
     ]
     rows = tuple(slices for slices in found if slices is not None)
-    return Side(rows=rows, known=len(rows) == len(found) == 1)
+    return Side(rows=rows, why="" if len(rows) == len(found) == 1 else SHARED)
 
 
 def _beside(node: Any, context: Any) -> Any:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.formats.huggingface.removal.head_parts import HeadParts, head_parts
-from headscope.formats.huggingface.removal.shrink import GROUPS, SHARING, unknown_part
+from headscope.formats.huggingface.removal.head_parts import HeadParts, head_parts, unknown_part
+from headscope.formats.huggingface.removal.shrink import GROUPS, SHARING
 from headscope.heads import Site
 from headscope.model.discovery import attention_kind, find_attention
 from headscope.model.projections import output_axis
@@ -29,7 +29,7 @@ def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
     for (site, layer), sets in plan.merged.items():
         of_layer = parts.get((site, layer))
         if of_layer is None or of_layer.unknown:
-            raise unknown_part(of_layer.unknown if of_layer else "query", site, layer)
+            raise unknown_part(of_layer, site, layer)
         _check(of_layer, plan, (site, layer))
         for slices in (part for side in (of_layer.key, of_layer.value) for part in (*side.rows, *side.entries)):
             name = names[id(slices.weight)]
@@ -41,6 +41,10 @@ def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
                 _pool(pooled.get_parameter(name), slices.axis, units)
                 if isinstance(bias, nn.Parameter):
                     _pool(bias, 0, units)
+        for side in (of_layer.key, of_layer.value):
+            for members in sets if side.own else ():
+                for alike in zip(*(side.own[group] for group in members), strict=True):
+                    _pool_alike([pooled.get_parameter(names[id(weight)]) for weight in alike])
     return pooled
 
 
@@ -60,6 +64,14 @@ def _pool(values: Tensor, axis: int, rows: list[Tensor]) -> None:
     mean = torch.stack([values.index_select(axis, unit).double() for unit in rows]).mean(dim=0).to(values.dtype)
     for unit in rows:
         values.index_copy_(axis, unit.to(values.device), mean)
+
+
+@torch.no_grad()
+def _pool_alike(parameters: list[nn.Parameter]) -> None:
+    """Put the mean of parameters in the place of each."""
+    mean = torch.stack([parameter.double() for parameter in parameters]).mean(dim=0)
+    for parameter in parameters:
+        parameter.copy_(mean)
 
 
 def _refuse_ungrouped(model: nn.Module, plan: RemovalPlan) -> None:

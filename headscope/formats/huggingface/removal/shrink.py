@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.formats.huggingface.narrowing import narrow
-from headscope.formats.huggingface.removal.head_parts import HeadParts, Side, head_parts
-from headscope.formats.huggingface.selfcontained import EMPTY
+from headscope.formats.huggingface.removal.head_parts import MASKED_TAKES, HeadParts, Side, head_parts, unknown_part
+from headscope.formats.huggingface.removal.kept_heads import check_kept_heads, renumbered
+from headscope.formats.huggingface.selfcontained import EMPTY, is_narrowed
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, base_of, find_attention
 from headscope.model.projections import Slices, has_added_bias, output_axis
@@ -39,10 +40,12 @@ BIAS = "relative_attention_bias"  # an embedding [buckets, h]
 class Narrowing:
     """What `headscope.formats.huggingface.narrowing.narrow` needs, and which indices of which parameter stay.
 
-    `keep` maps a parameter's name to (axis, indices) pairs.
+    `keep` maps a parameter's name to (axis, indices) pairs, `picked` the name of a list of modules to the numbers of
+    those that stay.
     """
 
     keep: dict[str, list[tuple[int, Tensor]]] = field(default_factory=dict)
+    picked: dict[str, list[int]] = field(default_factory=dict)
     attributes: dict[str, dict[str, int]] = field(default_factory=dict)
     configs: dict[str, dict[str, int]] = field(default_factory=dict)
     zeros: dict[str, int] = field(default_factory=dict)
@@ -61,8 +64,9 @@ class Narrowing:
             for axis, indices in cuts:
                 shape[axis] = len(indices)
             shapes[name] = shape
-        names = [entry.name for entry in fields(self) if entry.name != "keep"]
-        return {"shapes": shapes, **{name: getattr(self, name) for name in names}}
+        names = [entry.name for entry in fields(self) if entry.name not in ("keep", "picked")]
+        lists = {name: len(numbers) for name, numbers in self.picked.items()}
+        return {"shapes": shapes, "lists": lists, **{name: getattr(self, name) for name in names}}
 
 
 def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
@@ -72,6 +76,8 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     `config.narrowed` is what `narrow` needs to build such a model. ConfigError where the rows or columns of a
     head cannot be told.
     """
+    if is_narrowed(model.config):
+        check_kept_heads(model, "this model")
     smaller = copy.deepcopy(model)
     done = narrowing_of(model, removal)
     base, source = base_of(smaller), dict(base_of(model).named_parameters(remove_duplicate=False))
@@ -83,11 +89,15 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
             for axis, indices in cuts:
                 values = values.index_select(axis, indices.to(values.device))
             base.get_parameter(name).copy_(values)
+        for name, numbers in done.picked.items():
+            for place, number in enumerate(numbers):
+                for parameter, values in base.get_submodule(f"{name}.{place}").named_parameters():
+                    values.copy_(source[f"{name}.{number}.{parameter}"])
     whole: Any = smaller
     if len(source) > len(dict(base_of(model).named_parameters())):  # layers that are tied (Zamba2)
         whole.tie_weights()
     config: Any = whole.config
-    config.kept_heads = _kept_heads(getattr(config, "kept_heads", None), removal)
+    config.kept_heads = renumbered(config.kept_heads if is_narrowed(config) else None, removal)
     config.narrowed = _merged(getattr(config, "narrowed", None), table)
     return smaller.train(model.training)
 
@@ -101,7 +111,7 @@ def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
         for head in removal.removed:
             located = parts.get((head.site, head.layer))
             if located is None or located.output is None:
-                raise unknown_part("output", head.site, head.layer)
+                raise unknown_part(located, head.site, head.layer)
             output = located.output
             weight = zeroed.get_parameter(names[id(output.weight)])
             weight.index_fill_(output.axis, output.units[head.head].to(weight.device), 0.0)
@@ -119,9 +129,7 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
         attention_site = calls[0]
         place = (attention_site.site, attention_site.layer)
         if len(removal.kept[place]) < attention_site.heads or place in removal.merged:
-            located = [parts[call.site, call.layer] for call in calls if (call.site, call.layer) in parts]
-            known = next((each for each in located if not each.unknown), located[0] if located else None)
-            cutter.cut(within[identity], attention_site, known)
+            cutter.cut(within[identity], attention_site, parts.get(place))
     _position_biases(cutter.done, modules, within, attention_sites.calls, removal)
     cutter.done.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
     return cutter.done
@@ -142,9 +150,7 @@ class _Cutter:
         site, layer = attention_site.site, attention_site.layer
         kept, groups = self.removal.kept[site, layer], self.removal.groups[site, layer]
         if parts is None or parts.unknown:
-            raise unknown_part(
-                parts.unknown if parts else "query", site, layer, masks=parts is not None and bool(parts.output)
-            )
+            raise unknown_part(parts, site, layer)
         assert parts.output is not None
         if kept:
             self._check_readers(attention_site, parts)
@@ -211,6 +217,8 @@ class _Cutter:
 
     def _keep(self, name: str, axis: int, rows: list[int]) -> None:
         """Keep these indices of a parameter, and of the bias beside a matrix whose outputs they are."""
+        if rows == list(range(self._size(name, axis))):
+            return  # all of them: a norm that heads share is also that of a single key/value head
         owner, _, parameter = name.rpartition(".")
         module, remaining = self.modules[owner], torch.tensor(rows)
         self.done.keep[name] = [(axis, remaining)]
@@ -223,10 +231,28 @@ class _Cutter:
         return int(self.modules[owner].get_parameter(parameter).shape[axis])
 
     def _select(self, side: Side, stays: tuple[int, ...]) -> None:
-        """Behind a norm over all units those that stay are selected."""
+        """Behind a norm over all units those that stay are selected; of modules with one for each, theirs stay."""
+        if side.own:
+            self._pick(side.own, stays)
         if side.selected is not None:
             for owner in self._owners(side.selected.weight):
                 self.done.selected[owner] = torch.cat([side.selected.units[unit] for unit in stays]).tolist()
+
+    def _pick(self, own: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
+        """Of lists with a module for each unit those of units that stay; ConfigError for one that is in no list."""
+        numbers = [dict(self._listed(name) for weight in weights for name in self.names[id(weight)]) for weights in own]
+        for name in numbers[0]:
+            picked = [of_unit.get(name) for of_unit in numbers]
+            self.done.picked[name] = [number for unit in stays if (number := picked[unit]) is not None]
+
+    def _listed(self, name: str) -> tuple[str, int]:
+        """The list of modules that a parameter is in, and the number of its module there."""
+        parts = name.split(".")
+        for end in range(len(parts) - 1, 0, -1):
+            owner = ".".join(parts[:end])
+            if isinstance(self.modules.get(owner), nn.ModuleList):
+                return owner, int(parts[end])
+        raise ConfigError(f"{name} belongs to one head alone, and no list of modules has one for each; {MASKED_TAKES}")
 
     def _emptied(self, name: str, parts: HeadParts, output: Slices) -> None:
         """Zeros for one stand-in head instead of its states; keys and values stay where others need them."""
@@ -237,13 +263,15 @@ class _Cutter:
             )
         needed = parts.makes_mask or bool(parts.readers)
         rows: dict[str, set[int]] = {}
-        for side in (parts.query, parts.gate, *(() if needed else (parts.key, parts.value))):
+        for side in (parts.query, parts.gate, parts.bias, *(() if needed else (parts.key, parts.value))):
             for slices in side.rows:
                 for owner in self._owners(slices.weight):
                     rows.setdefault(owner, set()).update(slices.units[0].tolist())
             for slices in side.entries:
                 for parameter in self.names[id(slices.weight)]:
                     self._keep(parameter, slices.axis, slices.units[0].tolist())
+            if side.own:
+                self._pick(side.own, (0,))
             if side.selected is not None:
                 for weight in (side.selected.weight, *side.whole):
                     rows |= {owner: set(side.selected.units[0].tolist()) for owner in self._owners(weight)}
@@ -259,8 +287,8 @@ class _Cutter:
 def _sides_of(
     parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]
 ) -> tuple[tuple[Side, tuple[int, ...]], ...]:
-    """The parts of queries, gates, keys and values, with the units of each that stay."""
-    return (parts.query, kept), (parts.gate, kept), (parts.key, groups), (parts.value, groups)
+    """The parts of queries, gates, position biases, keys and values, with the units of each that stay."""
+    return (parts.query, kept), (parts.gate, kept), (parts.bias, kept), (parts.key, groups), (parts.value, groups)
 
 
 def _slices_of(
@@ -319,12 +347,17 @@ def _position_biases(
         if not (changed and biased):
             continue
         if not owners:
-            done.unshared += list(layers)
+            done.unshared += [name for name in layers if _takes_bias(modules[name])]
         elif len(owners) == len(layers):
             for name in owners:
                 done.keep[f"{name}.{BIAS}.weight"] = [(1, torch.tensor(layers[name] or (0,)))]
         else:
             _shared_bias(done, modules, layers, owners[0])
+
+
+def _takes_bias(module: nn.Module) -> bool:
+    """Whether a layer is given the position bias of another one (not in UMT5)."""
+    return "position_bias" in inspect.signature(inspect.unwrap(type(module).forward)).parameters
 
 
 def _shared_bias(
@@ -342,24 +375,6 @@ def _shared_bias(
     if any(list(kept) != union for kept in layers.values()):
         for name, kept in layers.items():
             done.bias_heads[name] = [union.index(head) for head in kept]
-
-
-def unknown_part(part: str, site: Site, layer: int, *, masks: bool = False) -> ConfigError:
-    """The error of a layer whose heads have parts that cannot be told; `masks`: their outputs can."""
-    works = "--export masked takes any" if masks else "headscope can only mask them (evaluate --mask)"
-    return ConfigError(
-        f"heads of {site}.{layer} cannot be removed: which part of its {part} projection belongs to which head "
-        f"cannot be told (its states are normalised across heads, or not made by one matrix); {works}"
-    )
-
-
-def _kept_heads(before: Any, removal: RemovalPlan) -> dict[str, dict[str, list[int]]]:
-    """{site: {layer: numbers}} as the checkpoint counted heads that was pruned first."""
-    numbers: dict[str, dict[str, list[int]]] = {}
-    for (site, layer), kept in removal.kept.items():
-        old = (before or {}).get(site.value, {}).get(str(layer))
-        numbers.setdefault(site.value, {})[str(layer)] = [head if old is None else int(old[head]) for head in kept]
-    return numbers
 
 
 def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[str, Any]:

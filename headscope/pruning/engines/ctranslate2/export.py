@@ -14,12 +14,11 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, one_line
 from headscope.formats.base import Checkpoint
-from headscope.formats.translate_options import TranslateOptions
 from headscope.pruning.engines.base import ENGINES, EngineExport, EngineFile, EngineOptions, refuse_difference
 from headscope.pruning.engines.ctranslate2.specification import specification
+from headscope.pruning.engines.ctranslate2.translations import source_tokens, translated
 from headscope.pruning.engines.ctranslate2.translators import (
     Tokens,
-    Translator,
     check_translator,
     translator_of,
     write_splitters,
@@ -27,7 +26,6 @@ from headscope.pruning.engines.ctranslate2.translators import (
 from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
 
 FOLDER = "ctranslate2"
-TEXTS, BEAM, LONGEST = 16, 4, 60
 LIMIT = 1e-5
 """Largest difference of log-probabilities as a share of the largest (or of 1)."""
 QUANTITY = "log-probabilities differ by"
@@ -54,8 +52,8 @@ class CTranslate2(EngineExport):
         with _running():
             engine = _opened(path)
             difference, largest = scored(engine, checkpoint, translator.tokens, data)
-            notes = translated(engine, checkpoint, translator, data)
-        refuse_difference(difference, LIMIT * max(1.0, largest), "CTranslate2", QUANTITY)
+            refuse_difference(difference, LIMIT * max(1.0, largest), "CTranslate2", QUANTITY)
+            notes = translated(engine, checkpoint, translator, data, limit=LIMIT)
         encoder, decoder = translator.config.encoder, translator.config.decoder
         assert encoder is not None
         return EngineFile(
@@ -106,7 +104,7 @@ def scored(engine: Any, checkpoint: Checkpoint, tokens: Tokens, data: InputTexts
         following = torch.tensor([number for ids in targets for number in (*ids[1:], end)])
         wanted = logits.gather(1, following[:, None])[:, 0]
         found = engine.score_batch(
-            [_source(ids, tokens) for ids in sources], [[tokens.target[n] for n in ids[1:]] for ids in targets]
+            [source_tokens(ids, tokens) for ids in sources], [[tokens.target[n] for n in ids[1:]] for ids in targets]
         )
         scores = torch.tensor([value for result in found for value in result.log_probs], dtype=torch.float64)
         difference = max(difference, float((scores - wanted).abs().max()))
@@ -125,51 +123,6 @@ def _sides(checkpoint: Checkpoint, batch: ModelInputs) -> tuple[list[list[int]],
 
 def _rows(ids: Tensor, real: Tensor) -> list[list[int]]:
     return [row[mask.bool()].tolist() for row, mask in zip(ids, real, strict=True)]
-
-
-def _source(ids: list[int], tokens: Tokens) -> list[str]:
-    """Tokens of a source, without the end that the engine adds."""
-    written = [tokens.source[number] for number in ids]
-    return written[:-1] if tokens.adds_end and written[-1:] == [tokens.end] else written
-
-
-def translated(engine: Any, checkpoint: Checkpoint, translator: Translator, data: InputTexts) -> tuple[str, ...]:
-    """Lines on how many sentences are translated alike, greedily and with a beam."""
-    texts, tokens = list(data.sources[:TEXTS]), translator.tokens
-    longest = min(LONGEST, (translator.config.decoder.max_positions or LONGEST + 2) - 2)
-    if not texts:
-        return ()
-    limit = checkpoint.reads(None)
-    sources = [_source(encoded.ids, tokens) for encoded in checkpoint.encode(texts, side="source", limit=limit)]
-    lines, scores = [], _compares_scores(checkpoint)
-    for beam, way in ((1, "greedily"), (BEAM, f"with a beam of {BEAM}")):
-        options = TranslateOptions(
-            beam=beam, power=1.0, max_ratio=0, max_extra=longest, keep_pieces=True, scores=scores
-        )
-        ours = [translations[0] for translations in checkpoint.translations(texts, options)]
-        found = engine.translate_batch(
-            sources,
-            beam_size=beam,
-            length_penalty=1.0,
-            max_decoding_length=longest,
-            return_scores=True,
-        )
-        pairs = [(theirs, mine) for theirs, mine in zip(found, ours, strict=True) if _text(theirs) == mine.text]
-        line = f"CTranslate2 translates {len(pairs)} of {len(texts)} sentences the same {way}"
-        if scores and pairs:
-            line += f"; their scores differ by {max(abs(a.scores[0] - b.score) for a, b in pairs):.1e}"
-        lines.append(line)
-    return tuple(lines)
-
-
-def _text(result: Any) -> str:
-    return " ".join(result.hypotheses[0])
-
-
-def _compares_scores(checkpoint: Checkpoint) -> bool:
-    """Whether its search ranks by the mean of log-probabilities, as CTranslate2's does."""
-    search: Any = getattr(checkpoint, "search", None)
-    return search is None or search.rule == "fairseq"
 
 
 ENGINES.register("ctranslate2", CTranslate2(), where=__name__)

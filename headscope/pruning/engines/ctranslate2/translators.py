@@ -133,15 +133,19 @@ def _marian_tokens(checkpoint: Any) -> Tokens:
 def _marian_config(checkpoint: Checkpoint) -> TransformerConfig:
     config: Any = checkpoint.model.config
     heads = checkpoint.layout
-    width = max(site.width for site in checkpoint.attention_sites.order)
 
     def stack(side: str, site: Site, cross: bool) -> StackConfig:
         layers = range(getattr(config, f"{side}_layers"))
+        widths = {
+            entry.width
+            for of in ((site, Site.CROSS) if cross else (site,))
+            for entry in checkpoint.attention_sites.at(of)
+        }
         return StackConfig(
             vocabulary=config.vocab_size,
             d_model=config.d_model,
             d_ffn=getattr(config, f"{side}_ffn_dim"),
-            d_head=width,
+            d_head=max(widths),
             self_heads=tuple(heads.get((site, layer), 0) for layer in layers),
             cross_heads=tuple(heads.get((Site.CROSS, layer), 0) for layer in layers) if cross else (),
             activation=ACTIVATIONS.get(config.activation_function, config.activation_function),
