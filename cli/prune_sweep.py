@@ -219,7 +219,12 @@ class Cost:
 
     jobs: Annotated[int, typer.Option(help="Cells to do at once, a process each.", rich_help_panel=MODEL)] = 1
     keep_models: Annotated[
-        bool, typer.Option("--keep-models", help="Keep the weights of every cell.", rich_help_panel=OUTPUT)
+        bool,
+        typer.Option(
+            "--keep-models",
+            help="Keep the pruned model of every cell, without the heads that went: column model of sweep.csv.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = False
     batch_tokens: LearnTokens = 2048
 

@@ -39,7 +39,8 @@ class SweepConfig(PruningOptions):
     checkpoint lies in). `functions` is a run of `analyze` that labels heads. `margin` is how much worse a model may be
     to count as as good: 0.25, in the metric's unit, or 1% (the default) of the unpruned model's value. `compensate`
     refits the output projections where a ranking took heads out, before any tuning, and `allocate` says how many heads
-    each layer loses by a ranking (see `RankConfig` for both). The other options are those of `prune l0`, `subset` and
+    each layer loses by a ranking (see `RankConfig` for both). `keep_models` keeps the model of every cell but the
+    unpruned one, which computes what its row says. The other options are those of `prune l0`, `subset` and
     `rank`.
     """
 
