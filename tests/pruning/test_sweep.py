@@ -21,7 +21,6 @@ from sacrebleu.metrics.bleu import BLEU
 
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
-from headscope.config import EvaluateConfig
 from headscope.data.corpus import Corpus, Labels, Sentence
 from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
@@ -29,10 +28,8 @@ from headscope.evaluation.comparison import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, grouped
 from headscope.evaluation.metrics.bleu import bleu_sums
-from headscope.evaluation.quality import run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.learning.gate_layout import gate_layout
@@ -48,6 +45,7 @@ from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.training.from_scratch import config_without
 from tests.makers.ranks import forked
+from tests.makers.sweeps import config, evaluated, letters, lines, made_words
 from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
 
 pytestmark = pytest.mark.slow
@@ -55,47 +53,10 @@ pytestmark = pytest.mark.slow
 MINUTES = ["minutes"]
 
 
-def lines(folder: Path, name: str, texts: list[str]) -> Path:
-    path = folder / name
-    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
-    return path
-
-
-def letters(count: int, alphabet: str, seed: int) -> list[str]:
-    luck = random.Random(seed)
-    return [" ".join(luck.choices(alphabet, k=luck.randint(2, 7))) for _ in range(count)]
-
-
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A native model, and texts: what it is measured on is its own translation, but for every fifth line."""
     return made_words(tmp_path_factory.mktemp("words"), checkpoints.small())
-
-
-def made_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
-    NATIVE.save(its, folder / "model")
-    asked = letters(17, "abcdefghijklmnopqr", 5)
-    said = [best[0].text or "a" for best in its.translations(asked, TranslateOptions(beam=3))]
-    said[::5] = letters(len(said[::5]), "abcdefg", 6)
-    return {
-        "checkpoint": str(folder / "model"),
-        "source": lines(folder, "train.src", letters(23, "abcdefghijklmnopqr", 1)),
-        "target": lines(folder, "train.tgt", letters(23, "abcdefghijklmn", 2)),
-        "valid_source": lines(folder, "valid.src", asked),
-        "valid_target": lines(folder, "valid.tgt", said),
-    }
-
-
-def config(words: dict[str, Any], out: Path, **options: Any) -> SweepConfig:
-    quick = {"methods": ("random",), "keep": (3,), "seeds": 1, "updates": 3, "batch_tokens": 61, "bootstrap": 50}
-    return SweepConfig(**words, out=out, **{"text": "tokenised-lowercase", **quick, **options})
-
-
-def evaluated(words: dict[str, Any], **options: Any) -> dict[str, float]:
-    """The metrics of `headscope evaluate`, by name."""
-    texts: dict[str, Any] = {"source": words["valid_source"], "target": words.get("valid_target")}
-    found = run_evaluation(EvaluateConfig(checkpoint=words["checkpoint"], **texts, bootstrap=2, **options))
-    return {score.metric: score.value for score in found.scores}
 
 
 # Numbers.

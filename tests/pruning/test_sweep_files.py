@@ -22,8 +22,8 @@ from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from headscope.pruning.sweep import cells
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from tests.makers.shared import SHIPPED
+from tests.makers.sweeps import config, evaluated, lines, made_words
 from tests.oracles import checkpoints, fairseq, tiny
-from tests.pruning.test_sweep import config, evaluated, lines, made_words
 
 pytestmark = pytest.mark.slow
 
