@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.bootstrap import Array, Bootstrap
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
@@ -64,7 +65,7 @@ class SweepContext:
         reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
         self.data = ValidationText(corpus, reading, search, config.text, intact=self.checkpoint)
-        self.cells = cells_of(config, self.gating)
+        self.cells = cells_of(config, self.gating, self.is_drawn)
         for method, _ in self.rankings(self.cells):
             if self.opened.corpus is None and criterion_of(method)[0].reads_text:
                 raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
@@ -113,10 +114,26 @@ class SweepContext:
         methods = dict.fromkeys(cell.method for cell in self.cells if cell.method not in (*LEARNT, UNPRUNED))
         return {method: str(criterion_of(method)[1]) for method in methods}
 
+    def is_drawn(self, method: str) -> bool:
+        """Whether a ranking follows from the seed, on this checkpoint by this objective."""
+        return is_drawn(method, self.checkpoint, self.objective, measured=self.config.allocate == "measured")
+
+    @cached_property
+    def objective(self) -> Objective | None:
+        """What heads are scored by where scores are about an objective; None where there is no such thing."""
+        corpus = self.opened.corpus
+        if corpus is None:
+            return None
+        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
+        try:
+            return OBJECTIVES.get(choose_objective(self.config.objective, self.checkpoint, **given))()
+        except ConfigError:  # said where it is needed
+            return None
+
     def seed_of(self, cell: Cell) -> int:
         """The seed of a cell's scores: rankings that do not follow from it have the first."""
         assert cell.seed is not None
-        return cell.seed if is_drawn(cell.method) else self.config.seed
+        return cell.seed if self.is_drawn(cell.method) else self.config.seed
 
     def scores(self, method: str, seed: int) -> Scores:
         """Scores of heads by a criterion, kept in a file for the other sizes."""
@@ -129,7 +146,7 @@ class SweepContext:
 
     def scores_path(self, method: str, seed: int) -> Path:
         """Where a criterion's scores are kept; higher stays."""
-        name = (f"{method}-seed{seed}" if is_drawn(method) else method).replace(":", "-")
+        name = (f"{method}-seed{seed}" if self.is_drawn(method) else method).replace(":", "-")
         return self.config.out / SCORES / f"{name}.csv"
 
     def _scored(self, method: str, seed: int) -> Scores:
