@@ -259,10 +259,10 @@ def analysis(cls: type[Analysis]) -> type[Analysis]:
 def draws(analysis: type[Analysis], checkpoint: Checkpoint, objective: Objective | None) -> bool:
     """Whether values of an analysis follow from the seed.
 
-    It says so itself (`sampled`), sees random tokens, or explains an objective that hides tokens at random.
+    It says so itself (`sampled`), or explains an objective that hides tokens at random.
     """
     hides = needs_objective(analysis) and objective is not None and objective.alters(checkpoint)
-    return analysis.sampled or "random" in analysis.passes or hides
+    return analysis.sampled or hides
 
 
 def needs_objective(analysis: type[Analysis]) -> bool:

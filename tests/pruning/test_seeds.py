@@ -65,11 +65,12 @@ def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str) -> None:
 
 
 def test_criteria_of_analyses_ask_them() -> None:
-    its = checkpoints.hugging("gpt2")
+    model = checkpoints.hugging("gpt2")
     for name in rankable_names():
         criterion: Any = criterion_named(name)
         if name not in CRITERIA.names() and ANALYSES.get(criterion.analysis).sampled:
-            assert criterion.draws(its, None), name
+            assert criterion.draws(model, None), name
+    assert all(its.sampled for _, its in ANALYSES if "random" in its.passes)
     for name in ("facilitation", "interference", "full_attention", "copy_suppression", "random"):
-        assert criterion_named(name).draws(its, None)
-    assert not criterion_named("magnitude").draws(its, OBJECTIVES.get("loss")())
+        assert criterion_named(name).draws(model, None)
+    assert not criterion_named("magnitude").draws(model, OBJECTIVES.get("loss")())
