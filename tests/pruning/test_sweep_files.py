@@ -13,7 +13,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
+from headscope.api.analysis import run_analysis
+from headscope.config import AnalyzeConfig
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -21,6 +24,8 @@ from headscope.formats.native import NATIVE
 from headscope.pruning.removal.remove import RemoveConfig, run_removal
 from headscope.pruning.sweep import cells
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
+from headscope.report.figures.pruning import pruning_figure
+from headscope.report.readers.pruning_runs import load_pruned
 from tests.makers.shared import SHIPPED
 from tests.makers.sweeps import config, evaluated, lines, made_words
 from tests.oracles import checkpoints, fairseq, tiny
@@ -75,6 +80,31 @@ def test_kept_models_have_the_heads_of_the_table(words: dict[str, Any], tmp_path
     kept = json.loads((tmp_path / "out" / row.model / "pruning.json").read_text())["kept"]
     heads = {(site, int(layer), head) for site in kept for layer in kept[site] for head in kept[site][layer]}
     assert heads == {(r.site, r.layer, r.head) for r in found.survivors[16:].itertuples()}
+
+
+def test_functions_of_a_kept_model_are_drawn_as_its_own(words: dict[str, Any], tmp_path: Path) -> None:
+    """Under the numbers of the unpruned model, for the cell that has these heads; the footer says whose they are."""
+    found = run_sweep(config(words, tmp_path / "out", methods=("l0", "random"), keep=(5, 9), keep_models=True))
+    row: Any = found.table.set_index("cell").loc["random-keep5-seed1"]
+    footers = {}
+    texts: dict[str, Any] = {"source": words["valid_source"], "target": words["valid_target"]}
+    for name, checkpoint in (("own", tmp_path / "out" / row.model), ("before", Path(words["checkpoint"]))):
+        run_analysis(
+            AnalyzeConfig(checkpoint=str(checkpoint), out=tmp_path / name, **texts, only=("confidence",), figures=False)
+        )
+        heads = pd.read_csv(tmp_path / name / "heads.csv")
+        labels = [f"own:{number}" for number in range(len(heads))]
+        heads.assign(functions=labels).to_csv(tmp_path / name / "heads.csv", index=False)
+        (pruned,) = load_pruned([tmp_path / "out"], functions=tmp_path / name)
+        drawn = [text.get_text() for text in pruning_figure([pruned], "functions").findobj(Text)]
+        footers[name] = next(text for text in drawn if text.startswith("functions are those of"))
+        if name == "own":
+            assert set(pruned.survivors["cell"]) == {"random-keep5-seed1"}
+            assert pruned.survivors["functions"].tolist() == labels
+        else:
+            assert set(pruned.survivors["cell"]) == set(found.table["cell"])
+    assert "of the unpruned model" in footers["before"]
+    assert "unpruned" not in footers["own"] and "/model (run own)" in footers["own"]
 
 
 def test_controls_are_kept_as_they_were_measured(words: dict[str, Any], tmp_path: Path) -> None:
