@@ -181,6 +181,7 @@ class OneExpert(Analysis):
 
     name = "one_expert"
     reads = "contexts"
+    sampled = True
     order = 133
     needs = frozenset({"labels"})
     summary = "mixtures of attentive experts: loss with one expert a gate instead of the mixture"

@@ -34,6 +34,7 @@ class _Pattern(Analysis):
     Options = LabelOptions
     sites = frozenset({Site.DECODER_SELF})
     passes = frozenset({"text", "random"})
+    sampled = True
 
     def keys(self, heads: HeadBatch, queries: slice) -> Tensor:
         """The keys [b q s] that the pattern names for the queries from a position to another."""

@@ -57,11 +57,19 @@ def in_one_line() -> Iterator[None]:
         if type(error).__name__ == "NoSuchOption":
             from headscope.cli.mhr_options import answer
 
-            command = refused.ctx.info_name if refused.ctx is not None else ""
-            if hint := answer(refused.option_name, command or ""):
+            if hint := answer(refused.option_name, _typed(refused.ctx)):
                 raise ConfigError(hint) from None
         see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
         raise ConfigError(f"{one_line(refused.format_message()).rstrip('.')}{see_help}") from None
+
+
+def _typed(context: Any) -> str:
+    """The command that was typed, without the program: `train swap`."""
+    words: list[str] = []
+    while context is not None and context.parent is not None:
+        words.insert(0, context.info_name or "")
+        context = context.parent
+    return " ".join(words)
 
 
 class ListsOnce(PlainCommand):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MASKED = "analyze|evaluate|translate"
 READING = "analyze|evaluate"
+TRAIN = "train baseline"  # stands for all variants, which have these options too
 SITES = "one value, or three with commas: encoder-self, decoder-self, cross"
 
 
@@ -21,9 +22,10 @@ class Counterpart:
     note: str = ""
 
     def usage(self, command: str = "") -> str:
-        """What to type, in `command` if that takes the options; empty where nothing does it."""
+        """What to type, in `command` (`train swap`) if that takes the options; empty where nothing does it."""
         names = self.commands.split("|")
-        name = command if command in names else names[0]
+        variant = self.commands == TRAIN and command.startswith("train ")
+        name = command if command in names or variant else names[0]
         return " ".join(filter(None, ("headscope", name, self.options))) if name else ""
 
 
@@ -80,48 +82,55 @@ FAIRSEQ: dict[str, Counterpart] = {
     "--max-tokens": Counterpart(
         MASKED, "--batch-tokens N", "in the fork's pickles a row is a batch: analyze --mhr-max-tokens N"
     ),
-    "--save-dir": Counterpart("train VARIANT", "--out DIR"),
-    "--restore-file": Counterpart("train VARIANT", "--resume", "or --init CKPT for a new run from its weights"),
-    "--arch": Counterpart("train VARIANT", "--preset tiny|small", "or --d-model, --d-ffn, --heads, --encoder-layers"),
-    "--task": Counterpart("train VARIANT", "--kind translation|lm"),
-    "--criterion": Counterpart("train VARIANT", "--label-smoothing E", "always label-smoothed cross-entropy"),
+    "--save-dir": Counterpart(TRAIN, "--out DIR"),
+    "--restore-file": Counterpart(TRAIN, "--resume", "or --init CKPT for a new run from its weights"),
+    "--arch": Counterpart(TRAIN, "--preset tiny|small", "or --d-model, --d-ffn, --heads, --encoder-layers"),
+    "--task": Counterpart(TRAIN, "--kind translation|lm"),
+    "--criterion": Counterpart(TRAIN, "--label-smoothing E", "always label-smoothed cross-entropy"),
     "--optimizer": Counterpart(note="always Adam, with decoupled --weight-decay"),
-    "--adam-betas": Counterpart("train VARIANT", "--betas A,B"),
-    "--adam-eps": Counterpart("train VARIANT", "--epsilon E"),
-    "--clip-norm": Counterpart("train VARIANT", "--clip NORM"),
-    "--lr-scheduler": Counterpart("train VARIANT", "--schedule inverse-sqrt|cosine|constant"),
-    "--warmup-updates": Counterpart("train VARIANT", "--warmup N"),
-    "--warmup-init-lr": Counterpart("train VARIANT", "--warmup-lr LR"),
-    "--update-freq": Counterpart("train VARIANT", "--accumulate N"),
-    "--max-epoch": Counterpart("train VARIANT", "--max-epochs N"),
-    "--max-update": Counterpart("train VARIANT", "--max-updates N"),
-    "--fp16": Counterpart("train VARIANT", "--precision fp16|bf16"),
-    "--cpu": Counterpart("train VARIANT", "--device cpu"),
-    "--log-interval": Counterpart("train VARIANT", "--log-every N"),
-    "--save-interval-updates": Counterpart("train VARIANT", "--validate-every N"),
-    "--keep-last-epochs": Counterpart("train VARIANT", "--average N", "last, best and the average are kept"),
+    "--adam-betas": Counterpart(TRAIN, "--betas A,B"),
+    "--adam-eps": Counterpart(TRAIN, "--epsilon E"),
+    "--clip-norm": Counterpart(TRAIN, "--clip NORM"),
+    "--lr-scheduler": Counterpart(TRAIN, "--schedule inverse-sqrt|cosine|constant"),
+    "--warmup-updates": Counterpart(TRAIN, "--warmup N"),
+    "--warmup-init-lr": Counterpart(TRAIN, "--warmup-lr LR"),
+    "--update-freq": Counterpart(TRAIN, "--accumulate N"),
+    "--max-epoch": Counterpart(TRAIN, "--max-epochs N"),
+    "--max-update": Counterpart(TRAIN, "--max-updates N"),
+    "--fp16": Counterpart(TRAIN, "--precision fp16|bf16"),
+    "--cpu": Counterpart(TRAIN, "--device cpu"),
+    "--log-interval": Counterpart(TRAIN, "--log-every N"),
+    "--save-interval-updates": Counterpart(TRAIN, "--validate-every N"),
+    "--keep-last-epochs": Counterpart(TRAIN, "--average N", "last, best and the average are kept"),
     "--no-epoch-checkpoints": Counterpart(note="last and best are kept, not one for every epoch"),
-    "--best-checkpoint-metric": Counterpart("train VARIANT", "--best-by loss|bleu"),
-    "--maximize-best-checkpoint-metric": Counterpart("train VARIANT", "--best-by bleu"),
-    "--eval-bleu": Counterpart("train VARIANT", "--bleu-every N", "unasked at every validation"),
-    "--eval-bleu-args": Counterpart("train VARIANT", "--beam N"),
-    "--tensorboard-logdir": Counterpart("train VARIANT", "--tensorboard"),
-    "--share-decoder-input-output-embed": Counterpart("train VARIANT", "--tie-output", "the default"),
-    "--share-all-embeddings": Counterpart("train VARIANT", "--vocabulary joint", "the default"),
-    "--encoder-embed-dim": Counterpart("train VARIANT", "--d-model N", "of both stacks"),
-    "--decoder-embed-dim": Counterpart("train VARIANT", "--d-model N", "of both stacks"),
-    "--encoder-ffn-embed-dim": Counterpart("train VARIANT", "--d-ffn N", "of both stacks"),
-    "--decoder-ffn-embed-dim": Counterpart("train VARIANT", "--d-ffn N", "of both stacks"),
-    "--encoder-attention-heads": Counterpart("train VARIANT", "--heads N", "of every module"),
-    "--decoder-attention-heads": Counterpart("train VARIANT", "--heads N", "of every module"),
-    "--encoder-normalize-before": Counterpart("train VARIANT", "--norm pre", "of both stacks"),
-    "--decoder-normalize-before": Counterpart("train VARIANT", "--norm pre", "of both stacks"),
-    "--encoder-learned-pos": Counterpart("train VARIANT", "--positions learned", "of both stacks"),
-    "--decoder-learned-pos": Counterpart("train VARIANT", "--positions learned", "of both stacks"),
-    "--activation-fn": Counterpart("train VARIANT", "--activation NAME"),
-    "--relu-dropout": Counterpart("train VARIANT", "--activation-dropout P"),
-    "--max-source-positions": Counterpart("train VARIANT", "--max-length N", "of both sides"),
-    "--max-target-positions": Counterpart("train VARIANT", "--max-length N", "of both sides"),
+    "--best-checkpoint-metric": Counterpart(TRAIN, "--best-by loss|bleu"),
+    "--maximize-best-checkpoint-metric": Counterpart(TRAIN, "--best-by bleu"),
+    "--eval-bleu": Counterpart(TRAIN, "--bleu-every N", "unasked at every validation"),
+    "--eval-bleu-args": Counterpart(TRAIN, "--beam N"),
+    "--eval-bleu-detok": Counterpart(
+        note="BLEU of validation is of raw text; what train --normalise moses tokenised is compared tokenised"
+    ),
+    "--eval-bleu-remove-bpe": Counterpart(note="BLEU is always of whole words"),
+    "--eval-bleu-print-samples": Counterpart(
+        "translate", "RUN/last < TEXT", "translations by the newest checkpoint of a run; train prints none"
+    ),
+    "--tensorboard-logdir": Counterpart(TRAIN, "--tensorboard"),
+    "--share-decoder-input-output-embed": Counterpart(TRAIN, "--tie-output", "the default"),
+    "--share-all-embeddings": Counterpart(TRAIN, "--vocabulary joint", "the default"),
+    "--encoder-embed-dim": Counterpart(TRAIN, "--d-model N", "of both stacks"),
+    "--decoder-embed-dim": Counterpart(TRAIN, "--d-model N", "of both stacks"),
+    "--encoder-ffn-embed-dim": Counterpart(TRAIN, "--d-ffn N", "of both stacks"),
+    "--decoder-ffn-embed-dim": Counterpart(TRAIN, "--d-ffn N", "of both stacks"),
+    "--encoder-attention-heads": Counterpart(TRAIN, "--heads N", "of every module"),
+    "--decoder-attention-heads": Counterpart(TRAIN, "--heads N", "of every module"),
+    "--encoder-normalize-before": Counterpart(TRAIN, "--norm pre", "of both stacks"),
+    "--decoder-normalize-before": Counterpart(TRAIN, "--norm pre", "of both stacks"),
+    "--encoder-learned-pos": Counterpart(TRAIN, "--positions learned", "of both stacks"),
+    "--decoder-learned-pos": Counterpart(TRAIN, "--positions learned", "of both stacks"),
+    "--activation-fn": Counterpart(TRAIN, "--activation NAME"),
+    "--relu-dropout": Counterpart(TRAIN, "--activation-dropout P"),
+    "--max-source-positions": Counterpart(TRAIN, "--max-length N", "of both sides"),
+    "--max-target-positions": Counterpart(TRAIN, "--max-length N", "of both sides"),
     "--source-lang": Counterpart(READING, "--source FILE --target FILE", "the checkpoint says its languages"),
     "--target-lang": Counterpart(READING, "--source FILE --target FILE", "the checkpoint says its languages"),
 }

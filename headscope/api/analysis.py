@@ -163,9 +163,11 @@ def measure_heads(
         pickles = {}
         if options.mhr_pickles and study.complete:
             batch = BatchSize(options.mhr_batch_size, options.mhr_max_tokens)
+            text, sentences_read = corpus.counting()
             pickles = mhr_pickles(
-                checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=options.batch_tokens, size=batch
+                checkpoint, text, rows=options.mhr_rows, limit=limit, tokens=options.batch_tokens, size=batch
             )
+            study.sentences = study.sentences or sentences_read()  # analyses of weights read none
         kept = options.examples_kept if study.complete else 0
         sentences = short_examples(checkpoint, corpus, kept, limit=limit, off=off) if kept else []
     study.seconds = time.monotonic() - began

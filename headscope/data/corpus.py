@@ -75,6 +75,18 @@ class Corpus:
     def __iter__(self) -> Iterator[Sentence]:
         return islice(self.read(), self.count)
 
+    def counting(self) -> tuple[Corpus, Callable[[], int]]:
+        """The same sentences, and how many of them have been read so far: the most that any pass over them gave."""
+        most = 0
+
+        def read() -> Iterator[Sentence]:
+            nonlocal most
+            for number, sentence in enumerate(self, start=1):
+                most = max(most, number)
+                yield sentence
+
+        return replace(self, read=read), lambda: most
+
     def with_parses(self, parses: Callable[[], Iterator[Parse]]) -> Corpus:
         """The same sentences with parses, in the same order; DataError where the texts differ."""
         return replace(self, read=lambda: _parsed(self.read(), parses(), self.name), has_parses=True)

@@ -256,6 +256,15 @@ def analysis(cls: type[Analysis]) -> type[Analysis]:
     return ANALYSES.register(cls.name, cls, where=cls.__module__)
 
 
+def draws(analysis: type[Analysis], checkpoint: Checkpoint, objective: Objective | None) -> bool:
+    """Whether values of an analysis follow from the seed.
+
+    It says so itself (`sampled`), or explains an objective that hides tokens at random.
+    """
+    hides = needs_objective(analysis) and objective is not None and objective.alters(checkpoint)
+    return analysis.sampled or hides
+
+
 def needs_objective(analysis: type[Analysis]) -> bool:
     """Whether an analysis needs an objective."""
     return not analysis.needs.isdisjoint({"objective", "gradient"})

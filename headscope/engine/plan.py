@@ -77,6 +77,7 @@ def analyze(
         name = choose_objective(options.objective, checkpoint, **available, has_answers=corpus.has_contrast)
         options = replace(options, objective=name)
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
+    corpus, sentences_read = corpus.counting()
     runner = AnalysisRunner(checkpoint, running, options, detail=detail)
     losses, complete, done = Omissions(), True, 0
     limit = sentence_limit(checkpoint, batching)
@@ -101,6 +102,8 @@ def analyze(
     for part, part_done, part_complete in parts:
         runner.take(part)
         done, complete = done + part_done, complete and part_complete
+    if not any("text" in analysis.passes for analysis in running):  # some read the text by themselves
+        done = sentences_read()
     study = runner.conclude(Bootstrap(seed=options.seed, replicates=replicates))
     study.left_out[:0] = left_out
     study.losses, study.sentences, study.complete = losses, done, complete

@@ -11,9 +11,10 @@ import pytest
 import typer
 
 from headscope.cli import main
-from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, as_markdown, counterpart
+from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, as_markdown, counterpart
 from headscope.cli.options import read_config
 from headscope.errors import ConfigError
+from headscope.training.variant import VARIANTS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "mhr-options.md"
 # mhr.md §6: every flag that the fork registers
@@ -29,9 +30,9 @@ REGISTERED = re.findall(
 
 
 def options_of(command: str) -> set[str]:
-    """The long options of a command; a variant stands for all of them."""
+    """The long options of a command."""
     found: Any = typer.main.get_command(main.app)
-    for word in command.replace("VARIANT", "baseline").split():
+    for word in command.split():
         found = found.get_command(None, word)
     return {name for each in found.params for name in (*each.opts, *each.secondary_opts)}
 
@@ -53,7 +54,18 @@ def test_what_is_named_is_there() -> None:
             assert option not in there or option in its.options, (option, command)
         every = set().union(*known.values())
         for named in re.findall(r"--[a-z][a-z-]*[a-z]", its.note):
-            assert named in every or named in options_of("train VARIANT") | options_of("analyze"), (option, named)
+            assert named in every or named in options_of(TRAIN) | options_of("analyze"), (option, named)
+
+
+def test_answers_can_be_typed_in_every_variant() -> None:
+    """What is named instead of an option of fairseq is a command, with the variant that was typed."""
+    variants = [f"train {name}" for name in VARIANTS.names()]
+    assert TRAIN in variants
+    for option, its in FAIRSEQ.items():
+        for variant in variants if its.commands == TRAIN else ():
+            assert its.usage(variant).startswith(f"headscope {variant} -"), option
+            assert set(re.findall(r"--[a-z-]+", its.options)) <= options_of(variant), option
+    assert "VARIANT" not in as_markdown()
 
 
 def test_the_document_has_the_table() -> None:
@@ -67,7 +79,11 @@ def test_the_document_has_the_table() -> None:
         ("evaluate x --mask-layer-type enc-enc", "here it is `headscope evaluate --mask SITE.LAYER.HEAD` (enc-enc is"),
         ("train --gamma-conf=40", "here it is `headscope train mixing --gamma G`"),
         ("--save-heads-cos_sim yes", "here it is `headscope analyze --mhr-pickles --mhr-rows generate`"),
-        ("train swap --adam-betas 0.9,0.98", "of fairseq; here it is `headscope train VARIANT --betas A,B`"),
+        ("train swap --adam-betas 0.9,0.98", "of fairseq; here it is `headscope train swap --betas A,B`"),
+        ("train --adam-betas=0.9,0.98", "of fairseq; here it is `headscope train baseline --betas A,B`"),
+        ("train mixing --eval-bleu-print-samples", "here it is `headscope translate RUN/last < TEXT` (translations"),
+        ("train mixing --eval-bleu-remove-bpe", "of fairseq has no counterpart here: BLEU is always of whole words"),
+        ("train mixing --eval-bleu-detok moses", "of fairseq has no counterpart here: BLEU of validation is of raw"),
         ("train mixing --use-alphas-bias 1", "of the MHR fork has no counterpart here: the fork never uses that bias"),
         ("evaluate x -s de", "-s is an option of fairseq; here it is `headscope evaluate --source FILE --target FILE`"),
     ],

@@ -256,6 +256,29 @@ def test_a_run_writes_them_and_its_figure_of_alphas(tmp_path: Path) -> None:
     assert confidence_run(tmp_path / "run" / "pickles" / "mhr" / "confs_eval" / "model-base.pkl").layout["cross"]
 
 
+@pytest.mark.parametrize(("only", "read"), [(("alphas",), 3), (("causal_head_gating",), 3), (("magnitude",), 0)])
+def test_sentences_are_those_that_were_read(tmp_path: Path, only: tuple[str, ...], read: int) -> None:
+    """Also where no analysis has a pass over the text in common: pickles have one, and some analyses their own."""
+    NATIVE.save(mhr.small(), tmp_path / "model")
+    for name, text in (("source", "w5 w6\nw7\nw8 w9\n"), ("target", "w4 w5\nw6 w7\nw4\n")):
+        (tmp_path / name).write_text(text)
+    texts: dict[str, Any] = {"source": tmp_path / "source", "target": tmp_path / "target"}
+    run = AnalyzeConfig(
+        checkpoint=str(tmp_path / "model"),
+        out=tmp_path / "run",
+        **texts,
+        only=only,
+        mhr_pickles=only == ("alphas",),
+        mhr_rows="generate" if only == ("alphas",) else "corpus",
+        analysis_options={"chg_steps": 2} if only == ("causal_head_gating",) else {},
+        figures=False,
+    )
+    assert run_analysis(run).study.sentences == read
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (record["data"]["sentences"], record["data"]["in_corpus"]) == (read, 3)
+    assert f"n={read}" in record["signature"]
+
+
 # Reading
 
 

@@ -25,7 +25,7 @@ from headscope.formats.story_of_heads.hyperparameters import read_hp
 from headscope.heads import select_heads
 from headscope.pruning.learning import gate_state
 from headscope.pruning.ranking.scores_file import read_scores
-from headscope.pruning.sweep.cells import read_cell
+from headscope.pruning.sweep.cell_files import read_cell
 from headscope.report.figures.headmap import heads_figure
 from headscope.report.figures.offsets import offset_shares
 from headscope.report.figures.pruning import pruning_figure
@@ -107,8 +107,12 @@ PLAIN: list[Case] = [
     ),
     (
         "cell",
-        holding("a.json", '{"cell": {"method": "l0", "keep": 3}, "kept": ["cross.0.0"], "sums": [[1.0, 2.0]]}'),
-        lambda path: read_cell(path.parent.parent, "a"),
+        holding(
+            "l0-keep3.json",
+            '{"cell": {"method": "l0", "keep": 3}, "kept": ["cross.0.0"], "metric": "perplexity", "facts": {}, '
+            '"sums": [[1.0, 2.0]], "loss": [1.0, 2], "seconds": 1}',
+        ),
+        lambda path: read_cell(path.parent.parent, "l0-keep3"),
     ),
 ]
 

@@ -21,7 +21,6 @@ from sacrebleu.metrics.bleu import BLEU
 
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
-from headscope.config import EvaluateConfig
 from headscope.data.corpus import Corpus, Labels, Sentence
 from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
@@ -29,10 +28,8 @@ from headscope.evaluation.comparison import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, grouped
 from headscope.evaluation.metrics.bleu import bleu_sums
-from headscope.evaluation.run import run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
-from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.pruning.learning.gate_layout import gate_layout
@@ -40,7 +37,8 @@ from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
-from headscope.pruning.sweep.cells import read_cell, run_cell
+from headscope.pruning.sweep.cell_files import read_cell
+from headscope.pruning.sweep.cells import run_cell
 from headscope.pruning.sweep.config import Cell, cells_of
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
@@ -48,6 +46,7 @@ from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.training.from_scratch import config_without
 from tests.makers.ranks import forked
+from tests.makers.sweeps import config, evaluated, letters, lines, made_words
 from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
 
 pytestmark = pytest.mark.slow
@@ -55,47 +54,10 @@ pytestmark = pytest.mark.slow
 MINUTES = ["minutes"]
 
 
-def lines(folder: Path, name: str, texts: list[str]) -> Path:
-    path = folder / name
-    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
-    return path
-
-
-def letters(count: int, alphabet: str, seed: int) -> list[str]:
-    luck = random.Random(seed)
-    return [" ".join(luck.choices(alphabet, k=luck.randint(2, 7))) for _ in range(count)]
-
-
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A native model, and texts: what it is measured on is its own translation, but for every fifth line."""
     return made_words(tmp_path_factory.mktemp("words"), checkpoints.small())
-
-
-def made_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
-    NATIVE.save(its, folder / "model")
-    asked = letters(17, "abcdefghijklmnopqr", 5)
-    said = [best[0].text or "a" for best in its.translations(asked, TranslateOptions(beam=3))]
-    said[::5] = letters(len(said[::5]), "abcdefg", 6)
-    return {
-        "checkpoint": str(folder / "model"),
-        "source": lines(folder, "train.src", letters(23, "abcdefghijklmnopqr", 1)),
-        "target": lines(folder, "train.tgt", letters(23, "abcdefghijklmn", 2)),
-        "valid_source": lines(folder, "valid.src", asked),
-        "valid_target": lines(folder, "valid.tgt", said),
-    }
-
-
-def config(words: dict[str, Any], out: Path, **options: Any) -> SweepConfig:
-    quick = {"methods": ("random",), "keep": (3,), "seeds": 1, "updates": 3, "batch_tokens": 61, "bootstrap": 50}
-    return SweepConfig(**words, out=out, **{"text": "tokenised-lowercase", **quick, **options})
-
-
-def evaluated(words: dict[str, Any], **options: Any) -> dict[str, float]:
-    """The metrics of `headscope evaluate`, by name."""
-    texts: dict[str, Any] = {"source": words["valid_source"], "target": words.get("valid_target")}
-    found = run_evaluation(EvaluateConfig(checkpoint=words["checkpoint"], **texts, bootstrap=2, **options))
-    return {score.metric: score.value for score in found.scores}
 
 
 # Numbers.
@@ -234,9 +196,7 @@ def test_learnt_cells_have_their_heads_and_keep_their_trajectories(words: dict[s
     assert learnt["lambda"].notna().tolist() == [True, True, False, False]
     row: Any = found.table.set_index("cell").loc["subset-keep7-seed2"]
     run = tmp_path / "out" / "runs" / "subset-keep7-seed2"
-    again = evaluated(
-        words | {"checkpoint": str(run / "model")}, text="tokenised-lowercase", mask=str(run / "removed.txt")
-    )
+    again = evaluated(words | {"checkpoint": str(tmp_path / "out" / row["model"])}, text="tokenised-lowercase")
     assert row["value"] == pytest.approx(again["bleu"], abs=1e-9)
     assert math.exp(row["loss"]) == pytest.approx(again["perplexity"], rel=1e-6)
     assert (run / "gates.csv").is_file()
@@ -503,9 +463,6 @@ def test_only_what_is_missing_is_done(words: dict[str, Any], tmp_path: Path, mon
     assert done == []
     more = run_sweep(config(words, tmp_path / "out", **options | {"keep": (3, 5), "seeds": 1}))
     assert done == ["subset-keep5-seed1", "random-keep5-seed1"] and len(more.table) == 11
-    (tmp_path / "out" / "cells" / "unpruned.json").write_text("{}")
-    with pytest.raises(DataError, match=r"unpruned.json is no finished cell .* remove it, and it is made anew"):
-        run_sweep(config(words, tmp_path / "out", **options))
 
 
 def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
@@ -593,7 +550,7 @@ def test_sizes_seeds_and_names() -> None:
     its = gate_layout(checkpoints.small().attention_sites)
     asked: dict[str, Any] = {"checkpoint": "x", "out": Path("x"), "source": Path("x"), "target": Path("x")}
     made = SweepConfig(**asked, methods=("l0", "lrp", "random"), fractions=(0.25, 0.5), keep=(4,), seed=5, seeds=2)
-    names = [cell.name for cell in cells_of(made, its)]
+    names = [cell.name for cell in cells_of(made, its, lambda method: method == "random")]
     assert names == [
         "unpruned",
         *(f"l0-keep{keep}-seed{seed}" for keep in (4, 8) for seed in (5, 6)),
@@ -636,3 +593,19 @@ def test_controls_need_a_transformer_that_is_trained_here(tmp_path: Path) -> Non
     words = {"checkpoint": str(tmp_path / "gpt2"), "source": text, "valid_source": text}
     with pytest.raises(CheckpointError, match="--from-scratch trains native Transformers"):
         run_sweep(config(words, tmp_path / "out", methods=("l0",), from_scratch=True))
+
+
+def test_rankings_that_are_drawn_have_all_seeds(words: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever they follow from: their analysis, its random tokens, or tokens that the objective hides."""
+    methods: dict[str, Any] = {"methods": ("shapley", "gradient"), "keep": (2,), "seeds": 2, "metric": "perplexity"}
+    plain = run_sweep(config(words, tmp_path / "plain", score_sentences=2, **methods))
+    assert plain.table["cell"].tolist()[1:] == ["shapley-keep2-seed1", "shapley-keep2-seed2", "gradient-keep2-seed1"]
+    made = checkpoints.hugging("bert")
+    made.model.save_pretrained(tmp_path / "bert")  # type: ignore[operator]
+    made.tokenizer.save_pretrained(tmp_path / "bert")
+    text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=9)) for n in range(5)])
+    hidden = {"checkpoint": str(tmp_path / "bert"), "source": text, "valid_source": text}
+    found = run_sweep(config(hidden, tmp_path / "out", **methods | {"methods": ("gradient", "magnitude")}))
+    assert found.table["cell"].tolist()[1:] == ["gradient-keep2-seed1", "gradient-keep2-seed2", "magnitude-keep2-seed1"]
+    scores = [pd.read_csv(tmp_path / "out" / "scores" / f"gradient-seed{seed}.csv")["score"] for seed in (1, 2)]
+    assert not scores[0].equals(scores[1])

@@ -48,7 +48,8 @@ class Objective(ABC):
 
     `seed` and the sentence number decide what is drawn (which tokens are hidden): a batch of N sentences is N batches
     of one. `higher_is_better` says whether damage lowers or raises the value, `trains` whether gates and models can
-    learn by the damage. `needs_prompts` is for what is about answers to prompts (`Batch.contrasts`).
+    learn by the damage. `compares` says that it compares one vector a
+    sentence (`ObjectiveOutput.vector`). `needs_prompts` is for what is about answers to prompts (`Batch.contrasts`).
     """
 
     name: ClassVar[str]
@@ -56,6 +57,7 @@ class Objective(ABC):
     version: ClassVar[int] = 1
     higher_is_better: ClassVar[bool] = True
     trains: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
     needs_prompts: ClassVar[bool] = False
 
     def __init__(self, *, seed: int = 1) -> None:

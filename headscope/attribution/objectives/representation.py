@@ -26,6 +26,7 @@ class Representation(Objective):
     name = "representation"
     summary = "mean-pooled final state: its length along its own direction, cosine distance for ablations"
     trains = True
+    compares = True
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:

@@ -34,7 +34,8 @@ class Bleu(Metric):
         def corpus_bleu(row: Sequence[float]) -> float:
             counts = [int(count) for count in row]
             matches, totals = counts[:ORDERS], counts[ORDERS : 2 * ORDERS]
-            return float(BLEU.compute_bleu(matches, totals, counts[-2], counts[-1]).score)
+            score = BLEU.compute_bleu(matches, totals, counts[-2], counts[-1], smooth_method=BLEU().smooth_method)
+            return float(score.score)
 
         return np.array([corpus_bleu(row) for row in sums.tolist()])
 

@@ -92,7 +92,12 @@ class SweepConfig(PruningOptions):
         identity=False,
     )
     jobs: int = option(1, "Cells to do at once, a process each.", panel=MODEL, minimum=1, maximum=256, identity=False)
-    keep_models: bool = option(False, "Keep the weights of every cell.", panel=OUTPUT, identity=False)
+    keep_models: bool = option(
+        False,
+        "Keep the pruned model of every cell, without the heads that went: column model of sweep.csv.",
+        panel=OUTPUT,
+        identity=False,
+    )
     force: bool = option(False, "Begin anew, without the cells that DIR holds.", panel=OUTPUT, identity=False)
 
     def __post_init__(self) -> None:

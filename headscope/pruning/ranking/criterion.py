@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal
 
 import pandas as pd
 
+from headscope.attribution.objectives.base import Objective
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
-from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.base import ANALYSES, RunOptions, draws
 from headscope.engine.declarations import Measure, measured_columns, rankable_columns
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.engine.frequencies import count_subwords, frequency_ranks
@@ -83,7 +84,8 @@ class Criterion(ABC):
     `keep` says which end of the scores stays ("" where that is not agreed upon), and `why` completes "the others are
     removed first, as …". `reads_text` says whether it needs a text; `changes` whether scores depend on which heads are
     gone, so that scoring anew means something; `one_pass` whether a pass over the text gives them; `refits` whether
-    other heads are refitted, so that damping means something.
+    other heads are refitted, so that damping means something; `explains` whether scores are about the objective;
+    `sampled` whether they follow from the seed whatever that is.
     """
 
     name: ClassVar[str]
@@ -94,6 +96,12 @@ class Criterion(ABC):
     changes: bool = True
     one_pass: bool = True
     refits: bool = False
+    explains: bool = False
+    sampled: bool = False
+
+    def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:
+        """Whether scores follow from the seed; those of an objective do where it hides tokens at random."""
+        return self.sampled or (self.explains and objective is not None and objective.alters(checkpoint))
 
     @abstractmethod
     def scores(self, context: ScoringContext) -> Scores:
@@ -118,6 +126,10 @@ class MeasuredColumn(Criterion):
         self.name, self.summary, self.analysis = measure.name, measure.words, analysis  # type: ignore[misc]
         self.keep, self.why = measure.keep, measure.why
         self.reads_text = self.changes = not analysis or bool(ANALYSES.get(analysis).passes)
+
+    def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:
+        """As its analysis does; a column of a file does not."""
+        return bool(self.analysis) and draws(ANALYSES.get(self.analysis), checkpoint, objective)
 
     def scores(self, context: ScoringContext) -> Scores:
         """Runs the analysis on the text, with the heads that are gone masked."""

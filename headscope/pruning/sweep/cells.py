@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -11,24 +10,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
+from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.bootstrap import Array, Bootstrap
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.evaluation.comparison import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
 from headscope.files.output_checks import check_inputs, inputs_of
-from headscope.files.reading import read_object
-from headscope.files.writing import write_atomically
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
-from headscope.heads import HeadId, all_heads
+from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.scoring import measured_scores, orders_of, refitted_checkpoint
 from headscope.pruning.learning.learn import run_learning
@@ -39,13 +36,14 @@ from headscope.pruning.options.sweep import LEARNT, SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.selection import MODEL, STATE, Selection, open_selection
+from headscope.pruning.sweep.cell_files import SCORES, kept_scores, read_cell, write_scores
 from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of, is_drawn
+from headscope.pruning.sweep.kept_models import keep_model, model_file, on_one_device
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
 
-CELLS, RUNS, SCORES = "cells", "runs", "scores"
+RUNS = "runs"
 
 
 class SweepContext:
@@ -67,7 +65,7 @@ class SweepContext:
         reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
         self.data = ValidationText(corpus, reading, search, config.text, intact=self.checkpoint)
-        self.cells = cells_of(config, self.gating)
+        self.cells = cells_of(config, self.gating, self.is_drawn)
         for method, _ in self.rankings(self.cells):
             if self.opened.corpus is None and criterion_of(method)[0].reads_text:
                 raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
@@ -116,34 +114,48 @@ class SweepContext:
         methods = dict.fromkeys(cell.method for cell in self.cells if cell.method not in (*LEARNT, UNPRUNED))
         return {method: str(criterion_of(method)[1]) for method in methods}
 
+    def is_drawn(self, method: str) -> bool:
+        """Whether a ranking follows from the seed, on this checkpoint by this objective."""
+        return is_drawn(method, self.checkpoint, self.objective, measured=self.config.allocate == "measured")
+
+    @cached_property
+    def objective(self) -> Objective | None:
+        """What heads are scored by where scores are about an objective; None where there is no such thing."""
+        corpus = self.opened.corpus
+        if corpus is None:
+            return None
+        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
+        try:
+            return OBJECTIVES.get(choose_objective(self.config.objective, self.checkpoint, **given))()
+        except ConfigError:  # said where it is needed
+            return None
+
     def seed_of(self, cell: Cell) -> int:
         """The seed of a cell's scores: rankings that do not follow from it have the first."""
         assert cell.seed is not None
-        return cell.seed if is_drawn(cell.method) else self.config.seed
+        return cell.seed if self.is_drawn(cell.method) else self.config.seed
 
     def scores(self, method: str, seed: int) -> Scores:
         """Scores of heads by a criterion, kept in a file for the other sizes."""
-        path = self.scores_path(method, seed)
-        if not path.is_file():
-            self._score(method, seed, path)
-        return read_scores(path, self.checkpoint.layout, column="score")[1]
+        path, layout = self.scores_path(method, seed), self.checkpoint.layout
+        scores = kept_scores(path, layout)
+        if scores is None:
+            scores = self._scored(method, seed)
+            write_scores(path, scores, layout)
+        return scores
 
     def scores_path(self, method: str, seed: int) -> Path:
         """Where a criterion's scores are kept; higher stays."""
-        name = (f"{method}-seed{seed}" if is_drawn(method) else method).replace(":", "-")
+        name = (f"{method}-seed{seed}" if self.is_drawn(method) else method).replace(":", "-")
         return self.config.out / SCORES / f"{name}.csv"
 
-    def _score(self, method: str, seed: int, path: Path) -> None:
+    def _scored(self, method: str, seed: int) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
         criterion, direction = criterion_of(method)
         scores = direction.apply(criterion.scores(context))
-        if self.config.allocate == "measured":
-            scores = measured_scores(context, orders_of(context, set(self.gating.units), scores))
-        rows = [
-            (head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(self.checkpoint.layout)
-        ]
-        table = pd.DataFrame(rows, columns=["site", "layer", "head", "score"])
-        write_atomically(path, lambda place: table.to_csv(place, index=False))
+        if self.config.allocate != "measured":
+            return scores
+        return measured_scores(context, orders_of(context, set(self.gating.units), scores))
 
     def refitted(self, removed: Sequence[HeadId]) -> Checkpoint:
         """The checkpoint with output projections that make up for heads, as the config says."""
@@ -196,8 +208,7 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
         scores = METRICS.get(context.metric).score(pruned.checkpoint, context.data)
     if cell.method == UNPRUNED:
         context.check_baseline(scores.sums)
-    if not context.config.keep_models:
-        shutil.rmtree(_folder(context, cell) / (RUN if cell.control else MODEL), ignore_errors=True)
+    seconds = time.monotonic() - began
     return {
         "cell": vars(cell),
         "kept": [str(head) for head in context.gating.without(pruned.removed)],
@@ -207,8 +218,29 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
         "facts": pruned.facts,
         "threads": torch.get_num_threads(),
         "device": context.checkpoint.device.type,
-        "seconds": round(time.monotonic() - began, 3),
+        "seconds": round(seconds, 3),
+        **_kept(context, cell, pruned),
     }
+
+
+def _kept(context: SweepContext, cell: Cell, pruned: PrunedModel) -> dict[str, str]:
+    """The path of the model that is kept of a cell, in the sweep's directory; why there is none where it cannot be."""
+    config, run = context.config, _folder(context, cell)
+    if cell.method == UNPRUNED:
+        return {"model": ""}
+    if not config.keep_models:
+        shutil.rmtree(run / (RUN if cell.control else MODEL), ignore_errors=True)
+        return {"model": ""}
+    if cell.control:
+        return {"model": (run / RUN / pruned.facts["checkpoint"]).relative_to(config.out).as_posix()}
+    whole = on_one_device(pruned.checkpoint, config) if pruned.checkpoint is context.checkpoint else pruned.checkpoint
+    try:
+        return {"model": keep_model(whole, pruned.off, run / MODEL, config).relative_to(config.out).as_posix()}
+    except OutputError:
+        raise
+    except HeadscopeError as error:
+        shutil.rmtree(run / MODEL, ignore_errors=True)  # its heads are open
+        return {"model": "", "not_kept": str(error)}
 
 
 def _method(context: SweepContext, cell: Cell) -> Callable[[SweepContext, Cell], PrunedModel]:
@@ -297,40 +329,10 @@ def _changed(context: SweepContext, choice: Selection) -> Checkpoint:
     """The checkpoint as a choice left it: read from what it wrote, or the one at hand where nothing was trained."""
     if not choice.model:
         return context.checkpoint
-    config, folder = context.config, choice.folder / MODEL
-    files = sorted(folder.glob("*.pt"))
-    is_file = context.checkpoint.format == "fairseq" and len(files) == 1
+    config, written = context.config, model_file(choice.folder / MODEL, context.checkpoint.path)
     return open_checkpoint(
-        str(files[0] if is_file else folder),
+        str(written),
         device=config.device,
         dtype="float32" if config.dtype == "auto" else config.dtype,
-        companions=Companions(bpe=config.bpe) if is_file else None,
+        companions=Companions(bpe=config.bpe) if written.is_file() else None,
     )
-
-
-def cell_path(folder: Path, name: str) -> Path:
-    """The file of a cell."""
-    return folder / CELLS / f"{name}.json"
-
-
-def write_cell(folder: Path, cell: Cell, record: dict[str, Any]) -> None:
-    """Keep the record of a finished cell."""
-    text = json.dumps(record) + "\n"
-    write_atomically(cell_path(folder, cell.name), lambda place: place.write_text(text, encoding="utf-8"))
-
-
-def read_cell(folder: Path, name: str) -> dict[str, Any]:
-    """The record of a finished cell; DataError for a file that is none."""
-    path = cell_path(folder, name)
-    try:
-        record = read_object(path)
-        Cell(**record["cell"])
-        return {**record, "kept": list(record["kept"]), "sums": list(record["sums"])}
-    except (DataError, KeyError, TypeError) as error:
-        detail = " ".join(str(error).split())[:160]
-        raise DataError(f"{path} is no finished cell ({detail}); remove it, and it is made anew") from None
-
-
-def cell_names(folder: Path) -> list[str]:
-    """Names of the cells that are finished."""
-    return sorted(path.stem for path in (folder / CELLS).glob("*.json") if not path.name.startswith("."))

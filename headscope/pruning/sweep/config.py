@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headscope.attribution.objectives.base import Objective
 from headscope.config.option import identity
 from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
 from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.options.rank import End
 from headscope.pruning.options.sweep import SweepConfig
@@ -17,7 +19,6 @@ from headscope.pruning.ranking.uniform import uniform_keep
 from headscope.registry import unknown
 
 LEARNT = ("l0", "subset")
-DRAWN = ("random", "shapley")  # criteria that follow from the seed; the others are the same for every seed
 UNPRUNED = "unpruned"
 MARGIN = "1%"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
 
@@ -62,8 +63,8 @@ class Cell:
         return replace(self, control=False).name
 
 
-def cells_of(config: SweepConfig, gating: GateLayout) -> list[Cell]:
-    """All cells of a sweep, the unpruned model first, controls last.
+def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], bool]) -> list[Cell]:
+    """All cells of a sweep, the unpruned model first, controls last; rankings that are not drawn have one seed.
 
     ConfigError for unknown methods and for sizes that the gated sites cannot have.
     """
@@ -105,9 +106,10 @@ def _accepted() -> Iterator[str]:
         yield from [name] if criterion_named(name).keep else [f"{name}:lowest", f"{name}:highest"]
 
 
-def is_drawn(method: str) -> bool:
-    """Whether a ranking follows from the seed."""
-    return method.partition(":")[0] in DRAWN
+def is_drawn(method: str, checkpoint: Checkpoint, objective: Objective | None, *, measured: bool = False) -> bool:
+    """Whether a ranking follows from the seed; with `measured` the objective decides how many heads a layer keeps."""
+    hides = objective is not None and objective.alters(checkpoint)
+    return criterion_of(method)[0].draws(checkpoint, objective) or (measured and hides)
 
 
 def _sizes(config: SweepConfig, gating: GateLayout) -> list[int]:

@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
@@ -30,30 +30,32 @@ import torch
 
 from headscope.config.option import changed, flag
 from headscope.distributed import IndependentProcesses
-from headscope.errors import ConfigError, TrainingError
+from headscope.errors import ConfigError, DataError, TrainingError
 from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import OutputKind, contents
 from headscope.files.reading import read_record
+from headscope.files.replace import discard
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.native import DIRECTORY
 from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.scores_file import read_heads
-from headscope.pruning.selection import CHOICE, selection_signature
-from headscope.pruning.sweep.cells import (
+from headscope.pruning.selection import CHOICE, STATE, selection_signature
+from headscope.pruning.sweep.cell_files import (
     CELLS,
-    RUNS,
     SCORES,
-    SweepContext,
     cell_names,
     cell_path,
-    read_cell,
-    run_cell,
+    finished_cells,
+    kept_scores,
+    remove_records,
     write_cell,
 )
+from headscope.pruning.sweep.cells import RUNS, SweepContext, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell, config_identity
+from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
 from headscope.pruning.sweep.table import Measured, make_table, survivors
 from headscope.pruning.sweep.verdicts import verdict_lines, verdicts
 from headscope.results import Signature
@@ -62,16 +64,19 @@ from headscope.training.from_scratch import FRESH, RUN, recipe_digest
 from headscope.version import VERSION
 
 RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
-_RUN = f"{RUNS}/*"
+OF_CELL = OutputKind(
+    "cell",
+    "run of a cell",
+    "",
+    (CHOICE.record, *CHOICE.writes, *DIRECTORY.within(FRESH), *TRAINING.within(RUN)),
+)
 SWEEP = OutputKind(
     "sweep",
     "run of `headscope prune sweep`",
     RECORD,
     (
-        *(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv"),
-        *CHOICE.within(_RUN),
-        *DIRECTORY.within(f"{_RUN}/{FRESH}"),
-        *TRAINING.within(f"{_RUN}/{RUN}"),
+        *(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.json"),
+        *OF_CELL.within(f"{RUNS}/*"),
     ),
     extensible=True,
 )
@@ -84,8 +89,8 @@ Task = Cell | tuple[str, int]
 class Sweep:
     """The table of a sweep, the heads that stay in each cell, and the verdict on every method and size.
 
-    `baseline` says why there are no verdicts. Of several processes the first alone has them; the tables are empty in
-    the others (`main` is False).
+    `baseline` says why there are no verdicts, `notes` of which cells no model is kept. Of several processes the first
+    alone has them; the tables are empty in the others (`main` is False).
     """
 
     context: SweepContext
@@ -93,6 +98,7 @@ class Sweep:
     survivors: pd.DataFrame
     verdicts: pd.DataFrame
     baseline: str | None = None
+    notes: Sequence[str] = ()
     main: bool = True
 
     @property
@@ -103,7 +109,8 @@ class Sweep:
     @property
     def remarks(self) -> list[str]:
         """What the user should know."""
-        return [*self.context.opened.remarks, *([f"no verdict: {self.baseline}"] if self.baseline else [])]
+        verdict = [f"no verdict: {self.baseline}"] if self.baseline else []
+        return [*self.context.opened.remarks, *verdict, *self.notes]
 
     @property
     def conclusions(self) -> list[str]:
@@ -141,9 +148,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
             context.config = replace(config, out=workspace.path)
             _write_record(context)
             begun.append((context, workspace))
-            return workspace.path, [
-                cell for cell in context.cells if not cell_path(workspace.path, cell.name).is_file()
-            ]
+            return workspace.path, _missing(context)
 
         folder, missing = processes.agree(begin)
         context = begun[0][0] if begun else SweepContext(replace(config, out=folder))
@@ -164,6 +169,25 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
         return result
 
 
+def _missing(context: SweepContext) -> list[Cell]:
+    """The cells that are to be done: those without a record, and those whose record was damaged, with a remark.
+
+    The control of a cell that is done again is too, as other heads may stay.
+    """
+    folder = context.config.out
+    found = finished_cells(folder, context.gating, context.metric)
+    again = {cell.folder for cell in context.cells if cell.name not in found.records and not cell.control}
+    missing = [cell for cell in context.cells if cell.name not in found.records or cell.folder in again]
+    names = {cell.name for cell in missing}
+    remove_records(folder, names)
+    for run in (folder / RUNS / name for name in again):
+        if not (run / STATE).is_file():  # there is nothing to resume
+            discard(run, OF_CELL)
+    fate = {True: "the cell was done again", False: "left out: name its method, size and seed to do it again"}
+    context.opened.remarks += [f"{why}; {fate[name in names]}" for name, why in found.damaged.items()]
+    return missing
+
+
 def prepared(config: SweepConfig) -> tuple[SweepContext, Path | None]:
     """Open everything and check it; also the directory of the same sweep to go on with, if there is one."""
     context = SweepContext(config)
@@ -171,6 +195,8 @@ def prepared(config: SweepConfig) -> tuple[SweepContext, Path | None]:
         context.recipe()
     if config.functions is not None:
         read_functions(config.functions, context)
+    if config.keep_models:
+        check_keeping(on_one_device(context.checkpoint, config), context.gating)
     record, new = _record(context), replacing_folder(config.out)
     for folder in [new] if config.force else [config.out, new]:
         if contents(folder, SWEEP).kind == SWEEP.name and _difference(folder, record) is None:
@@ -189,7 +215,13 @@ def cells_kept(config: SweepConfig) -> tuple[Path, int]:
 
 def do_cells(context: SweepContext, cells: Sequence[Cell], *, progress: Progress = no_progress) -> None:
     """Do cells and keep their records: scores of heads first, controls last."""
-    scores: list[Task] = [ranking for ranking in context.rankings(cells) if not context.scores_path(*ranking).is_file()]
+    scores: list[Task] = []
+    for ranking in context.rankings(cells):
+        path = context.scores_path(*ranking)
+        if kept_scores(path, context.checkpoint.layout) is None:
+            scores.append(ranking)
+            if path.exists():
+                context.opened.remarks.append(f"{path} was changed after it was written; heads were scored again")
     pruned: list[Task] = [cell for cell in cells if not cell.control]
     controls: list[Task] = [cell for cell in cells if cell.control]
     with progress("sweep", len(cells)) as step, _workers(context) as do:
@@ -344,7 +376,11 @@ def read_functions(run: Path, context: SweepContext) -> pd.DataFrame:
 def write_conclusion(context: SweepContext) -> Sweep:
     """The tables of all cells that a directory holds, written there."""
     config = context.config
-    records = [read_cell(config.out, name) for name in _names(config.out, context.cells)]
+    found = finished_cells(config.out, context.gating, context.metric)
+    names = dict.fromkeys([*(cell.name for cell in context.cells), *found.records])  # those of earlier calls come last
+    if broken := [name for name in names if name in found.damaged]:
+        raise DataError(f"{found.damaged[broken[0]]}; the same command does it again")
+    records = [found.records[name] for name in names if name in found.records]
     functions = None if config.functions is None else read_functions(config.functions, context)
     sites = context.gating.per_site()
     unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
@@ -356,13 +392,10 @@ def write_conclusion(context: SweepContext) -> Sweep:
     kept = survivors(records, functions)
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):
         write_atomically(config.out / name, lambda path, frame=frame: frame.to_csv(path, index=False))  # type: ignore[misc]
-    result = Sweep(context, table, kept, verdicts(measured, sites), baseline)
+    notes = kept_remarks(records, config.out) if config.keep_models else []
+    result = Sweep(context, table, kept, verdicts(measured, sites), baseline, notes)
     record = result.record()
-    _write_record(context, **{name: record[name] for name in ("verdicts", "conclusions", "directions", "remarks")})
+    names = ("verdicts", "conclusions", "directions", "remarks")
+    labelled = None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint")
+    _write_record(context, **{name: record[name] for name in names}, labelled=labelled)
     return result
-
-
-def _names(folder: Path, cells: Iterable[Cell]) -> list[str]:
-    """Finished cells of this call in its order, then those of earlier calls."""
-    finished = cell_names(folder)
-    return list(dict.fromkeys([*(cell.name for cell in cells if cell.name in set(finished)), *finished]))

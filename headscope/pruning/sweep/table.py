@@ -70,7 +70,7 @@ def make_table(measured: Measured, sites: Mapping[str, int], functions: pd.DataF
     interval and p-value of a paired bootstrap; NaN where the unpruned model is not measured yet. `worse`,
     `worse_limit`, `margin`, `detectable` and `verdict` are those of `NonInferiority`. `loss` is in nats a token (of a
     classifier: a sentence). `functions_NAME` counts survivors with that function, once in each that a head has,
-    `functions_none` those without any.
+    `functions_none` those without any. `model` is the model that was kept of a cell, in the sweep's directory.
     """
     kinds = None if functions is None else kinds_by_head(functions)
     rows = [_row(measured, number, sites) | _functions(record, kinds) for number, record in enumerate(measured.records)]
@@ -105,6 +105,7 @@ def _row(measured: Measured, number: int, sites: Mapping[str, int]) -> dict[str,
         "lambda": record["facts"].get("lambda_paper", float("nan")),
         "minutes": record["seconds"] / 60,
         "cell": cell.name,
+        "model": record.get("model", ""),
     }
 
 

@@ -260,18 +260,25 @@ def _functions(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Ent
     panels = []
     colors: dict[str, str] = {}
     for run, method, cells in _by_method(labelled):
+        if run.labelled and not cells["cell"].isin(run.survivors["cell"]).any():
+            continue
         counts = function_counts(run, cells)
         colors |= {name: _color(name) for name in counts.columns if counts[name].any()}
         panels.append(PruningPanel(_named(labelled, run, method), _functions_panel(counts), "heads kept", "heads"))
+    if not panels:
+        raise RunError("--functions RUN has labels of other heads than any of these models; name a run on one of them")
     order = [*head_functions(), *sorted(set(colors) - {*head_functions(), SEVERAL, NONE}), SEVERAL, NONE]
     entries: list[Entry] = [("    ", colors[name], name) for name in order if name in colors]
-    return panels, [*entries, ("", "", "functions are those of the unpruned model; mean over seeds")]
+    whose = ", ".join(dict.fromkeys(run.labelled or "the unpruned model" for run in labelled))
+    return panels, [*entries, ("", "", f"functions are those of {whose}; mean over seeds")]
 
 
 def function_counts(run: PruningRun, pruned: pd.DataFrame) -> pd.DataFrame:
     """Heads by kind of function, each counted once: a row a size, the unpruned model first, then larger to smaller."""
     kinds = run.survivors.assign(kind=[run_kind(labels) for labels in run.survivors["functions"]])
     unpruned = run.cells[run.cells["method"] == UNPRUNED]
+    if run.labelled:  # of one pruned model: nothing is known of other heads
+        unpruned, pruned = (cells[cells["cell"].isin(kinds["cell"])] for cells in (unpruned, pruned))
     rows = {}
     for _, cells in [*unpruned.groupby("size", sort=False), *pruned.groupby("size", sort=False)]:
         survivors = kinds[kinds["cell"].isin(cells["cell"])]

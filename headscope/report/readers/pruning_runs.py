@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from headscope.errors import HeadscopeError
-from headscope.files.reading import read_object, read_text
+from headscope.files.reading import read_object, read_record, read_text
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
 from headscope.report.readers.run import GENERIC_NAMES as MODELS
-from headscope.report.readers.run import RunError, load_run
+from headscope.report.readers.run import AnalysisRun, RunError, load_run
 
 SWEEP = (
     *("method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"),
@@ -34,7 +34,8 @@ class PruningRun:
     """Cells with their sizes, the heads that each keeps, and trajectories of gates by name of the cell.
 
     `cells` has method, control, size, seed, kept, of, kept_SITE and cell; of a sweep also the columns of quality
-    (`measured`). `survivors` has a row for every head that stays; `functions` where labels are known.
+    (`measured`). `survivors` has a row for every head that stays; `functions` where labels are known. These are of the
+    heads of `labelled`, empty for the unpruned model; of a pruned one `survivors` has the cells whose heads it has.
     """
 
     name: str
@@ -42,6 +43,7 @@ class PruningRun:
     cells: pd.DataFrame
     survivors: pd.DataFrame
     gates: Mapping[str, Path] = field(default_factory=dict)
+    labelled: str = ""
 
     @property
     def measured(self) -> bool:
@@ -64,8 +66,7 @@ class PruningRun:
     def model(self) -> str:
         """The last part of the checkpoint's path, with the one before it where it tells nothing."""
         source = self.meta.get("source")
-        path = Path(str(source.get("path", "model") if isinstance(source, dict) else "model"))
-        return "/".join(path.parts[-2:]) if path.name in GENERIC_NAMES else path.name
+        return _short(Path(str(source.get("path", "model") if isinstance(source, dict) else "model")))
 
     def trajectory(self, cell: str) -> pd.DataFrame:
         """The gates of a cell while they learnt."""
@@ -73,6 +74,10 @@ class PruningRun:
         if not len(table) or table.duplicated(["update", *HEAD_COLUMNS]).any():
             raise RunError(f"{self.gates[cell]} holds no trajectory of gates; learn again")
         return table
+
+
+def _short(path: Path) -> str:
+    return "/".join(path.parts[-2:]) if path.name in GENERIC_NAMES else path.name
 
 
 def load_pruned(paths: Sequence[Path], *, functions: Path | None = None) -> list[PruningRun]:
@@ -95,13 +100,49 @@ def load_pruned(paths: Sequence[Path], *, functions: Path | None = None) -> list
     runs = [*sweeps, *map(_selections, _by_model(selections))]
     if functions is None:
         return runs
-    labels = load_run(functions).heads[[*HEAD_COLUMNS, "functions"]]
-    return [replace(run, survivors=_labelled(run.survivors, labels)) for run in runs]
+    labels = load_run(functions)
+    return [_labelled(run, labels) for run in runs]
 
 
-def _labelled(survivors: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
-    bare = survivors.drop(columns="functions", errors="ignore")
-    return bare.merge(labels, on=HEAD_COLUMNS, how="left").fillna({"functions": ""})
+def _labelled(run: PruningRun, labels: AnalysisRun) -> PruningRun:
+    """The labels of a run of `analyze` on heads that stay, under the numbers that they had before any went."""
+    heads = labels.heads[[*HEAD_COLUMNS, "functions"]].fillna({"functions": ""})
+    bare = run.survivors.drop(columns="functions", errors="ignore")
+    source, checkpoint = (dict(part) if isinstance(part, dict) else {} for part in _checkpoints(run, labels))
+    if "" in (own := {str(part.get("digest") or "") for part in (source, checkpoint)}) or len(own) == 1:
+        joined = bare.merge(heads, on=HEAD_COLUMNS, how="left").fillna({"functions": ""})
+        return replace(run, survivors=joined, labelled="")
+    path = Path(str(checkpoint.get("path")))
+    stay = _numbered(heads, path)
+    stay = stay[stay["site"].isin(run.sites)]
+    survivors = bare.merge(stay, on=HEAD_COLUMNS, how="left")
+    if len(stay) < run.cells["of"].max():  # of a pruned model: nothing is known of the heads of other cells
+        complete = survivors.groupby("cell")["functions"].agg(lambda of: of.notna().all() and len(of) == len(stay))
+        survivors = survivors[survivors["cell"].isin(complete.index[complete])]
+    name = f"{_short(path)} (run {labels.name})"
+    return replace(run, survivors=survivors.fillna({"functions": ""}), labelled=name)
+
+
+def _checkpoints(run: PruningRun, labels: AnalysisRun) -> tuple[object, object]:
+    """What the records say of the checkpoint that was pruned, and of the one whose heads have labels."""
+    digests = run.meta.get("digests")
+    source = {"digest": digests.get("checkpoint")} if isinstance(digests, dict) else run.meta.get("source")
+    return source, labels.meta.get("checkpoint")
+
+
+def _numbered(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:
+    """Heads of a model without some, by the numbers that the `pruning.json` beside it gives them."""
+    record = read_record((checkpoint if checkpoint.is_dir() else checkpoint.parent) / "pruning.json")
+    kept, output = record.get("kept"), record.get("output")
+    if record.get("kind") != "removal" or not isinstance(kept, dict) or not isinstance(output, dict):
+        return heads
+    try:
+        if output.get("export") == "masked":
+            return heads[[row.head in kept[row.site][str(row.layer)] for row in heads.itertuples()]]
+        numbers = [kept[row.site][str(row.layer)][row.head] for row in heads.itertuples()]
+    except (KeyError, IndexError, TypeError):
+        raise RunError(f"{checkpoint} has other heads than the pruning.json beside it says; prune again") from None
+    return heads.assign(head=numbers)
 
 
 def _sweep(path: Path) -> PruningRun:
@@ -115,7 +156,16 @@ def _sweep(path: Path) -> PruningRun:
         raise RunError(f"sweep {path.name}: sweep.csv has a row without the number of its heads; run the sweep again")
     survivors = _table(path / "survivors.csv", (*HEAD_COLUMNS, "cell"))
     gates = {folder.parent.name: folder for folder in sorted(path.glob("runs/*/gates.csv"))}
-    return PruningRun(path.resolve().name, meta, cells, survivors, gates)
+    return PruningRun(path.resolve().name, meta, cells, survivors, gates, _labelled_by(meta))
+
+
+def _labelled_by(meta: Mapping[str, Any]) -> str:
+    """The model whose heads a sweep has labels of, where that is not the one that it pruned."""
+    labelled, digests = meta.get("labelled"), meta.get("digests")
+    if not isinstance(labelled, dict) or not isinstance(digests, dict):
+        return ""
+    same = labelled.get("digest") == digests.get("checkpoint")
+    return "" if same else _short(Path(str(labelled.get("path"))))
 
 
 def _by_model(paths: Sequence[Path]) -> list[list[Path]]:

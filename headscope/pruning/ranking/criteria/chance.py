@@ -17,6 +17,7 @@ class Chance(Criterion):
     summary = "random numbers, by the seed"
     why = "the order is drawn from the seed"
     reads_text = False
+    sampled = True
     changes = False
 
     def scores(self, context: ScoringContext) -> Scores:

@@ -22,6 +22,7 @@ class MeasuredOptimalBrainSurgeon(Criterion):
     why = "the model loses least without them, the other heads refitted"
     changes = False
     one_pass = False
+    explains = True
     refits = True
 
     def scores(self, context: ScoringContext) -> Scores:

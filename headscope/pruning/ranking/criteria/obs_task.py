@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from headscope.attribution.objectives.base import Objective
 from headscope.engine.faithfulness.orders import Scores
+from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.block_obs import weigh
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.scoring import error_when_gone, for_all_heads, moments_of, removal_order
@@ -22,6 +24,11 @@ class TaskOptimalBrainSurgeon(Criterion):
     why = "the objective loses least without them, the other heads refitted"
     changes = False
     refits = True
+    explains = True
+
+    def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:
+        """The curvature of objectives that compare vectors is sampled too (`explained_values`)."""
+        return super().draws(checkpoint, objective) or (objective is not None and objective.compares)
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []

@@ -1,0 +1,114 @@
+"""The models that a sweep keeps: each computes what its row of the table says, without the heads that went.
+
+They are removed as `prune remove` does; in formats that cannot lose heads they are closed, by zeros in the output
+projection. The `pruning.json` beside each model has the numbers of the heads that stay.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headscope.config import CheckpointOptions
+from headscope.errors import CheckpointError, ConfigError
+from headscope.files.folders import Build
+from headscope.formats.base import MASKED, Checkpoint, open_configured, write_checkpoint
+from headscope.heads import HeadId
+from headscope.model.removal_plan import plan_removal
+from headscope.pruning.learning.gate_layout import GateLayout
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal.export import choose_export
+from headscope.pruning.removal.model_inputs import texts
+from headscope.pruning.removal.record import Shrunk
+from headscope.pruning.removal.remove import REMOVAL, shrink, write_shrunk
+from headscope.pruning.removal.verify import reference
+from headscope.pruning.selection import PRUNED
+from headscope.pruning.sweep.config import UNPRUNED, Cell
+
+SHOWN = 6  # names of cells in a remark
+COMPARED = 8  # sentences on which a model with closed heads is compared with the masked one
+
+
+def model_file(folder: Path, source: str) -> Path:
+    """What to open of a folder that a checkpoint was written into: a file of the name of its source, or itself."""
+    file = folder / Path(source).name
+    return file if file.is_file() else folder
+
+
+def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, options: CheckpointOptions) -> Path:
+    """Write a checkpoint without the heads `removed` into `folder`, in place of what is there; returns what to open.
+
+    HeadscopeError where that cannot be, or would compute something else.
+    """
+    made, companions = folder.with_name(PRUNED), options.companions
+    shutil.rmtree(made, ignore_errors=True)
+    if not removed:
+        made.mkdir(parents=True)
+        written = write_checkpoint(checkpoint, made, companions).path
+    else:
+        done = without_heads(checkpoint, removed)
+        config = RemoveConfig(
+            checkpoint=options.checkpoint,
+            out=made,
+            heads=",".join(map(str, removed)),
+            export=(done.export.name,),
+            rounds=0,
+            dicts=companions.dicts,
+            hp=companions.hp,
+            bpe=companions.bpe,
+        )
+        with Build(made, REMOVAL) as build:
+            wanted = reference(checkpoint, removed, done.data.feeds[0])
+            written = write_shrunk(done, config, build, wanted=wanted).path
+    shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
+    made.replace(folder)
+    return folder / written.relative_to(made)
+
+
+def without_heads(checkpoint: Checkpoint, removed: Sequence[HeadId]) -> Shrunk:
+    """A copy of a checkpoint without heads, or with zeros in their place, compared with the model under the mask."""
+    data = texts(checkpoint, None, None, sentences=COMPARED)
+
+    def made(name: str | None) -> Shrunk:
+        export = choose_export(name, checkpoint)
+        plan = plan_removal(checkpoint.attention_sites, removed, whole_groups=export.whole_groups)
+        return shrink(checkpoint, plan, export=export, data=data)
+
+    try:
+        return made(None)
+    except (ConfigError, CheckpointError):
+        return made(MASKED.name)
+
+
+def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
+    """ConfigError where no heads of a checkpoint can be taken out of it, before anything is learnt."""
+    if gating.units:
+        try:
+            without_heads(checkpoint, gating.units[0])
+        except (ConfigError, CheckpointError) as error:
+            raise ConfigError(f"--keep-models: {error}") from None
+
+
+def on_one_device(checkpoint: Checkpoint, options: CheckpointOptions) -> Checkpoint:
+    """The checkpoint with its weights in one place, from its files where --device-map had spread them."""
+    if options.device_map is None:
+        return checkpoint
+    return open_configured(replace(options, device_map=None, device="cpu"))
+
+
+def kept_remarks(records: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    """Of which cells of a sweep in `folder` no model is kept, and why."""
+    remarks, before = [], []
+    for record in records:
+        name = Cell(**record["cell"]).name
+        if "not_kept" in record:
+            remarks.append(f"no model of {name} is kept: {record['not_kept']}")
+        elif name != UNPRUNED and not (record.get("model") and (folder / record["model"]).exists()):
+            before.append(name)
+    if before:
+        names = ", ".join(before[:SHOWN]) + (", …" if len(before) > SHOWN else "")
+        remarks.append(f"no model is kept of {names}: finished before without one; --force does the sweep anew")
+    return remarks

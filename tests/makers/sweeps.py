@@ -1,0 +1,51 @@
+"""A small model with texts that it translates, sweeps of it, and what `evaluate` says of a model."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from headscope.config import EvaluateConfig
+from headscope.evaluation.run import run_evaluation
+from headscope.formats.native import NATIVE
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.formats.translate_options import TranslateOptions
+from headscope.pruning.options.sweep import SweepConfig
+
+
+def lines(folder: Path, name: str, texts: list[str]) -> Path:
+    path = folder / name
+    path.write_text("".join(text + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def letters(count: int, alphabet: str, seed: int) -> list[str]:
+    luck = random.Random(seed)
+    return [" ".join(luck.choices(alphabet, k=luck.randint(2, 7))) for _ in range(count)]
+
+
+def made_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
+    NATIVE.save(its, folder / "model")
+    asked = letters(17, "abcdefghijklmnopqr", 5)
+    said = [best[0].text or "a" for best in its.translations(asked, TranslateOptions(beam=3))]
+    said[::5] = letters(len(said[::5]), "abcdefg", 6)
+    return {
+        "checkpoint": str(folder / "model"),
+        "source": lines(folder, "train.src", letters(23, "abcdefghijklmnopqr", 1)),
+        "target": lines(folder, "train.tgt", letters(23, "abcdefghijklmn", 2)),
+        "valid_source": lines(folder, "valid.src", asked),
+        "valid_target": lines(folder, "valid.tgt", said),
+    }
+
+
+def config(words: dict[str, Any], out: Path, **options: Any) -> SweepConfig:
+    quick = {"methods": ("random",), "keep": (3,), "seeds": 1, "updates": 3, "batch_tokens": 61, "bootstrap": 50}
+    return SweepConfig(**words, out=out, **{"text": "tokenised-lowercase", **quick, **options})
+
+
+def evaluated(words: dict[str, Any], **options: Any) -> dict[str, float]:
+    """The metrics of `headscope evaluate`, by name."""
+    texts: dict[str, Any] = {"source": words["valid_source"], "target": words.get("valid_target")}
+    found = run_evaluation(EvaluateConfig(checkpoint=words["checkpoint"], **texts, bootstrap=2, **options))
+    return {score.metric: score.value for score in found.scores}

@@ -1,0 +1,260 @@
+"""What a sweep leaves behind: models that compute what the table says, and files whose damage never passes unseen."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+
+from headscope.api.analysis import run_analysis
+from headscope.config import AnalyzeConfig
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.native import NATIVE
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal.remove import run_removal
+from headscope.pruning.sweep import cells
+from headscope.pruning.sweep.sweep import Sweep, run_sweep
+from headscope.report.figures.pruning import pruning_figure
+from headscope.report.readers.pruning_runs import load_pruned
+from tests.makers.shared import SHIPPED
+from tests.makers.sweeps import config, evaluated, lines, made_words
+from tests.oracles import checkpoints, fairseq, tiny
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return made_words(tmp_path_factory.mktemp("words"), checkpoints.small())
+
+
+def kept_rows(found: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
+    """The rows of pruned models, after `evaluate` has said the same of each that was kept."""
+    rows = [row for row in found.table.itertuples() if row.method != "unpruned"]
+    for row in rows:
+        again = evaluated({**words, "checkpoint": str(found.context.config.out / row.model)}, **options)
+        assert again[row.metric] == pytest.approx(row.value, rel=1e-5), row.cell
+        assert math.exp(row.loss) == pytest.approx(again["perplexity"], rel=1e-5), row.cell
+    return rows
+
+
+# Models.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"methods": ("l0", "subset", "magnitude"), "keep": (5, 16)},
+        {"methods": ("l0", "magnitude"), "tune_updates": 2},
+        {"methods": ("l0",), "freeze": "model"},
+        {"methods": ("magnitude",), "compensate": "least-squares"},
+        {"methods": ("magnitude",), "compensate": "mean", "tune_updates": 1},
+    ],
+)
+def test_kept_models_compute_what_the_table_says(
+    words: dict[str, Any], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    found = run_sweep(config(words, tmp_path / "out", keep_models=True, **options))
+    rows = kept_rows(found, words, text="tokenised-lowercase")
+    assert [row.model for row in rows] == [f"runs/{row.cell}/model" for row in rows] and found.notes == []
+    whole = evaluated(words, text="tokenised-lowercase")["perplexity"]
+    assert all(math.exp(row.loss) != pytest.approx(whole, rel=1e-3) for row in rows if row.kept < 16)
+
+
+def test_kept_models_have_the_heads_of_the_table(words: dict[str, Any], tmp_path: Path) -> None:
+    found = run_sweep(config(words, tmp_path / "out", methods=("l0",), keep=(5,), keep_models=True))
+    row: Any = found.table.iloc[1]
+    counts = Counter((r.site, r.layer) for r in found.survivors[16:].itertuples())
+    layout = open_checkpoint(str(tmp_path / "out" / row.model)).layout
+    assert {(site.value, layer): count for (site, layer), count in layout.items() if count} == counts
+    kept = json.loads((tmp_path / "out" / row.model / "pruning.json").read_text())["kept"]
+    heads = {(site, int(layer), head) for site in kept for layer in kept[site] for head in kept[site][layer]}
+    assert heads == {(r.site, r.layer, r.head) for r in found.survivors[16:].itertuples()}
+
+
+def test_functions_of_a_kept_model_are_drawn_as_its_own(words: dict[str, Any], tmp_path: Path) -> None:
+    """Under the numbers of the unpruned model, for the cell that has these heads; the footer says whose they are."""
+    found = run_sweep(config(words, tmp_path / "out", methods=("l0", "random"), keep=(5, 9), keep_models=True))
+    row: Any = found.table.set_index("cell").loc["random-keep5-seed1"]
+    footers = {}
+    texts: dict[str, Any] = {"source": words["valid_source"], "target": words["valid_target"]}
+    for name, checkpoint in (("own", tmp_path / "out" / row.model), ("before", Path(words["checkpoint"]))):
+        run_analysis(
+            AnalyzeConfig(checkpoint=str(checkpoint), out=tmp_path / name, **texts, only=("confidence",), figures=False)
+        )
+        heads = pd.read_csv(tmp_path / name / "heads.csv")
+        labels = [f"own:{number}" for number in range(len(heads))]
+        heads.assign(functions=labels).to_csv(tmp_path / name / "heads.csv", index=False)
+        (pruned,) = load_pruned([tmp_path / "out"], functions=tmp_path / name)
+        drawn = [text.get_text() for text in pruning_figure([pruned], "functions").findobj(Text)]
+        footers[name] = next(text for text in drawn if text.startswith("functions are those of"))
+        if name == "own":
+            assert set(pruned.survivors["cell"]) == {"random-keep5-seed1"}
+            assert pruned.survivors["functions"].tolist() == labels
+        else:
+            assert set(pruned.survivors["cell"]) == set(found.table["cell"])
+    assert "of the unpruned model" in footers["before"]
+    assert "unpruned" not in footers["own"] and "/model (run own)" in footers["own"]
+
+
+def test_controls_are_kept_as_they_were_measured(words: dict[str, Any], tmp_path: Path) -> None:
+    recipe = lines(tmp_path, "recipe.toml", ["max-updates = 3", "max-tokens = 61", "warmup = 1", "average = 2"])
+    options = {"methods": ("l0",), "from_scratch": True, "recipe": recipe, "keep_models": True}
+    rows = kept_rows(run_sweep(config(words, tmp_path / "out", **options)), words, text="tokenised-lowercase")
+    assert [row.control for row in rows] == ["", "from scratch"] and "/scratch/" in rows[1].model
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "narrowed", "closed", "fairseq", "story-of-heads"])
+def test_every_format_keeps_its_models(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`narrowed` has lost heads before; `closed` is a class that cannot, in which they are closed."""
+    text = lines(tmp_path, "text", [" ".join(random.Random(n).choices(tiny.WORDS, k=2 + n % 5)) for n in range(7)])
+    words: dict[str, Any] = {"source": text, "valid_source": text}
+    if kind == "closed":
+        monkeypatch.setattr(HuggingFaceCheckpoint, "without_heads", Checkpoint.without_heads)
+    if kind in ("gpt2", "bert", "narrowed", "closed"):
+        made = checkpoints.hugging("bert" if kind == "bert" else "gpt2")
+        made.model.save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+        made.tokenizer.save_pretrained(tmp_path / "whole")
+        words["checkpoint"] = str(tmp_path / "whole")
+        if kind == "narrowed":
+            gone = {"checkpoint": words["checkpoint"], "heads": "decoder-self.0.1", "rounds": 0}
+            words["checkpoint"] = str(run_removal(RemoveConfig(out=tmp_path / "small", **gone)).path)
+    elif kind == "fairseq":
+        options = fairseq.BASE | {"share_decoder_input_output_embed": True}
+        weights = fairseq.state(options, alphas=("encoder.0.self_attn",))
+        words["checkpoint"] = str(fairseq.write(tmp_path / "in" / "best.pt", options, weights))
+        fairseq.dictionaries(tmp_path / "in")
+        words |= {"target": text, "valid_target": text}
+    else:
+        folder = SHIPPED / "story-of-heads"
+        source, target = (lines(tmp_path, name, text) for name, text in (("s", ["ein mann"] * 3), ("t", ["a man"] * 3)))
+        words = {"source": source, "target": target, "valid_source": source, "valid_target": target}
+        words |= {"checkpoint": str(folder / "model.npz"), "sites": ("encoder-self",)}
+    sites = {"sites": words.pop("sites", ())}
+    options = {"methods": ("subset", "magnitude"), "keep": (2,), "metric": "perplexity", "updates": 1, **sites}
+    found = run_sweep(config(words, tmp_path / "out", keep_models=True, **options))
+    models = [open_checkpoint(str(tmp_path / "out" / row.model)) for row in kept_rows(found, words)]
+    whole = open_checkpoint(words["checkpoint"]).layout
+    assert all((model.layout == whole) == (kind == "closed") for model in models) and len(models) == 2
+
+
+def test_what_cannot_be_kept_is_said(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is learnt where no head can go; else in a remark, and no model of other heads is left."""
+    mae = {**words, "checkpoint": str(tmp_path / "mae")}
+    NATIVE.save(checkpoints.small(self_mixing="experts.v1"), tmp_path / "mae")
+    with pytest.raises(ConfigError, match=r"^--keep-models: .*depends on its input"):
+        run_sweep(config(mae, tmp_path / "out", methods=("l0",), keep_models=True))
+    run_sweep(config(words, tmp_path / "later"))
+    later = run_sweep(config(words, tmp_path / "later", keep=(3, 5), keep_models=True))
+    assert later.table["model"].tolist() == ["", "", "runs/random-keep5-seed1/model"]
+    assert any("no model is kept of random-keep3-seed1: finished before" in remark for remark in later.remarks)
+
+    def refuse(*_: Any) -> Path:
+        raise CheckpointError("it computes something else")
+
+    monkeypatch.setattr(cells, "keep_model", refuse)
+    found = run_sweep(config(words, tmp_path / "out", methods=("l0",), keep_models=True))
+    assert "no model of l0-keep3-seed1 is kept: it computes something else" in found.remarks
+    assert not (tmp_path / "out" / "runs" / "l0-keep3-seed1" / "model").exists()
+
+
+# Damage.
+
+
+def without(name: str) -> Callable[[Any], object]:
+    return lambda record: record.pop(name)
+
+
+def with_value(value: Any, *path: Any) -> Callable[[Any], None]:
+    def change(record: Any) -> None:
+        for part in path[:-1]:
+            record = record[part]
+        record[path[-1]] = value
+
+    return change
+
+
+OLD = without("sha256")  # a record of an earlier version says no digest, so that its values are looked at
+CHANGES = [
+    without("sums"), without("cell"), with_value(3.5, "sums", 0, 0), with_value([], "kept"),
+    *(
+        lambda record, change=change: [each(record) for each in (OLD, change)]
+        for change in (
+            without("loss"), without("metric"), without("cell"), with_value(None, "sums"), with_value([1], "sums"),
+            with_value("x", "sums", 0, 0), with_value(math.nan, "sums", 0, 0), with_value([[1.0]], "sums"),
+            with_value([1.0, 0], "loss"), with_value({}, "kept"), with_value(["cross.0.77"], "kept"),
+            with_value(["head"], "kept"), with_value("bleu!", "metric"), with_value("perplexity", "metric"),
+            with_value([], "facts"), with_value("1", "seconds"), with_value("l0", "cell", "method"),
+            with_value([3], "cell", "keep"), with_value(7, "model"),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept(words: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    out = tmp_path_factory.mktemp("swept") / "out"
+    return run_sweep(config(words, out, methods=("random", "magnitude"), keep_models=True))
+
+
+def resumed(swept: Sweep, words: dict[str, Any], out: Path) -> Sweep:
+    found = run_sweep(config(words, out, methods=("random", "magnitude"), keep_models=True))
+    pd.testing.assert_frame_equal(found.table.drop(columns="minutes"), swept.table.drop(columns="minutes"), rtol=1e-9)
+    return found
+
+
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_damaged_cell_is_done_again(swept: Sweep, words: dict[str, Any], tmp_path: Path, number: int) -> None:
+    shutil.copytree(swept.context.config.out, tmp_path / "out")
+    path = tmp_path / "out" / "cells" / "magnitude-keep3-seed1.json"
+    record = json.loads(path.read_text())
+    CHANGES[number](record)
+    path.write_text(json.dumps(record))
+    found = resumed(swept, words, tmp_path / "out")
+    (remark,) = [remark for remark in found.remarks if str(path) in remark]
+    assert remark.endswith("; the cell was done again") and "\n" not in remark
+
+
+@pytest.mark.parametrize("name", ["cells/unpruned.json", "scores/magnitude.csv", "scores/magnitude.json", "sweep.csv"])
+def test_truncated_files_never_change_a_number(swept: Sweep, words: dict[str, Any], tmp_path: Path, name: str) -> None:
+    whole = (swept.context.config.out / name).read_bytes()
+    for length in {0, 1, len(whole) // 2, len(whole) - 2}:
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        shutil.copytree(swept.context.config.out, tmp_path / "out")
+        (tmp_path / "out" / name).write_bytes(whole[:length])
+        (tmp_path / "out" / "cells" / "magnitude-keep3-seed1.json").unlink()
+        found = resumed(swept, words, tmp_path / "out")
+        damaged = name in ("cells/unpruned.json", "scores/magnitude.csv")
+        assert any(name in remark and "again" in remark for remark in found.remarks) == damaged
+
+
+def test_damaged_cells_of_earlier_calls_are_left_out(swept: Sweep, words: dict[str, Any], tmp_path: Path) -> None:
+    shutil.copytree(swept.context.config.out, tmp_path / "out")
+    path = tmp_path / "out" / "cells" / "magnitude-keep3-seed1.json"
+    path.write_text("[]")
+    found = run_sweep(config(words, tmp_path / "out"))
+    assert found.table["method"].tolist() == ["unpruned", "random"] and path.is_file()
+    assert any(str(path) in remark and "left out" in remark for remark in found.remarks)
+
+
+def test_a_damaged_learnt_cell_is_done_again_with_its_control(words: dict[str, Any], tmp_path: Path) -> None:
+    recipe = lines(tmp_path, "recipe.toml", ["max-updates = 2", "max-tokens = 61", "warmup = 1", "average = 0"])
+    options = {"methods": ("subset",), "from_scratch": True, "recipe": recipe, "keep_models": True}
+    first = run_sweep(config(words, tmp_path / "out", **options))
+    (tmp_path / "out" / "cells" / "subset-keep3-seed1.json").write_text("{")
+    again = run_sweep(config(words, tmp_path / "out", **options))
+    pd.testing.assert_frame_equal(again.table.drop(columns="minutes"), first.table.drop(columns="minutes"), rtol=1e-6)
+    (tmp_path / "out" / "sweep.json").write_text("{")
+    with pytest.raises(HeadscopeError, match="cannot be read; choose another --out, or --force"):
+        run_sweep(config(words, tmp_path / "out", **options))
