@@ -74,8 +74,8 @@ class Scores:
         typer.Option(
             metavar="NAMES",
             help="bleu,chrf,perplexity,accuracy; of classifiers loss,accuracy,macro-f1; of every model "
-            "cosine,token-cosine,l2,token-l2 to the model without --mask. Default: all that fit, the last ones for "
-            "encoders without a head.",
+            "cosine,token-cosine,l2,token-l2 to the intact model. Default: all that fit, the last ones for encoders "
+            "without a head and with --against.",
             rich_help_panel=METRICS,
         ),
     ] = None
@@ -134,9 +134,18 @@ class Search:
 
 
 class Masked:
-    """Heads that are off."""
+    """Heads that are off, and what the model without them is compared with."""
 
     mask: Mask = None
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CKPT",
+            help="Intact checkpoint that final states are compared with; default: the one that pruning.json beside "
+            "CKPT names, else CKPT itself without --mask.",
+            rich_help_panel=METRICS,
+        ),
+    ] = None
 
 
 class Batches:
@@ -246,7 +255,8 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
         width = _decimals(score)
         within = "" if score.low != score.low else f"{score.low:.{width}f}–{score.high:.{width}f}"
         table.add_row(score.name, _score(score), within)
-    screen.print(table)
+    if evaluation.scores:
+        screen.print(table)
     if evaluation.tokens is not None:
         what = "tokens" if any(score.metric == "perplexity" for score in evaluation.scores) else "labels"
         screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} {what}"), soft_wrap=True)
@@ -256,7 +266,8 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
         if score.signature:
             screen.print(Text(f"{score.name}|{score.signature}", style="dim"), soft_wrap=True)
     screen.print(Text(str(evaluation.signature), style="dim"), soft_wrap=True)
-    console.show(console.ending([", ".join(map(_score_with_interval, evaluation.scores))], out or ""))
+    answer = ", ".join(map(_score_with_interval, evaluation.scores)) or "nothing was measured"
+    console.show(console.ending([answer], out or ""))
 
 
 def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> bool:
@@ -337,5 +348,5 @@ evaluate.__doc__ = (evaluate.__doc__ or "") + (
     "every token of the references and the one that closes each (teacher-forced); for decoders alone over every "
     "token that follows another; for encoders alone over every token, hidden. Of classifiers both, and macro-F1, are "
     "over the --labels. The cosine and the relative l2 distance compare final states, pooled (the mean over a "
-    "sentence) or token by token, with those of the model without --mask."
+    "sentence) or token by token, with those of the intact model, --against."
 )

@@ -350,8 +350,13 @@ class EvaluateOptions(TextOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
-    """The options of `headscope evaluate`."""
+    """The options of `headscope evaluate`.
 
+    `against` is the checkpoint that states are compared with; default: the one that `pruning.json` beside the
+    checkpoint names, else the checkpoint itself without `mask`.
+    """
+
+    against: str | None = None
     per_sentence: Path | None = None
     out: Path | None = None
     force: bool = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headscope.bootstrap import Array, Bootstrap, Estimate
@@ -16,6 +17,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.evaluation.fitting_metrics import (
     STATE_METRICS,
     TRANSLATION_METRICS,
+    compares_states,
     needs_translation,
     predictions_of,
 )
@@ -23,12 +25,11 @@ from headscope.evaluation.likelihood import Likelihood, likelihood
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.metrics.macro_f1 import macro_f1
 from headscope.evaluation.metrics.states import StateMetric
+from headscope.evaluation.opened import OpenedEvaluation, open_all
 from headscope.evaluation.quality import (
-    OpenedEvaluation,
     cut_remark,
     done_of,
     evaluation_signature,
-    open_all,
     perplexity,
     reference_texts,
     text_scores,
@@ -126,8 +127,8 @@ def _likelihoods(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Pr
 
 
 def _states(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> StateComparison | None:
-    wanted = set(opened.metrics) & set(STATE_METRICS)
-    return _with_each_masked(opened, heads, progress, compare_states) if wanted else None
+    compare = partial(compare_states, intact=opened.intact)
+    return _with_each_masked(opened, heads, progress, compare) if compares_states(opened.metrics) else None
 
 
 def _with_each_masked(

@@ -28,7 +28,7 @@ _FILES = (
     *("bpe", "tokenizer", "parse", "mask", "heads", "keep_only", "protect", "by"),  # which may also be a name or a list
 )
 _FOLDERS = ("dicts", "run", "functions", "recipe", "stanza_dir")
-_CHECKPOINTS = ("checkpoint", "init")
+_CHECKPOINTS = ("checkpoint", "init", "against")
 
 
 class Input(NamedTuple):

@@ -279,7 +279,7 @@ def write_shrunk(
         command=typed_command(config),
         format=written.format,
         export=done.export.name,
-        source=done.source,
+        source={**done.source, **{name: str(getattr(config, name)) for name in config.companions.names()}},
         removal=done.removal,
         verified=verified,
         before=done.before,
