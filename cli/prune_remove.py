@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from headscope.cli.options import (
     takes,
 )
 from headscope.cli.prune_options import COMPENSATION, HEADS, Objective, Sequential, ValidLabels, ValidSource2
+from headscope.engine.declarations import metric_names
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -110,6 +112,24 @@ class Removal:
     batch: Annotated[
         int, typer.Option(min=1, help="Sentences in the large batch that is timed.", rich_help_panel=MODEL)
     ] = 64
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help=f"Measured before and after, on held-out text: {', '.join(metric_names())}; default: accuracy with "
+            "--labels, perplexity of what predicts words, else cosine.",
+            rich_help_panel=DATA,
+        ),
+    ] = ""
+    margin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|N%",
+            help="Loss of that metric that counts as none: in its unit, or a percentage of the intact model's; "
+            "default: 1%.",
+            rich_help_panel=DATA,
+        ),
+    ] = None
     rounds: Annotated[
         int, typer.Option(min=0, help="Runs of each model that are timed; 0: none.", rich_help_panel=MODEL)
     ] = 5
@@ -180,6 +200,7 @@ def show_removed(removed: Removed) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from headscope.evaluation.before_after import verdict_words
     from headscope.pruning.removal.record import merge_counts
 
     screen = console.out()
@@ -188,6 +209,8 @@ def show_removed(removed: Removed) -> None:
     table.add_column("", no_wrap=True)
     for column in ("before", "after", "less"):
         table.add_column(column, justify="right")
+    for row in _quality_rows(removed):
+        table.add_row(*row)
     for title, name in _SIZES.items():
         old, new = getattr(removed.before, name), getattr(removed.after, name)
         if old:
@@ -207,8 +230,8 @@ def show_removed(removed: Removed) -> None:
         screen.print(_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed"))
         masked = masked if removed.compensated.options.compensate == "none" else f"refitted {masked}"
     done = merges or f"{len(removed.removal.removed)} heads removed"
+    verdict = [] if removed.quality is None else [verdict_words(removed.quality.record())]
     lines = [
-        f"{removed.path}: {done} ({removed.format}, {removed.export})",
         f"{masked} and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
         f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})",
     ]
@@ -221,13 +244,25 @@ def show_removed(removed: Removed) -> None:
     if removed.compensated is not None and removed.compensated.refits:
         calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds
         lines.append(f"moments and refits: {seconds:.1f} s on {calibration.count} sentences ({calibration.name})")
-    answer, *proofs = lines
-    for line in [*proofs, *(f"note: {note}" for note in removed.notes)]:
+    for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
     target = ("--target", "FILE") if removed.before.cross_cache else ()
     following = command_line("evaluate", removed.path, "--source", "FILE", *target)
-    console.show(console.ending([answer], removed.path, following))
+    answer = f"{removed.path}: {done} ({removed.format}, {removed.export})"
+    console.show(console.ending([*verdict, answer], removed.path, following))
+
+
+def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:
+    """The metric and the loss before and after, and how much more or less that is."""
+    quality = removed.quality
+    if quality is None:
+        return
+    title = f"{quality.title} ({quality.sentences} sentences, {quality.text})"
+    rows = [(title, quality.before.value, quality.after.value)]
+    rows += [] if quality.loss is None else [("loss (nats)", *quality.loss)]
+    for name, old, new in rows:
+        yield name, f"{old:.4f}", f"{new:.4f}", f"{old - new:.4f}"
 
 
 def _performance_table(compensated: Compensated, change: str) -> Table:

@@ -183,6 +183,8 @@ class Model(ScoredModel):
         valid_second: Text | None = None,
         valid_labels: LabelList | None = None,
         objective: str = "",
+        metric: str = "",
+        margin: str | None = None,
         pad: bool = False,
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
@@ -194,7 +196,7 @@ class Model(ScoredModel):
             output of the heads to zero (for models whose heads cannot be removed one by one); "native" is a plain
             class; with "gguf" a refit adds no bias that llama.cpp could not read.
         text, target: the text that both models are compared on; default: a sample that ships with headscope.
-        second, labels: the other texts of pairs, and what a classifier should say, where `text` is measured on.
+        second, labels: the other texts of pairs, and what a classifier should say.
         max_sentences: number of sentences of it.
         compensate: "least-squares" refits what is left of the output projections, in closed form, on the first
             `calibration_sentences` of `text`; "mean" moves the mean of the removed heads into the bias. The copy then
@@ -203,6 +205,8 @@ class Model(ScoredModel):
         damping: ridge of least squares, a share of the mean second moment of the contexts.
         sequential: refit module after module, so that later ones make up for what earlier ones changed.
         objective: what held-out text is measured by, a name of `--objective`; default: what fits the model.
+        metric, margin: what text is measured by before and after, and the loss that counts as none ("0.5", "1%"), as
+            `quality` of the result says; default: accuracy of labels, perplexity, or the cosine of states, and 1%.
         pad: with export "native", fill every layer up with heads of zeros to as many as the layer that keeps most.
 
         ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
@@ -225,6 +229,8 @@ class Model(ScoredModel):
                 objective=objective,
             ),
             held_out=text_pair(valid_text, valid_target, second=valid_second, labels=valid_labels),
+            metric=metric,
+            margin=margin,
             pad=pad,
         )
         return SmallModel(done, companions=self._companions, whole=self.checkpoint)
@@ -286,6 +292,11 @@ class SmallModel(Model):
     def compensation(self) -> dict[str, Any] | None:
         """Method, errors of every refitted module, and the performance on held-out text; None without `compensate`."""
         return None if self._shrunk.compensated is None else self._shrunk.compensated.record()
+
+    @property
+    def quality(self) -> dict[str, Any] | None:
+        """A metric before and after on held-out text, and the test of non-inferiority; None without text."""
+        return None if self._shrunk.quality is None else self._shrunk.quality.record()
 
     @cached_property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:

@@ -58,10 +58,10 @@ class CalibrationText:
     held_out: Corpus
 
 
-def check_texts(options: CalibrationOptions, *, has_text: bool, has_valid: bool) -> None:
+def check_texts(options: CalibrationOptions, *, has_text: bool) -> None:
     """ConfigError where the text is missing that a calibration needs."""
-    if not has_text and (options.compensate != "none" or has_valid):
-        what = "--valid-source" if options.compensate == "none" else f"--compensate {options.compensate}"
+    if not has_text and options.compensate != "none":
+        what = f"--compensate {options.compensate}"
         raise ConfigError(f"{what} measures contexts on text: give --source FILE, and --target for translation")
 
 
@@ -72,7 +72,7 @@ def calibration_text(
 
     ConfigError where a text is missing, DataError where it is too short.
     """
-    check_texts(options, has_text=corpus is not None, has_valid=valid is not None)
+    check_texts(options, has_text=corpus is not None)
     if corpus is None or (options.compensate == "none" and valid is None):
         return None
     return split_text(corpus, valid, sentences=options.sentences)

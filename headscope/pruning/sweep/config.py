@@ -11,6 +11,7 @@ from typing import Any, Literal
 from headscope.bounds import check_numbers
 from headscope.config import check_choices
 from headscope.errors import ConfigError
+from headscope.evaluation.before_after import MARGIN
 from headscope.evaluation.non_inferiority import Margin
 from headscope.pruning.closed_form.compensate import RefitOptions
 from headscope.pruning.learning.gate_layout import GateLayout
@@ -24,7 +25,6 @@ from headscope.registry import unknown
 LEARNT = ("l0", "subset")
 DRAWN = ("random", "shapley")  # criteria that follow from the seed; the others are the same for every seed
 UNPRUNED = "unpruned"
-MARGIN = "1%"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
 
 
 @dataclass(frozen=True, kw_only=True)
