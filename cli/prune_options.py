@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headscope.cli import console
-from headscope.cli.next_commands import command_line
+from headscope.cli.next_commands import after_choice
 from headscope.cli.options import DATA, MODEL, OUTPUT, CheckpointName, Labels, MaxSentences, Pairs, Source2
 from headscope.engine.declarations import objective_names
 
@@ -187,8 +187,8 @@ class Result:
     export: ExportKind = None
 
 
-def show_choice(choice: Selection, *, json: bool) -> None:
-    """Print what was chosen, and what can be done next."""
+def show_choice(choice: Selection, *, json: bool, options: Mapping[str, Any]) -> None:
+    """Print what was chosen with these options, and what can be done next."""
     if json:
         console.print_json({"out": str(choice.folder), **choice.record()})
         return
@@ -207,7 +207,7 @@ def show_choice(choice: Selection, *, json: bool) -> None:
     for line in _lines(choice):
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(choice.signature), style="dim"), soft_wrap=True)
-    console.show(console.ending(_answer(choice), choice.folder, _following(choice)))
+    console.show(console.ending(_answer(choice), choice.folder, after_choice(choice, options)))
 
 
 def _lines(choice: Selection) -> list[str]:
@@ -231,14 +231,3 @@ def _answer(choice: Selection) -> Iterator[str]:
     yield f"{len(choice.kept)} of {choice.gating.heads} heads stay{quality}"
     if choice.removed_to is not None:
         yield f"smaller checkpoint: {choice.removed_to}"
-
-
-def _following(choice: Selection) -> str:
-    """The command that cuts the heads out; after it, the one that measures what is left."""
-    if choice.removed_to is not None:
-        return command_line("show", choice.removed_to)
-    if not choice.removed:
-        return ""
-    trained = choice.folder / "model" if choice.model else choice.source["path"]
-    listed = choice.folder / "removed.txt"
-    return command_line("prune", "remove", trained, "--heads", listed, "--out", f"{choice.folder}-pruned")

@@ -116,4 +116,4 @@ def rank(given: dict[str, Any]) -> None:
     from headscope.pruning.ranking.rank_run import run_shared_ranking
 
     if choice := run_shared_ranking(RankConfig(**settings), progress=console.updates):
-        show_choice(choice, json=json)
+        show_choice(choice, json=json, options=given)

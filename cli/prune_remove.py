@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headscope.cli import console
-from headscope.cli.next_commands import command_line
+from headscope.cli.next_commands import after_removal
 from headscope.cli.options import (
     DATA,
     MODEL,
@@ -191,11 +191,11 @@ def remove(given: dict[str, Any]) -> None:
     if json:
         console.print_json({"out": str(removed.path), **removal_record(removed), **console.pushed(removed.pushed)})
         return
-    show_removed(removed)
+    show_removed(removed, given)
 
 
-def show_removed(removed: Removed) -> None:
-    """Print what a removal saved and how it was proved."""
+def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> None:
+    """Print what a removal with these options saved and cost, and how it was proved."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -247,10 +247,8 @@ def show_removed(removed: Removed) -> None:
     for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
-    target = ("--target", "FILE") if removed.before.cross_cache else ()
-    following = command_line("evaluate", removed.path, "--source", "FILE", *target)
     answer = f"{removed.path}: {done} ({removed.format}, {removed.export})"
-    console.show(console.ending([*verdict, answer], removed.path, following))
+    console.show(console.ending([*verdict, answer], removed.path, after_removal(removed, options or {})))
 
 
 def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:

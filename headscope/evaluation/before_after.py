@@ -127,7 +127,7 @@ def verdict_words(change: Mapping[str, Any]) -> str:
     judged = change["verdict"]
     if judged is None:
         return str(change["why"])
-    size = f"{change['margin']}, {judged['margin']:.3g}" if str(change["margin"]).endswith("%") else change["margin"]
+    size = f"{change['margin']} ({judged['margin']:.3g})" if str(change["margin"]).endswith("%") else change["margin"]
     numbers = f"worse by {judged['worse']:.3g}, at most {judged['worse_limit']:.3g} (95 %)"
     if judged["verdict"] == NON_INFERIOR:
         return f"{change['title']}: non-inferior within {size}: {numbers}"

@@ -33,7 +33,7 @@ from headscope.formats.digest import file_digest
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.layouts import is_adapter, model_folder, refuse_adapter
 from headscope.formats.huggingface.native_models.conversion import converted
-from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class
+from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class, says_head_width
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name
 from headscope.formats.huggingface.writing import write_folder
 from headscope.formats.probe import Conversion, Probe
@@ -64,6 +64,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             after="self-contained",
             refine=in_plain_class,
             padded=padded_in_plain_class,
+            holds=lambda checkpoint: says_head_width(checkpoint.model),
         ),
         MASKED,
     )
