@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from headscope.bounds import BEAM, SEED, WHOLE
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
 
 DATA, ANALYSES, SEARCH, MODEL, OUTPUT = "Data", "Analyses", "Search", "Model and speed", "Output"
@@ -241,6 +241,7 @@ def takes(*groups: type[Any] | Sequence[inspect.Parameter]) -> Callable[[Command
     def decorate(function: Command) -> Callable[..., None]:
         def command(**values: Any) -> None:
             check_config(values)
+            check_texts(values)
             function(values)
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
@@ -254,6 +255,17 @@ def check_config(values: Mapping[str, Any]) -> None:
     for name in ("out", "per_sentence"):
         if values.get("config") and values.get(name):
             check_inputs(values[name], [Input(values["config"])])
+
+
+def check_texts(values: Mapping[str, Any]) -> None:
+    """DataError for a text that is not there, before anything heavy is imported."""
+    from headscope.config import PromptFiles, ValidatedTextFiles
+    from headscope.files.reading import exists
+
+    for entry in (*fields(ValidatedTextFiles), *fields(PromptFiles)):
+        path = values.get(entry.name)
+        if isinstance(path, Path) and not exists(path):
+            raise DataError(f"there is no file {path}")
 
 
 def _attributes(group: type[Any] | Sequence[inspect.Parameter]) -> Iterable[inspect.Parameter]:

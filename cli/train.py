@@ -16,7 +16,17 @@ from headscope.cli import console
 from headscope.cli.failures import Application
 from headscope.cli.help_text import PlainGroup
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import Config, Force, Json, check_config, declared, option_of, parameter, value_of
+from headscope.cli.options import (
+    Config,
+    Force,
+    Json,
+    check_config,
+    check_texts,
+    declared,
+    option_of,
+    parameter,
+    value_of,
+)
 
 if TYPE_CHECKING:
     from headscope.progress import Timer
@@ -75,6 +85,7 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
 
     def command(**values: Any) -> None:
         check_config(values)
+        check_texts(values)
         _run(variant, classes, values)
 
     parameters = [parameter("context", typer.Context, inspect.Parameter.empty)]

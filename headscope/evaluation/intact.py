@@ -50,7 +50,7 @@ def against_option(config: EvaluateConfig) -> Against:
 def named(path: str, options: CheckpointOptions) -> Intact:
     """A checkpoint that runs where `options` say, with those companions of theirs that its format has a use for."""
     takes = detect_format(path).takes
-    useless = dict.fromkeys(name for name in COMPANIONS if name not in takes)
+    useless: dict[str, Any] = dict.fromkeys(name for name in COMPANIONS if name not in takes)
     return Intact(open_configured(replace(options, checkpoint=path, format=None, **useless)))
 
 
@@ -75,7 +75,7 @@ def made_of(source: Mapping[str, Any], options: CheckpointOptions, *, beside: Pa
     the smaller one.
     """
     path, why = str(source.get("path")), "is not there"
-    companions = {name: Path(source[name]) if source.get(name) else None for name in COMPANIONS}
+    companions: dict[str, Any] = {name: Path(source[name]) if source.get(name) else None for name in COMPANIONS}
     for place in _places(path, beside):
         try:
             opened = open_configured(replace(options, checkpoint=place, format=source.get("format"), **companions))

@@ -131,7 +131,8 @@ def test_the_api_compares_with_the_model_that_heads_were_removed_from(folder: Pa
         reopened.evaluate(texts, against=whole, bootstrap=10),
         reopened.evaluate(texts, against=folder / "whole", bootstrap=10),
     ]
-    whole_path, whole = whole.checkpoint.path, None  # its files are what is left of it
+    whole_path = whole.checkpoint.path
+    del whole  # its files are what is left of it
     tried.append(small.evaluate(texts, bootstrap=10))
     assert whole_path in " ".join(tried[-1].remarks)
     for evaluation in tried:

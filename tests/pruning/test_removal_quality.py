@@ -106,9 +106,18 @@ def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
         status, shown, error = command("prune", "remove", hs.assets.trained(), *given)
         assert status == 0 and metric in shown.lower(), error
         found = json.loads((tmp_path / metric / "pruning.json").read_text())["quality"]
-        given = {"source": caption_files[0], "target": caption_files[1], "metrics": (metric,), "bootstrap": 10}
+        evaluated: dict[str, Any] = {
+            "source": caption_files[0],
+            "target": caption_files[1],
+            "metrics": (metric,),
+            "bootstrap": 10,
+        }
         folder = json.loads((tmp_path / metric / "pruning.json").read_text())["output"]["file"]
-        score = run_evaluation(EvaluateConfig(checkpoint=str(tmp_path / metric / folder), **given)).scores[0].value
+        score = (
+            run_evaluation(EvaluateConfig(checkpoint=str(tmp_path / metric / folder), metrics=(metric,), **evaluated))
+            .scores[0]
+            .value
+        )
         assert found["metric"] == metric and found["after"]["value"] == pytest.approx(score, rel=1e-3)
 
 

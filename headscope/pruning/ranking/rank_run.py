@@ -158,7 +158,10 @@ def _fits_plain_class(checkpoint: Checkpoint, removed: list[HeadId]) -> bool:
     native = [export for export in FORMATS.get(checkpoint.format).exports if export.name == "native"]
     gone = Counter((head.site, head.layer) for head in removed)
     counts = {heads - gone[place] for place, heads in checkpoint.layout.items()}
-    return bool(native) and len(counts) == 1 and 0 not in counts and native[0].holds(checkpoint)
+    if not native or len(counts) != 1 or 0 in counts:
+        return False
+    holds = native[0].holds
+    return holds is None or holds(checkpoint)
 
 
 def _shape(config: RankConfig, scoring: Scoring, keep: int) -> dict[str, str]:
