@@ -30,7 +30,7 @@ def evaluate(values: Mapping[str, Any], *, json: bool) -> None:
     of the references and the one that closes each (teacher-forced); for decoders alone over every token that follows
     another; for encoders alone over every token, hidden. Of classifiers both, and macro-F1, are over the --labels. The
     cosine and the relative l2 distance compare final states, pooled (the mean over a sentence) or token by token, with
-    those of the model without --mask.
+    those of the intact model, --against.
     """
     from headscope.distributed import process_group
 
@@ -104,7 +104,8 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
         width = _decimals(score)
         within = "" if score.low != score.low else f"{score.low:.{width}f}–{score.high:.{width}f}"
         table.add_row(score.name, _score(score), within)
-    screen.print(table)
+    if evaluation.scores:
+        screen.print(table)
     if evaluation.tokens is not None:
         what = "tokens" if any(score.metric == "perplexity" for score in evaluation.scores) else "labels"
         screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} {what}"), soft_wrap=True)
@@ -114,7 +115,8 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
         if score.signature:
             screen.print(Text(f"{score.name}|{score.signature}", style="dim"), soft_wrap=True)
     screen.print(Text(str(evaluation.signature), style="dim"), soft_wrap=True)
-    console.show(console.ending([", ".join(map(_score_with_interval, evaluation.scores))], out or ""))
+    answer = ", ".join(map(_score_with_interval, evaluation.scores)) or "nothing was measured"
+    console.show(console.ending([answer], out or ""))
 
 
 def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> EachHead:

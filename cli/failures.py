@@ -24,10 +24,8 @@ def described(error: BaseException) -> str | None:
     if isinstance(error, HeadscopeError):
         return one_line(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _memory(str(error))):
-        return (
-            f"there is not enough memory ({one_line(error)[:160]}); take a smaller --batch-tokens, --max-length or "
-            "model"
-        )
+        detail = f" ({text})" if (text := one_line(error)[:160]) else ""
+        return f"there is not enough memory{detail}; take a smaller --batch-tokens, --max-length or model"
     if _peer_is_gone(error):
         return "another process of this torchrun has ended before its work was done"
     return None

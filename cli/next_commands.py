@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+from headscope.config import Companions, TextFiles, ValidatedTextFiles
 
 if TYPE_CHECKING:
     from headscope.api.analysis import Finished
+    from headscope.pruning.removal.record import Removed
+    from headscope.pruning.selection import Selection
 
-COMPANIONS = ("format", "dicts", "hp", "bpe")
-TEXT = (
-    *("source", "target", "source2", "pairs", "labels", "clean", "corrupt", "answer", "parse", "max_sentences", "mask"),
-)
+COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
+TEXT = tuple(entry.name for entry in fields(TextFiles))
+VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
+ANALYSED = (*TEXT, "clean", "corrupt", "answer", "parse", "max_sentences", "mask")
+STANZA = ("lang", "stanza_dir", "download")
+CHEAP = "gradient,taylor,lrp,contribution"
+"""Importances that take a few passes, whatever the model's size; those of `--importance` take heads out one by one."""
+FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
 
 
 def command_line(*words: object, options: Mapping[str, Any] | None = None, names: tuple[str, ...] = ()) -> str:
@@ -35,8 +44,9 @@ def after_analysis(finished: Finished) -> str:
         return ""
     main = main_measure(finished.study)
     if not main:
-        again = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
-        return command_line(*again, options=options, names=(*TEXT, *COMPANIONS))
+        again = ("analyze", checkpoint, "--also", CHEAP, "--out", f"{folder}-importance")
+        stanza = STANZA if options.get("parse") == "stanza" else ()
+        return command_line(*again, options=options, names=(*ANALYSED, *stanza, *COMPANIONS))
     table = finished.study.tables["importance"]
     rows = table[(table["measure"] == main) & table["value"].notna()]
     if len(rows) < len(finished.study.heads):
@@ -45,4 +55,53 @@ def after_analysis(finished: Finished) -> str:
     most = max(len(rows) // 4, 1)  # heads that do nothing alone may matter together
     keep = len(rows) - (min(max(idle, 1), most) if rows["p"].notna().any() else most)
     ranking = ("prune", "rank", checkpoint, "--from", folder, "--by", main, "--keep", keep, "--out", f"{folder}-pruned")
-    return command_line(*ranking, options=options, names=COMPANIONS)
+    return command_line(*ranking, options=options, names=(*TEXT, *COMPANIONS))
+
+
+def after_choice(choice: Selection, options: Mapping[str, Any]) -> str:
+    """After heads were chosen the command that cuts them out, measured on the same text; after that what is left.
+
+    Criteria that suppose a refit are followed by it, and heads that a plain class can hold by its export.
+    """
+    if choice.removed_to is not None:
+        return command_line("show", choice.removed_to)
+    if not choice.removed:
+        return ""
+    ranking = choice.facts.get("ranking", {})
+    trained = choice.folder / "model" if choice.model else choice.source["path"]
+    words = ["prune", "remove", trained, "--heads", choice.folder / "removed.txt", "--out", f"{choice.folder}-pruned"]
+    read = int(choice.signature.entries.get("data", "n=0").rpartition("n=")[2])
+    refit: tuple[str, ...] = ()
+    if ranking.get("refits") and not choice.model and options.get("source") and read >= FEWEST:
+        words += ["--compensate", "least-squares"]
+        refit = ("sequential",)
+    words += ["--export", "native"] if ranking.get("native") else []
+    return command_line(*words, options=options, names=(*refit, *TEXT, *VALID, *_companions(choice)))
+
+
+def _companions(choice: Selection) -> tuple[str, ...]:
+    """The companions of the checkpoint that heads go from: one that was trained holds all but what splits its text."""
+    from headscope.formats.base import detect_format
+
+    if not choice.model:
+        return COMPANIONS
+    return ("bpe",) if "bpe" in detect_format(str(choice.folder / "model")).takes else ()
+
+
+def after_removal(removed: Removed, options: Mapping[str, Any]) -> str:
+    """After a removal the score of what is left, on the text that it was measured on, else on the sample that ships."""
+    from headscope.assets import sample
+    from headscope.formats.base import FORMATS
+
+    if removed.quality is None:
+        return command_line("show", removed.path)
+    valid = {name: options.get(f"valid_{name}") for name in TEXT if name != "pairs"}
+    given = {name: options.get(name) for name in TEXT}
+    text = {**given, **valid} if any(valid.values()) else given
+    if not text["source"] and not text["labels"]:
+        text["source"] = sample("en")
+        text["target"] = sample("de") if removed.before.cross_cache else None
+    by_states = not text["labels"] and removed.quality.metric == "cosine"
+    metrics = {"metrics": "cosine"} if by_states else {}
+    bpe = {"bpe": options.get("bpe")} if "bpe" in FORMATS.get(removed.format).takes else {}
+    return command_line("evaluate", removed.path, options={**text, **metrics, **bpe}, names=(*TEXT, "metrics", "bpe"))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from headscope.config.inputs import OUTPUT
+from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
 from headscope.config.option import check_options, declared_options, flag_of
 from headscope.engine.declarations import Measure, criterion_names, metric_names, objective_names, rankable_columns
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
 
 C = TypeVar("C")
@@ -66,6 +66,7 @@ def made_of(
     def decorate(function: Command) -> Command:
         def command(**values: Any) -> None:
             check_config(values)
+            check_texts(values)
             values.pop("config", None)
             function(values, **({"json": values.pop("json")} if json else {}))
 
@@ -92,6 +93,16 @@ def check_config(values: Mapping[str, Any]) -> None:
     for name in ("out", "per_sentence"):
         if values.get("config") and values.get(name):
             check_inputs(values[name], [Input(values["config"])])
+
+
+def check_texts(values: Mapping[str, Any]) -> None:
+    """DataError for a text that is not there, before anything heavy is imported."""
+    from headscope.files.reading import exists
+
+    for entry in (*fields(ValidatedTextFiles), *fields(PromptFiles)):
+        path = values.get(entry.name)
+        if isinstance(path, Path) and not exists(path):
+            raise DataError(f"there is no file {path}")
 
 
 def _is_argument(option: inspect.Parameter) -> bool:

@@ -71,7 +71,7 @@ def _run(config: LearnConfig, strengths: Sequence[float], processes: Processes, 
     if len(strengths) < 2:
         choice = run_learning(config, progress=console.updates, processes=processes)
         if processes.main:
-            show_choice(choice, json=json)
+            show_choice(choice, json=json, options=config.settings())
         return
     if config.resume and processes.main and lambdas_complete(config.out):
         console.say(f"the runs in {config.out} are complete; nothing is left to resume")

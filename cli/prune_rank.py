@@ -22,4 +22,4 @@ def rank(values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.pruning.ranking.rank_run import run_shared_ranking
 
     if choice := run_shared_ranking(read(RankConfig, values), progress=console.updates):
-        show_choice(choice, json=json)
+        show_choice(choice, json=json, options=values)

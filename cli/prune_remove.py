@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.next_commands import command_line
+from headscope.cli.next_commands import after_removal
 from headscope.cli.options import made_of, read
 from headscope.pruning.options.remove import RemoveConfig
 
@@ -34,15 +34,16 @@ def remove(values: Mapping[str, Any], *, json: bool) -> None:
     if json:
         console.print_json({"out": str(removed.path), **removal_record(removed), **console.pushed(removed.pushed)})
         return
-    show_removed(removed)
+    show_removed(removed, values)
 
 
-def show_removed(removed: Removed) -> None:
-    """Print what a removal saved and how it was proved."""
+def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> None:
+    """Print what a removal with these options saved and cost, and how it was proved."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
+    from headscope.evaluation.before_after import verdict_words
     from headscope.pruning.removal.record import merge_counts
 
     screen = console.out()
@@ -51,6 +52,8 @@ def show_removed(removed: Removed) -> None:
     table.add_column("", no_wrap=True)
     for column in ("before", "after", "less"):
         table.add_column(column, justify="right")
+    for row in _quality_rows(removed):
+        table.add_row(*row)
     for title, name in _SIZES.items():
         old, new = getattr(removed.before, name), getattr(removed.after, name)
         if old:
@@ -70,8 +73,8 @@ def show_removed(removed: Removed) -> None:
         screen.print(_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed"))
         masked = masked if removed.compensated.options.compensate == "none" else f"refitted {masked}"
     done = merges or f"{len(removed.removal.removed)} heads removed"
+    verdict = [] if removed.quality is None else [verdict_words(removed.quality.record())]
     lines = [
-        f"{removed.path}: {done} ({removed.format}, {removed.export})",
         f"{masked} and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
         f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})",
     ]
@@ -84,13 +87,23 @@ def show_removed(removed: Removed) -> None:
     if removed.compensated is not None and removed.compensated.refits:
         calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds
         lines.append(f"moments and refits: {seconds:.1f} s on {calibration.count} sentences ({calibration.name})")
-    answer, *proofs = lines
-    for line in [*proofs, *(f"note: {note}" for note in removed.notes)]:
+    for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
-    target = ("--target", "FILE") if removed.before.cross_cache else ()
-    following = command_line("evaluate", removed.path, "--source", "FILE", *target)
-    console.show(console.ending([answer], removed.path, following))
+    answer = f"{removed.path}: {done} ({removed.format}, {removed.export})"
+    console.show(console.ending([*verdict, answer], removed.path, after_removal(removed, options or {})))
+
+
+def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:
+    """The metric and the loss before and after, and how much more or less that is."""
+    quality = removed.quality
+    if quality is None:
+        return
+    title = f"{quality.title} ({quality.sentences} sentences, {quality.text})"
+    rows = [(title, quality.before.value, quality.after.value)]
+    rows += [] if quality.loss is None else [("loss (nats)", *quality.loss)]
+    for name, old, new in rows:
+        yield name, f"{old:.4f}", f"{new:.4f}", f"{old - new:.4f}"
 
 
 def _performance_table(compensated: Compensated, change: str) -> Table:

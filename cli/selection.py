@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.next_commands import command_line
+from headscope.cli.next_commands import after_choice
 
 if TYPE_CHECKING:
     from headscope.pruning.selection import Selection
 
 
-def show_choice(choice: Selection, *, json: bool) -> None:
-    """Print what was chosen, and what can be done next."""
+def show_choice(choice: Selection, *, json: bool, options: Mapping[str, Any]) -> None:
+    """Print what was chosen with these options, and what can be done next."""
     if json:
         console.print_json({"out": str(choice.folder), **choice.record()})
         return
@@ -32,7 +32,7 @@ def show_choice(choice: Selection, *, json: bool) -> None:
     for line in _lines(choice):
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(choice.signature), style="dim"), soft_wrap=True)
-    console.show(console.ending(_answer(choice), choice.folder, _following(choice)))
+    console.show(console.ending(_answer(choice), choice.folder, after_choice(choice, options)))
 
 
 def _lines(choice: Selection) -> list[str]:
@@ -56,14 +56,3 @@ def _answer(choice: Selection) -> Iterator[str]:
     yield f"{len(choice.kept)} of {choice.gating.heads} heads stay{quality}"
     if choice.removed_to is not None:
         yield f"smaller checkpoint: {choice.removed_to}"
-
-
-def _following(choice: Selection) -> str:
-    """The command that cuts the heads out; after it, the one that measures what is left."""
-    if choice.removed_to is not None:
-        return command_line("show", choice.removed_to)
-    if not choice.removed:
-        return ""
-    trained = choice.folder / "model" if choice.model else choice.source["path"]
-    listed = choice.folder / "removed.txt"
-    return command_line("prune", "remove", trained, "--heads", listed, "--out", f"{choice.folder}-pruned")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from operator import itemgetter
+from pathlib import PurePath
 from typing import Any
 
 from headscope.cli import console
+from headscope.cli.next_commands import COMPANIONS, TEXT, command_line
 from headscope.cli.options import made_of, read
 from headscope.config.small import ShowConfig
 
@@ -27,10 +28,10 @@ def show(values: Mapping[str, Any], *, json: bool) -> None:
     if json:
         console.print_json(overview)
     else:
-        _print(overview)
+        _print(overview, values)
 
 
-def _print(overview: dict[str, Any]) -> None:
+def _print(overview: dict[str, Any], options: Mapping[str, Any]) -> None:
     from rich import box
     from rich.table import Table
 
@@ -70,7 +71,7 @@ def _print(overview: dict[str, Any]) -> None:
     for analysis in overview["analyses"]:
         fitting.add_row(analysis["name"], "yes" if analysis["fits"] else analysis["why"], analysis["summary"])
     screen.print(fitting)
-    console.show(_ending(overview))
+    console.show(_ending(overview, options))
 
 
 def _mixed(places: list[dict[str, Any]]) -> Iterator[str]:
@@ -85,16 +86,20 @@ def _mixed(places: list[dict[str, Any]]) -> Iterator[str]:
         yield "Analyses look at heads before they are mixed; masks and importances act on what comes out of it."
 
 
-def _ending(overview: dict[str, Any]) -> Iterator[Any]:
-    """How many heads there are, and how they are measured."""
+def _ending(overview: dict[str, Any], options: Mapping[str, Any]) -> Iterator[Any]:
+    """How many heads there are, and how they are measured; the sample that ships stands for the text."""
+    from headscope.assets import sample
+
     counts = {site["site"]: sum(site["heads"]) for site in overview["sites"]}
     fitting = sum(1 for analysis in overview["analyses"] if analysis["fits"])
-    target = " --target FILE" if {"cross", "encoder-self"} <= counts.keys() else ""
+    text = {"source": sample("en"), "target": sample("de") if {"cross", "encoder-self"} <= counts.keys() else None}
+    analyze = ("analyze", overview["path"], "--out", f"{PurePath(overview['path']).name}-run")
+    reads = overview["tokenizer"] or overview["format"] != "huggingface"
     parts = ", ".join(f"{count} {site}" for site, count in counts.items())
     yield from console.ending(
         [f"{sum(counts.values())} heads ({parts}); {fitting} analyses fit"],
         "",
-        f"headscope analyze {shlex.quote(str(overview['path']))} --source FILE{target} --out run",
+        command_line(*analyze, options={**options, **text}, names=(*TEXT, *COMPANIONS)) if reads else "",
     )
 
 

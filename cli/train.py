@@ -16,7 +16,7 @@ from headscope.cli import console
 from headscope.cli.failures import Application
 from headscope.cli.help_text import PlainGroup
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import Config, Json, check_config, declared, option_of, parameter, read
+from headscope.cli.options import Config, Json, check_config, check_texts, declared, option_of, parameter, read
 from headscope.config import option
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Calla
 
     def command(**values: Any) -> None:
         check_config(values)
+        check_texts(values)
         _run(variant, classes, values)
 
     parameters = [parameter("context", typer.Context, inspect.Parameter.empty)]

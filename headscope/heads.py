@@ -70,6 +70,8 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     """
     if "," not in names and is_file(names):
         names = ",".join(read_text(Path(names), error=ConfigError).split())
+    elif "," not in names and names.strip() and names.partition(".")[0] not in {site.value for site in SITES}:
+        raise ConfigError(_bad_name(names, "; there is no file of that name either"))
     selected_heads: dict[HeadId, None] = {}
     for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
         selected = [head for head in all_heads(layout) if _matches(name, head)]
@@ -108,6 +110,6 @@ def _matches(name: str, head: HeadId) -> bool:
     return fields[0] == head.site.value and layer_fits and head_fits
 
 
-def _bad_name(text: str) -> str:
+def _bad_name(text: str, more: str = "") -> str:
     sites = ", ".join(site.value for site in SITES)
-    return f"{text[:60]!r} is no head; write SITE.LAYER.HEAD with SITE one of {sites}, such as encoder-self.2.5"
+    return f"{text[:60]!r} is no head{more}; write SITE.LAYER.HEAD with SITE one of {sites}, such as encoder-self.2.5"

@@ -162,7 +162,7 @@ def test_parses_of_a_file_may_belong_to_a_list(tmp_path: Path) -> None:
 def test_what_a_study_leaves_out_is_said_in_the_words_of_python(pair: hs.Model) -> None:
     study = pair.analyze(SOURCES, only=["confidence", "syntactic"], bootstrap=5)
     assert [(each.analysis, each.why) for each in study.left_out] == [
-        ("all", "cross and decoder-self need a target"),
+        ("cross and decoder-self", "need a target, which the decoder is to read"),
         ("syntactic", "needs parse stanza or parse FILE.conllu"),
     ]
     assert "left out: syntactic" in study._repr_html_()

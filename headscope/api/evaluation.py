@@ -1,22 +1,27 @@
-"""Evaluation and translation with an open checkpoint, for the methods of `Model`."""
+"""Evaluation and translation with an open checkpoint, and `ScoredModel`, whose methods they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from headscope.api.options import configured, python_words
+from headscope.api.open_model import OpenModel
+from headscope.api.options import EvaluateMore, PathName, configured, in_python, python_words
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, head_ids_of, heads_option
-from headscope.api.texts import Text, TextPair, one_text
-from headscope.config import EvaluateOptions
+from headscope.api.texts import LabelList, Text, TextPair, one_text, text_pair
+from headscope.config import CheckpointOptions, EvaluateOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.each_head import score_each_head
-from headscope.evaluation.quality import Evaluation, OpenedEvaluation, matched, score_corpus
+from headscope.evaluation.intact import Against, Intact, named, recorded
+from headscope.evaluation.opened import OpenedEvaluation, matched
+from headscope.evaluation.quality import Evaluation, TextMode, score_corpus
 from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.files.lines import raw_lines
-from headscope.formats.base import Checkpoint
+from headscope.formats.base import DTYPES, Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.discovery import eval_mode
 from headscope.model.gating import masked
@@ -24,6 +29,7 @@ from headscope.registry import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
+    from typing_extensions import Unpack
 
 
 class TranslateMore(TypedDict, total=False):
@@ -45,12 +51,13 @@ def evaluation_of(
     texts: TextPair,
     options: Mapping[str, Any],
     *,
+    against: Against,
     gates: str,
     progress: Report,
 ) -> Evaluation:
-    """Scores of an open checkpoint on a text."""
-    opened = _open_evaluation(checkpoint, texts, options, function="evaluate")
-    with eval_mode(checkpoint.model):
+    """Scores of an open checkpoint on a text, states compared with those of the model that `against` finds."""
+    opened = _open_evaluation(checkpoint, texts, options, function="evaluate", against=against, gates=gates)
+    with eval_mode(checkpoint.model), eval_mode((opened.intact or checkpoint).model):
         evaluation = score_corpus(opened, progress=progress_of(progress))
     evaluation.remarks = [python_words(remark) for remark in evaluation.remarks]
     if gates:
@@ -63,12 +70,14 @@ def head_scores_of(
     texts: TextPair,
     options: Mapping[str, Any],
     *,
+    against: Against,
     gates: str,
     progress: Report,
 ) -> pd.DataFrame:
     """Scores with each head masked by itself; the signature is in the table's `attrs`."""
-    opened = _open_evaluation(checkpoint, texts, {**options, "each_head": True}, function="evaluate_heads")
-    with eval_mode(checkpoint.model):
+    settings = {**options, "each_head": True}
+    opened = _open_evaluation(checkpoint, texts, settings, function="evaluate_heads", against=against, gates=gates)
+    with eval_mode(checkpoint.model), eval_mode((opened.intact or checkpoint).model):
         scores = score_each_head(opened, progress=progress_of(progress))
     signature = scores.signature.having(gates=gates) if gates else scores.signature
     scores.table.attrs["signature"] = str(signature)
@@ -76,13 +85,19 @@ def head_scores_of(
 
 
 def _open_evaluation(
-    checkpoint: Checkpoint, texts: TextPair, options: Mapping[str, Any], *, function: str
+    checkpoint: Checkpoint,
+    texts: TextPair,
+    options: Mapping[str, Any],
+    *,
+    function: str,
+    against: Against,
+    gates: str,
 ) -> OpenedEvaluation:
     heads: dict[str, Heads | None] = {name: options.get(name) for name in ("mask", "heads") if name in options}
     selected = {name: heads_option(selection, checkpoint.layout) for name, selection in heads.items()}
     checked = configured(EvaluateOptions, {**options, **selected}, function=function)
     corpus = texts.corpus(checkpoint, max_sentences=checked.max_sentences)
-    return matched(checkpoint, corpus, checked)
+    return matched(checkpoint, corpus, checked, against=against, altered=bool(gates))
 
 
 _SEARCH = {"lenpen": "power", "max_len_a": "max_ratio", "max_len_b": "max_extra", "max_length": "longest"}
@@ -107,3 +122,113 @@ def translations_of(
 
 def _file_lines(path: Path) -> Iterator[str]:
     return decoded_lines(raw_lines(path), name=str(path))
+
+
+class ScoredModel(OpenModel):
+    """An open checkpoint, what it scores on texts, and what it translates."""
+
+    @in_python
+    def evaluate(
+        self,
+        text: Text | None = None,
+        *,
+        target: Text | None = None,
+        second: Text | None = None,
+        labels: LabelList | None = None,
+        metrics: str | Iterable[str] = (),
+        tokenised: bool = False,
+        mask: Heads | None = None,
+        against: OpenModel | PathName | None = None,
+        progress: Report = False,
+        **options: Unpack[EvaluateMore],
+    ) -> Evaluation:
+        """Score the model on a text: what `headscope evaluate` does; `["bleu"].value` of the result is a score.
+
+        text, target, second, labels: see `analyze`; models that translate need the references, classifiers labels.
+        metrics: "bleu", "chrf", "perplexity", "accuracy", of classifiers "loss", "accuracy", "macro-f1", of every model
+            "cosine", "token-cosine", "l2", "token-l2" to the intact model; default: all that fit the model, the last
+            ones for encoders without a head, and where `against` is given.
+        tokenised: BLEU and chrF of tokenised text, whatever its case, instead of detokenised text as it is.
+        mask: heads that are off meanwhile.
+        against: the intact model, open or its path; default: what heads were removed from to make this one, else this
+            one without `mask`. Where that is the same the metrics that compare are left out, as a remark says.
+        options: further ones, of `headscope.config.EvaluateOptions` (`beam`, `max_sentences`, `seed`, …).
+        """
+        settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask}
+        texts = text_pair(text, target, second=second, labels=labels)
+        intact = self._against(against)
+        return evaluation_of(self.checkpoint, texts, settings, against=intact, gates=self.gates, progress=progress)
+
+    @in_python
+    def evaluate_heads(
+        self,
+        text: Text | None = None,
+        *,
+        target: Text | None = None,
+        second: Text | None = None,
+        labels: LabelList | None = None,
+        heads: Heads | None = None,
+        metrics: str | Iterable[str] = (),
+        tokenised: bool = False,
+        mask: Heads | None = None,
+        against: OpenModel | PathName | None = None,
+        progress: Report = False,
+        **options: Unpack[EvaluateMore],
+    ) -> pd.DataFrame:
+        """Score the model with each of `heads` (default: every one) off by itself: `headscope evaluate --each-head`.
+
+        The first row is the model as it is; then come the heads whose loss harms most. Default metrics are perplexity
+        and accuracy, of all heads in one pass; "bleu" and "chrf" translate the whole text for every head.
+        """
+        settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask, "heads": heads}
+        texts = text_pair(text, target, second=second, labels=labels)
+        intact = self._against(against)
+        return head_scores_of(self.checkpoint, texts, settings, against=intact, gates=self.gates, progress=progress)
+
+    @in_python
+    def translate(self, text: Text, **options: Unpack[TranslateMore]) -> list[str]:
+        """The best translation of every sentence, in their order; an empty one stays empty.
+
+        beam, lenpen: hypotheses that are followed, power of the length penalty; default: the checkpoint's own.
+        max_len_a, max_len_b: n source tokens give at most a · n + b tokens.
+        max_length: subwords of a sentence, longer ones are cut; default: the model's limit, or 1024.
+        keep_pieces: leave the subwords apart.
+        mask: heads that are off meanwhile.
+        batch_tokens, progress: positions of a batch; see `analyze`.
+        """
+        translations = translations_of(self.checkpoint, text, {**options}, nbest=1, scores=False)
+        return [best[0].text for best in translations]
+
+    @in_python
+    def translations(self, text: Text, *, nbest: int = 1, **options: Unpack[TranslateMore]) -> list[list[Translation]]:
+        """The `nbest` best translations of every sentence with their scores, best first: `text` and `score` of each.
+
+        options: those of `translate`. What `headscope translate --nbest N --scores` writes.
+        """
+        return translations_of(self.checkpoint, text, {**options}, nbest=nbest, scores=True)
+
+    def _against(self, against: OpenModel | PathName | None) -> Against:
+        """How the intact model is found; ConfigError for what is neither a model nor a path."""
+        if against is None:
+            return Against(self._made_of)
+        if isinstance(against, OpenModel):
+            return Against(partial(Intact, against.checkpoint), named=True)
+        if isinstance(against, (str, PathLike)):
+            return Against(partial(named, str(against), self._opened_as), named=True)
+        raise ConfigError(f"against is of type {type(against).__name__}; give a checkpoint's path or a Model")
+
+    def _made_of(self) -> Intact:
+        """The intact model that heads were removed from to make this one, where its files say so."""
+        return recorded(self._opened_as)
+
+    @property
+    def _opened_as(self) -> CheckpointOptions:
+        """Where this model came from and runs, as options that open another one to compare it with."""
+        opened, dtype = self.checkpoint, str(self.checkpoint.dtype).removeprefix("torch.")
+        files = {name: getattr(self._companions, name) for name in self._companions.names()}
+        dtype = dtype if dtype in DTYPES else "auto"
+        return CheckpointOptions(checkpoint=opened.path, device=str(opened.device), dtype=dtype, **files)
+
+
+def _protocol(tokenised: bool) -> TextMode:
+    return "tokenised-lowercase" if tokenised else "raw"

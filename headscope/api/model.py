@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
-from headscope.api.evaluation import TranslateMore, evaluation_of, head_scores_of, translations_of
-from headscope.api.open_model import OpenModel
-from headscope.api.options import AnalyzeMore, EvaluateMore, FileMore, PathName, in_python
+from headscope.api.evaluation import ScoredModel
+from headscope.api.options import AnalyzeMore, FileMore, PathName, in_python
 from headscope.api.progress import Report
 from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_of_study
 from headscope.api.removal import merge_of, save_shrunk, shrunk_copy, sizes_of
@@ -20,10 +20,10 @@ from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError
-from headscope.evaluation.quality import Evaluation, TextMode
+from headscope.evaluation.intact import Intact, made_of
 from headscope.files.output_checks import inputs_of
+from headscope.formats.base import Checkpoint
 from headscope.formats.convert import Converted
-from headscope.formats.translate_options import Translation
 from headscope.heads import HeadId
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import converted
@@ -33,11 +33,10 @@ from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.verify import Verification
 
 if TYPE_CHECKING:
-    import pandas as pd
     from typing_extensions import Unpack
 
 
-class Model(OpenModel):
+class Model(ScoredModel):
     """A model whose heads can be measured, ranked, removed, captured and gated; `headscope.load` opens one.
 
     Every method leaves the model as it was: weights, device, mode (train or eval), hooks, attention implementation,
@@ -183,6 +182,8 @@ class Model(OpenModel):
         valid_second: Text | None = None,
         valid_labels: LabelList | None = None,
         objective: str = "",
+        metric: str = "",
+        margin: str | None = None,
         pad: bool = False,
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
@@ -194,7 +195,7 @@ class Model(OpenModel):
             output of the heads to zero (for models whose heads cannot be removed one by one); "native" is a plain
             class; with "gguf" a refit adds no bias that llama.cpp could not read.
         text, target: the text that both models are compared on; default: a sample that ships with headscope.
-        second, labels: the other texts of pairs, and what a classifier should say, where `text` is measured on.
+        second, labels: the other texts of pairs, and what a classifier should say.
         max_sentences: number of sentences of it.
         compensate: "least-squares" refits what is left of the output projections, in closed form, on the first
             `calibration_sentences` of `text`; "mean" moves the mean of the removed heads into the bias. The copy then
@@ -203,6 +204,8 @@ class Model(OpenModel):
         damping: ridge of least squares, a share of the mean second moment of the contexts.
         sequential: refit module after module, so that later ones make up for what earlier ones changed.
         objective: what held-out text is measured by, a name of `--objective`; default: what fits the model.
+        metric, margin: what text is measured by before and after, and the loss that counts as none ("0.5", "1%"), as
+            `quality` of the result says; default: accuracy of labels, perplexity, or the cosine of states, and 1%.
         pad: with export "native", fill every layer up with heads of zeros to as many as the layer that keeps most.
 
         ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
@@ -225,83 +228,11 @@ class Model(OpenModel):
                 objective=objective,
             ),
             held_out=text_pair(valid_text, valid_target, second=valid_second, labels=valid_labels),
+            metric=metric,
+            margin=margin,
             pad=pad,
         )
-        return SmallModel(done, companions=self._companions)
-
-    @in_python
-    def evaluate(
-        self,
-        text: Text | None = None,
-        *,
-        target: Text | None = None,
-        second: Text | None = None,
-        labels: LabelList | None = None,
-        metrics: str | Iterable[str] = (),
-        tokenised: bool = False,
-        mask: Heads | None = None,
-        progress: Report = False,
-        **options: Unpack[EvaluateMore],
-    ) -> Evaluation:
-        """Score the model on a text: what `headscope evaluate` does; `["bleu"].value` of the result is a score.
-
-        text, target, second, labels: see `analyze`; models that translate need the references, classifiers labels.
-        metrics: "bleu", "chrf", "perplexity", "accuracy", of classifiers "loss", "accuracy", "macro-f1", of every model
-            "cosine", "token-cosine", "l2", "token-l2" to the model without `mask`; default: all that fit the model,
-            the last ones for encoders without a head.
-        tokenised: BLEU and chrF of tokenised text, whatever its case, instead of detokenised text as it is.
-        mask: heads that are off meanwhile.
-        options: further ones, of `headscope.config.EvaluateOptions` (`beam`, `max_sentences`, `seed`, …).
-        """
-        settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask}
-        texts = text_pair(text, target, second=second, labels=labels)
-        return evaluation_of(self.checkpoint, texts, settings, gates=self.gates, progress=progress)
-
-    @in_python
-    def evaluate_heads(
-        self,
-        text: Text | None = None,
-        *,
-        target: Text | None = None,
-        second: Text | None = None,
-        labels: LabelList | None = None,
-        heads: Heads | None = None,
-        metrics: str | Iterable[str] = (),
-        tokenised: bool = False,
-        mask: Heads | None = None,
-        progress: Report = False,
-        **options: Unpack[EvaluateMore],
-    ) -> pd.DataFrame:
-        """Score the model with each of `heads` (default: every one) off by itself: `headscope evaluate --each-head`.
-
-        The first row is the model as it is; then come the heads whose loss harms most. Default metrics are perplexity
-        and accuracy, of all heads in one pass; "bleu" and "chrf" translate the whole text for every head.
-        """
-        settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask, "heads": heads}
-        texts = text_pair(text, target, second=second, labels=labels)
-        return head_scores_of(self.checkpoint, texts, settings, gates=self.gates, progress=progress)
-
-    @in_python
-    def translate(self, text: Text, **options: Unpack[TranslateMore]) -> list[str]:
-        """The best translation of every sentence, in their order; an empty one stays empty.
-
-        beam, lenpen: hypotheses that are followed, power of the length penalty; default: the checkpoint's own.
-        max_len_a, max_len_b: n source tokens give at most a · n + b tokens.
-        max_length: subwords of a sentence, longer ones are cut; default: the model's limit, or 1024.
-        keep_pieces: leave the subwords apart.
-        mask: heads that are off meanwhile.
-        batch_tokens, progress: positions of a batch; see `analyze`.
-        """
-        translations = translations_of(self.checkpoint, text, {**options}, nbest=1, scores=False)
-        return [best[0].text for best in translations]
-
-    @in_python
-    def translations(self, text: Text, *, nbest: int = 1, **options: Unpack[TranslateMore]) -> list[list[Translation]]:
-        """The `nbest` best translations of every sentence with their scores, best first: `text` and `score` of each.
-
-        options: those of `translate`. What `headscope translate --nbest N --scores` writes.
-        """
-        return translations_of(self.checkpoint, text, {**options}, nbest=nbest, scores=True)
+        return SmallModel(done, companions=self._companions, whole=self.checkpoint)
 
     @in_python
     def overview(self) -> dict[str, Any]:
@@ -338,9 +269,14 @@ class SmallModel(Model):
     which may be trained before it is saved.
     """
 
-    def __init__(self, shrunk: Shrunk, *, companions: Companions) -> None:
+    def __init__(self, shrunk: Shrunk, *, companions: Companions, whole: Checkpoint) -> None:
         super().__init__(shrunk.checkpoint, companions=companions)
-        self._shrunk = shrunk
+        self._shrunk, self._whole = shrunk, ref(whole)
+
+    def _made_of(self) -> Intact:
+        """The model that heads were removed from: as it is open, else from its files."""
+        whole = self._whole()
+        return Intact(whole) if whole is not None else made_of(self._shrunk.source, self._opened_as)
 
     @property
     def removed(self) -> tuple[HeadId, ...]:
@@ -356,6 +292,11 @@ class SmallModel(Model):
     def compensation(self) -> dict[str, Any] | None:
         """Method, errors of every refitted module, and the performance on held-out text; None without `compensate`."""
         return None if self._shrunk.compensated is None else self._shrunk.compensated.record()
+
+    @property
+    def quality(self) -> dict[str, Any] | None:
+        """A metric before and after on held-out text, and the test of non-inferiority; None without text."""
+        return None if self._shrunk.quality is None else self._shrunk.quality.record()
 
     @cached_property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:
@@ -393,7 +334,3 @@ class SmallModel(Model):
         return save_shrunk(
             self._shrunk, folder, companions=companions, export=export, onnx=onnx, options=options, force=force, **hub
         )
-
-
-def _protocol(tokenised: bool) -> TextMode:
-    return "tokenised-lowercase" if tokenised else "raw"

@@ -25,17 +25,17 @@ from headscope.pruning.closed_form.calibration import calibration_text
 from headscope.pruning.engines.base import ENGINES, EngineOptions
 from headscope.pruning.options.refit import CalibrationOptions
 from headscope.pruning.options.remove import RemoveConfig, check_merge
-from headscope.pruning.removal.export import as_export
+from headscope.pruning.removal.export import as_export, kind_of_folder
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
 from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.push import pushed
+from headscope.pruning.removal.quality import MEASURED, quality_question
 from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.remove import (
     REMOVAL,
     engines_of,
     export_for,
     folder_kinds,
-    kind_of_folder,
     shrink,
     write_shrunk,
 )
@@ -51,6 +51,8 @@ def shrunk_copy(
     max_sentences: int,
     calibration: CalibrationOptions,
     held_out: TextPair,
+    metric: str = "",
+    margin: str | None = None,
     pad: bool = False,
     merge: Merge | None = None,
 ) -> Shrunk:
@@ -66,18 +68,27 @@ def shrunk_copy(
     chosen = export_for(kind, checkpoint, [ENGINES.get(name) for name in engines], pad=pad)
     if held_out.target is not None and held_out.source is None:
         raise ConfigError("valid_target is for valid_text; give that too")
-    measured = calibration.compensate != "none" or not held_out.empty
-    if not measured and (text.second is not None or text.labels is not None or calibration.objective):
-        raise ConfigError("second, labels and objective are of text that is measured on; give compensate or valid_text")
-    corpus, valid = (pair.corpus(checkpoint) if measured and not pair.empty else None for pair in (text, held_out))
+    if calibration.compensate == "none" and held_out.empty and calibration.objective:
+        raise ConfigError("objective is what a refit is measured by; give compensate or valid_text")
+    corpus, valid = (None if pair.empty else pair.corpus(checkpoint) for pair in (text, held_out))
     calibrated = calibration_text(calibration, corpus, valid)
+    measured = calibrated.held_out if calibrated else valid or (corpus and corpus.first(MEASURED))
     with eval_mode(checkpoint.model):
         data = texts(checkpoint, text.source, text.target, sentences=max_sentences)
         if merge is None:
             removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)
         else:
             removal = plan_merge(checkpoint.attention_sites, merge.count, scores=merge.scores)
-        return shrink(checkpoint, removal, export=chosen, data=data, text=calibrated, calibration=calibration)
+        asked, why = quality_question(checkpoint, measured, metric=metric, margin=margin)
+        return shrink(
+            checkpoint,
+            removal,
+            export=chosen,
+            data=data,
+            text=calibrated,
+            calibration=calibration,
+            asked=asked or why,
+        )
 
 
 def merge_of(

@@ -43,7 +43,8 @@ class EvaluateOptions(SearchOptions, TextOptions):
     metrics: tuple[str, ...] = option(
         (),
         "bleu,chrf,perplexity,accuracy; of classifiers loss,accuracy,macro-f1; of every model cosine,token-cosine,l2,"
-        "token-l2 to the model without --mask. Default: all that fit, the last ones for encoders without a head.",
+        "token-l2 to the intact model. Default: all that fit, the last ones for encoders without a head and with "
+        "--against.",
         metavar="NAMES",
         panel=SCORES,
     )
@@ -73,6 +74,13 @@ class EvaluateOptions(SearchOptions, TextOptions):
 class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
     """The options of `headscope evaluate`."""
 
+    against: str | None = option(
+        None,
+        "Intact checkpoint that final states are compared with; default: the one that pruning.json beside CKPT names, "
+        "else CKPT itself without --mask.",
+        metavar="CKPT",
+        panel=SCORES,
+    )
     out: Path | None = option(None, "Write the table of all heads.", metavar="FILE.csv", panel=EACH, written=True)
     per_sentence: Path | None = option(
         None, "Write sentence, tokens, nll (nats), hypothesis.", metavar="FILE.csv", panel=OUTPUT, written=True

@@ -121,7 +121,7 @@ def _applicable(
     measured = sites if corpus.has_target or not checkpoint.two_sided else sites & {Site.ENCODER_SELF}
     left_out = []
     if unmeasured := sorted(site.value for site in sites - measured):
-        left_out.append(LeftOut("all", f"{' and '.join(unmeasured)} need a --target"))
+        left_out.append(LeftOut(" and ".join(unmeasured), "need a --target, which the decoder is to read"))
     running = []
     for cls in analyses:
         reason = _missing(cls, corpus, options) or _elsewhere(cls, measured) or cls.applies(checkpoint)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headscope.bootstrap import Array, Bootstrap, Estimate
 from headscope.evaluation.fitting_metrics import (
     STATE_METRICS,
     TRANSLATION_METRICS,
+    compares_states,
     needs_translation,
     predictions_of,
 )
@@ -21,8 +23,8 @@ from headscope.evaluation.likelihood import Likelihood, likelihood
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.metrics.macro_f1 import macro_f1
 from headscope.evaluation.metrics.states import StateMetric
+from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.quality import (
-    OpenedEvaluation,
     cut_remark,
     done_of,
     evaluation_signature,
@@ -102,8 +104,8 @@ def _likelihoods(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Pr
 
 
 def _states(opened: OpenedEvaluation, heads: Sequence[HeadId], progress: Progress) -> StateComparison | None:
-    wanted = set(opened.metrics) & set(STATE_METRICS)
-    return _with_each_masked(opened, heads, progress, compare_states) if wanted else None
+    compare = partial(compare_states, intact=opened.intact)
+    return _with_each_masked(opened, heads, progress, compare) if compares_states(opened.metrics) else None
 
 
 def _with_each_masked(

@@ -39,8 +39,12 @@ def prediction_metrics(checkpoint: Checkpoint) -> tuple[str, ...]:
     return () if checkpoint.label_names and no_labels(checkpoint) else PREDICTION_METRICS[checkpoint.predicts]
 
 
-def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The metrics of the config, or all that fit (with `--each-head` those that need no translation)."""
+def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: bool = False) -> tuple[str, ...]:
+    """The metrics of the config, or all that fit (with `--each-head` those that need no translation).
+
+    Those of states are among them where another model is given to compare with (`against`). ConfigError for metrics
+    that do not fit, and for `against` where none compares states.
+    """
     check_metric_names(config.metrics)
     fitting, predictions = fitting_metrics(checkpoint), prediction_metrics(checkpoint)
     if unfit := [name for name in config.metrics if name not in fitting]:
@@ -50,7 +54,10 @@ def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str
             f"{unfit[0]} needs a model that {'predicts words' if what == 'words' else what}; a model of type "
             f"{checkpoint.model_type!r} can be asked for {', '.join(fitting)}"
         )
-    default = fitting[: -len(STATE_METRICS)] if predictions else STATE_METRICS
+    if against and config.metrics and not compares_states(config.metrics):
+        states = ", ".join(STATE_METRICS)
+        raise ConfigError(f"--against names a model to compare states with; add some of {states} to --metrics")
+    default = fitting if against else fitting[: -len(STATE_METRICS)] if predictions else STATE_METRICS
     each_head = config.each_head
     return config.metrics or tuple(name for name in default if not (each_head and name in TRANSLATION_METRICS))
 
@@ -58,6 +65,11 @@ def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint) -> tuple[str
 def predictions_of(metrics: Sequence[str]) -> set[str]:
     """Those of the metrics that the likelihood of labels gives."""
     return set(metrics) - {*TRANSLATION_METRICS, *STATE_METRICS}
+
+
+def compares_states(metrics: Sequence[str]) -> bool:
+    """Whether any of the metrics compares states with those of the intact model."""
+    return any(name in STATE_METRICS for name in metrics)
 
 
 def needs_translation(metrics: Sequence[str]) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from headscope.errors import ConfigError
 
+MARGIN = "1%"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
+
 
 @dataclass(frozen=True)
 class Margin:

@@ -13,36 +13,29 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
 from headscope.bootstrap import Bootstrap
-from headscope.config import EvaluateConfig, EvaluateOptions
-from headscope.data.batching import BatchingOptions, Omissions, sentence_limit
-from headscope.data.corpus import Corpus
+from headscope.data.batching import Omissions
 from headscope.data.unknown_subwords import UnknownSubwords
-from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.fitting_metrics import (
     STATE_METRICS,
-    check_metric_names,
-    choose_metrics,
+    compares_states,
     needs_translation,
     predictions_of,
 )
-from headscope.evaluation.labels import open_text, with_labels
-from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
+from headscope.evaluation.likelihood import Likelihood, hides_tokens, likelihood
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.metrics.macro_f1 import macro_f1
 from headscope.evaluation.metrics.states import StateMetric
+from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.translation import translate_lines
-from headscope.formats.base import Checkpoint, open_configured
-from headscope.formats.translate_options import TranslateOptions
-from headscope.heads import HeadId, select_heads
 from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
@@ -89,22 +82,6 @@ class Evaluation:
         raise ConfigError(unknown("metric", metric, [score.metric for score in self.scores]))
 
 
-@dataclass
-class OpenedEvaluation:
-    """A checkpoint and a corpus that fit each other, and the options of an evaluation."""
-
-    config: EvaluateOptions
-    checkpoint: Checkpoint
-    corpus: Corpus
-    metrics: tuple[str, ...]
-    masked_heads: list[HeadId]
-    likelihood_options: LikelihoodOptions
-    translate_options: TranslateOptions
-    remarks: list[str] = field(default_factory=list)
-    unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
-    processes: Processes = ALONE
-
-
 def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:
     """Score an open checkpoint on a text; writes nothing."""
     began = time.monotonic()
@@ -112,42 +89,6 @@ def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) 
         evaluation = _evaluate(opened, progress)
     evaluation.seconds = time.monotonic() - began
     return evaluation
-
-
-def open_all(config: EvaluateConfig) -> OpenedEvaluation:
-    """The checkpoint and corpus of a config, checked against each other and against the config."""
-    check_metric_names(config.metrics)
-    corpus = open_text(config, max_sentences=config.max_sentences)
-    checkpoint = open_configured(config)
-    return matched(checkpoint, with_labels(checkpoint, corpus, config.labels), config)
-
-
-def matched(checkpoint: Checkpoint, corpus: Corpus, config: EvaluateOptions) -> OpenedEvaluation:
-    """A checkpoint and a corpus, checked against each other and the config; ConfigError where they do not fit."""
-    kind = f"a model of type {checkpoint.model_type!r}"
-    if corpus.has_target and not checkpoint.two_sided:
-        raise ConfigError(f"{kind} reads one side only; leave out --target")
-    if checkpoint.needs_target and not corpus.has_target:
-        raise ConfigError(f"{kind} needs --target, the references")
-    metrics = choose_metrics(config, checkpoint)
-    if checkpoint.label_names and predictions_of(metrics) and not corpus.has_labels:
-        raise ConfigError(
-            f"{metrics[0]} needs --labels FILE, what is right; without labels there are {', '.join(STATE_METRICS)}"
-        )
-    batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
-    limit = sentence_limit(checkpoint, batching)
-    likelihood_options = LikelihoodOptions(config.batch_tokens, limit, config.long, config.hiding, config.seed)
-    translate_options = TranslateOptions(
-        beam=config.beam,
-        power=config.lenpen,
-        max_ratio=config.max_len_a,
-        max_extra=config.max_len_b,
-        longest=config.max_length,
-    )
-    if needs_translation(metrics):
-        checkpoint.search_facts(translate_options)
-    masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
-    return OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
 
 
 def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
@@ -164,10 +105,15 @@ def _evaluate(opened: OpenedEvaluation, progress: Progress) -> Evaluation:
         opened.unknown = scored.losses.unknown
         scores += likelihood_scores(scored, opened)
     complete = scored is None or scored.complete
-    if complete and set(opened.metrics) & set(STATE_METRICS):
+    if complete and compares_states(opened.metrics):
         with progress("comparing", corpus.count) as step:
             compared = compare_states(
-                opened.checkpoint, corpus, opened.likelihood_options, progress=step, processes=opened.processes
+                opened.checkpoint,
+                corpus,
+                opened.likelihood_options,
+                intact=opened.intact,
+                progress=step,
+                processes=opened.processes,
             )
         opened.unknown, complete = compared.losses.unknown, compared.complete
         scores += state_scores(compared, opened)
@@ -352,7 +298,8 @@ def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -
         search = checkpoint.search_facts(opened.translate_options) | {"text": config.text}
     return signature_of(
         {
-            "m": "+".join(opened.metrics),
+            "m": "+".join(opened.metrics) or "none",
+            **({"against": f"{opened.intact.format}-sha256={opened.intact.digest[:12]}"} if opened.intact else {}),
             **search,
             **hidden,
             "len": f"{opened.likelihood_options.limit}-{config.long}",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from headscope.config import EvaluateConfig
 from headscope.distributed import ALONE, Processes
 from headscope.evaluation.each_head import EachHead, score_each_head
-from headscope.evaluation.quality import Evaluation, open_all, score_corpus
+from headscope.evaluation.opened import open_all
+from headscope.evaluation.quality import Evaluation, score_corpus
 from headscope.files.output_checks import Input, inputs_of
 from headscope.files.output_file import OutputFile
 from headscope.progress import Progress, no_progress
@@ -71,7 +72,8 @@ def open_and_measure(
     file = None if out is None else OutputFile(out, inputs=inputs_of(config), force=config.force)
     opened = replace(open_all(config), processes=processes)
     if file is not None:
-        file.protect([Input(path) for path in opened.checkpoint.read_files])
+        found = [] if opened.intact is None else [Input(Path(opened.intact.path), checkpoint=True)]
+        file.protect([*found, *(Input(path) for path in opened.checkpoint.read_files)])
     result = measure(opened, progress=progress if processes.main else no_progress)
     if file is not None and processes.main:
         frame = table(result)

@@ -19,6 +19,7 @@ from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.distributed import ALONE, Processes
+from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
@@ -134,6 +135,9 @@ def _of_batch(
     for heads in masks:
         with masked(checkpoint.model, heads):
             altered = checkpoint.states(batch.to(checkpoint.device)).cpu().double()
+        if altered.shape != intact.shape:
+            widths = f"their widths are {altered.shape[-1]} and {intact.shape[-1]}"
+            raise ConfigError(f"states of {checkpoint.path} and {whole.path} cannot be compared: {widths}")
         columns.append(torch.stack(state_distances(intact, altered, real), dim=-1))  # [b 4]
     distances = torch.stack(columns, dim=1)
     return distances[..., :2], distances[..., 2:], real.sum(dim=-1)

@@ -20,6 +20,19 @@ class HubTarget:
     public: bool = False
 
 
+def is_cached(name: str) -> bool:
+    """Whether a model of the hub was fetched before; False for whatever is no name there. Asks no server."""
+    if name.count("/") > 1:
+        return False
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
 def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
     """Where to push to, if anywhere, checked: the name, and that the hub answers to the token.
 

@@ -356,7 +356,7 @@ def open_checkpoint(
     companions = companions or Companions()
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
-    opener = FORMATS.get(format) if format else _detect(path)
+    opener = FORMATS.get(format) if format else detect_format(path)
     if useless := [f"--{name}" for name in companions.names() if name not in opener.takes]:
         takes = ", ".join(f"--{name}" for name in sorted(opener.takes)) or "none of these"
         raise ConfigError(f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}")
@@ -383,7 +383,8 @@ def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> 
     )
 
 
-def _detect(path: str) -> CheckpointFormat[Any]:
+def detect_format(path: str) -> CheckpointFormat[Any]:
+    """The format of a file, a directory or a hub id, by its content; CheckpointError where none fits."""
     local = exists(path)
     for _, candidate in FORMATS:
         if candidate.recognise(Path(path)) if local else candidate.recognise_name(path):

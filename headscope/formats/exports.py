@@ -34,7 +34,8 @@ class Export:
     `build` makes the checkpoint that is then saved; ConfigError where these heads cannot go. `whole_groups`: heads that
     share keys and values go together. `refine` turns what the export called `after` builds into what this one builds.
     `adds_bias`: an output projection may have a bias that its class builds without. `padded` builds a checkpoint whose
-    layers are filled up with heads of zeros to the same number.
+    layers are filled up with heads of zeros to the same number. `holds`, if given, is whether a checkpoint with fewer
+    heads, as many in every layer, can be written this way, as far as that is known before one is built.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Export:
     after: str | None = None
     refine: Build | None = None
     padded: Build | None = None
+    holds: Callable[[Any], bool] | None = None
 
 
 SAME = Export(name="same", build=lambda checkpoint, plan: checkpoint.without_heads(plan))

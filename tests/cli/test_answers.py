@@ -60,7 +60,9 @@ def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Pa
     lines = shown.splitlines()
     assert lines[-4] == "0 of 72 heads have a function"
     assert lines[-3].endswith("more labels lack evidence; labels.csv says what is missing")
-    assert "--importance" in lines[-1] and f"--source {few[0]} --target {few[1]}" in lines[-1]
+    assert (
+        "--also gradient,taylor,lrp,contribution" in lines[-1] and f"--source {few[0]} --target {few[1]}" in lines[-1]
+    )
     labels, heads = pd.read_csv(out / "labels.csv"), pd.read_csv(out / "heads.csv")
     assert not labels.given.any() and heads.functions_unsupported.notna().any()
     seconds = json.loads((out / "run.json").read_text("utf-8"))["seconds"]
@@ -87,10 +89,10 @@ def test_evaluate_ends_with_its_scores(command: Command, few: tuple[Path, Path])
 def test_show_says_first_that_heads_are_mixed(capfd: pytest.CaptureFixture[str]) -> None:
     overview = checkpoint_overview(checkpoints.small(self_mixing="alpha.v1", cross_mixing="alpha.v1"))
     assert {place["mixing"] for place in overview["mixing"]} == {"alpha.v1"}
-    show._print(overview)
+    show._print(overview, {})
     lines = capfd.readouterr().out.splitlines()
     assert lines[0].startswith("This model mixes heads (alpha.v1): at ") and "a matrix that mixes" in lines[0]
     assert lines[-1].startswith("next: headscope analyze ")
-    show._print(checkpoint_overview(checkpoints.small()))
+    show._print(checkpoint_overview(checkpoints.small()), {})
     lines = capfd.readouterr().out.splitlines()
     assert "mixes heads" not in lines[0] and lines[-2].endswith("analyses fit")

@@ -19,7 +19,7 @@ from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data.encoded import Batch, pad_side
 from headscope.errors import ConfigError, DataError, OutputError
-from headscope.evaluation import each_head, quality
+from headscope.evaluation import each_head, opened, quality
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_scores
 from headscope.evaluation.run import run_each_head, run_evaluation
@@ -48,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Evaluate:
     """Evaluate a checkpoint of this process on lines of text."""
 
     def evaluated(checkpoint: Any, source: list[str], target: list[str] | None = None, **options: Any) -> Any:
-        monkeypatch.setattr(quality, "open_configured", lambda *_, **__: checkpoint)
+        monkeypatch.setattr(opened, "open_configured", lambda *_, **__: checkpoint)
         config = EvaluateConfig(
             checkpoint="memory",
             source=write(tmp_path, "source", source),

@@ -86,7 +86,8 @@ def evaluated(folder: Path, texts: list[str], tmp_path: Path, **options: Any) ->
 @pytest.mark.parametrize("tokens", [1, 71])
 def test_evaluate_equals_plain_loops(folder: Path, tmp_path: Path, gone: str, tokens: int) -> None:
     texts = classifiers.texts(19)
-    found = evaluated(folder, texts, tmp_path, mask=gone or None, batch_tokens=tokens)
+    options = {"mask": gone} if gone else {"against": str(folder)}
+    found = evaluated(folder, texts, tmp_path, batch_tokens=tokens, **options)
     assert list(found) == list(NAMES)
     assert found == pytest.approx(expected(texts, gone), abs=1e-12)
     assert (found["cosine"] == pytest.approx(1, abs=1e-12)) is not bool(gone)

@@ -108,7 +108,15 @@ def removal_run(path: Path) -> Path:
         "before": {"parameters": 1000, "attention_heads": 9, "cache": 0},
         "after": {"parameters": 900, "attention_heads": 8, "cache": 0},
         "times": [{"what": "forward", "sentences": 1, "before": 0.02, "after": 0.01, "speedup": 2.0}],
-        "verified": {"data": "text", "difference": 1e-7, "cached": None},
+        "verified": {"data": "text", "difference": 1e-7, "own": 2e-7, "searched": 8, "searches": 8, "cached": None},
+        "quality": {
+            **{"metric": "accuracy", "title": "accuracy", "text": "held-out.txt", "sentences": 40, "margin": "1%"},
+            **{"before": {"value": 0.9}, "after": {"value": 0.85}, "loss": [0.3, 0.4], "why": ""},
+            "verdict": {
+                **{"worse": 0.05, "worse_limit": 0.09, "margin": 0.009, "detectable": 0.06},
+                "verdict": "not established",
+            },
+        },
         "remarks": [],
     }
     (path / "pruning.json").write_text(json.dumps(record), encoding="utf-8")

@@ -329,7 +329,10 @@ def test_the_command_says_what_refitting_is_worth(
     ("options", "message"),
     [
         (["--compensate", "least-squares"], "give --source FILE"),
-        (["--valid-source", "few.en"], "--valid-source measures contexts on text: give --source"),
+        (["--labels", "text.en", "--source", "text.en"], "is no classifier"),
+        (["--objective", "loss"], "--objective is what a refit is measured by"),
+        (["--source", "text.en", "--metric", "bleu"], "--metric bleu"),
+        (["--source", "text.en", "--margin", "-1"], "--margin"),
         (["--compensate", "least", "--source", "text.en"], "unknown compensation 'least'"),
         (
             ["--compensate", "mean", "--source", "text.en", "--damping", "0.1"],

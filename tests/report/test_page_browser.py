@@ -204,7 +204,12 @@ def test_importance_faithfulness_comparison_and_the_others(reader: Reader, runs:
     changed = pd.read_csv(runs["second"] / "heads.csv", keep_default_na=False)["functions"] != table["functions"]
     assert rows == int(changed.sum()) > 0 and "Spearman" in reader.text("#comparison")
     assert page.locator("#pruning .chart path").count() == 2 and page.locator("#pruning .stays").count() == 3
-    assert "parameters" in reader.text("#pruning") and page.locator("#training .chart").count() >= 3
+    shown = reader.text("#pruning")
+    assert "accuracy (40 sentences, held-out.txt)" in shown and "non-inferior within 1%" in shown
+    headers = page.locator("#pruning th").all_inner_texts()
+    assert not {"own", "searched", "cached"} & set(headers) and "kept_" not in shown
+    assert "kept in encoder-self" in shown and "attention heads" in shown
+    assert "parameters" in shown and page.locator("#training .chart").count() >= 3
     page.locator("#heads").get_by_label("Run", exact=True).select_option(label="second")
     assert "This run kept no example sentences" in reader.text("#detail")
     page.locator("#heads").get_by_label("Run", exact=True).select_option(label="first")

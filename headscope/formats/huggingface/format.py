@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from headscope.bounds import MOST_LAYERS
 from headscope.config import Companions
 from headscope.errors import CheckpointError, DataError, HeadscopeError
+from headscope.files.hub import is_cached
 from headscope.files.reading import exists, is_file, read_json
 from headscope.formats.base import FORMATS, MASKED, SAME, CheckpointFormat, Export, SavedFiles
 from headscope.formats.devices import pick_device
@@ -33,7 +34,7 @@ from headscope.formats.digest import file_digest
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.layouts import is_adapter, model_folder, refuse_adapter
 from headscope.formats.huggingface.native_models.conversion import converted
-from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class
+from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class, says_head_width
 from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name
 from headscope.formats.huggingface.writing import write_folder
@@ -65,6 +66,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             after="self-contained",
             refine=in_plain_class,
             padded=padded_in_plain_class,
+            holds=lambda checkpoint: says_head_width(checkpoint.model),
         ),
         MASKED,
     )
@@ -96,6 +98,11 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             refuse_adapter(Path(path))
             inner = model_folder(Path(path))
             path = path if inner == Path(path) else str(inner)
+        if not (exists(path) or "/" in path or is_cached(path) or _is_on_hub(path)):
+            raise CheckpointError(
+                f"there is no file or directory {path}; a model of the hub is written OWNER/NAME, such as "
+                "google-bert/bert-base-uncased"
+            )
         options = {"trust_remote_code": False, "local_files_only": not _hub_answers(path)}
         with _quiet(path), ExitStack() as stack:
             config = AutoConfig.from_pretrained(path, **options)
@@ -199,6 +206,17 @@ def _hub_answers(path: str) -> bool:
     except HfHubHTTPError:
         return True  # it answers that there is no such model: transformers says so
     except Exception:  # no network, whatever the client raises then
+        return False
+    return True
+
+
+def _is_on_hub(name: str) -> bool:
+    """Whether the hub has a model of this name, as it has of a few without an owner."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(name, timeout=10)
+    except Exception:  # no network, no such model, or no name at all
         return False
     return True
 

@@ -44,6 +44,12 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     return shrunk.with_model(_rebuilt(model, name, heads=counts.pop(), groups=groups.pop()))
 
 
+def says_head_width(model: Any) -> bool:
+    """Whether the config of a model's class, or of its stand-in, says how wide a head is, so that it can have fewer."""
+    known = model.config.to_dict()
+    return plain_name(model) in STAND_INS or any(known.get(name) for name in WIDTHS)
+
+
 def padded_in_plain_class(whole: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     """The whole checkpoint without heads that are gone in every layer, zeros in place of others, as a plain class."""
     zeroed = whole.with_zeroed_heads(removal)

@@ -40,7 +40,7 @@ def calibration_text(
 
     ConfigError where a text is missing, DataError where it is too short.
     """
-    check_texts(options, has_text=corpus is not None, has_valid=valid is not None)
+    check_texts(options, has_text=corpus is not None)
     if corpus is None or (options.compensate == "none" and valid is None):
         return None
     return split_text(corpus, valid, sentences=options.sentences)

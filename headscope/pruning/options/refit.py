@@ -65,10 +65,10 @@ class CalibrationOptions:
                 raise ConfigError(f"{name} is for --compensate least-squares, not {self.compensate}")
 
 
-def check_texts(options: CalibrationOptions, *, has_text: bool, has_valid: bool) -> None:
+def check_texts(options: CalibrationOptions, *, has_text: bool) -> None:
     """ConfigError where the text is missing that a calibration needs."""
-    if not has_text and (options.compensate != "none" or has_valid):
-        what = "--valid-source" if options.compensate == "none" else f"--compensate {options.compensate}"
+    if not has_text and options.compensate != "none":
+        what = f"--compensate {options.compensate}"
         raise ConfigError(f"{what} measures contexts on text: give --source FILE, and --target for translation")
 
 

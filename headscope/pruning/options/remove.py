@@ -89,6 +89,19 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         metavar="NAME",
         panel=DATA,
     )
+    metric: str = option(
+        "",
+        "Measured before and after, on held-out text: {metrics}; default: accuracy with --labels, perplexity of what "
+        "predicts words, else cosine.",
+        metavar="NAME",
+        panel=DATA,
+    )
+    margin: str | None = option(
+        None,
+        "Loss of that metric that counts as none: in its unit, or a percentage of the intact model's; default: 1%.",
+        metavar="N|N%",
+        panel=DATA,
+    )
     valid_source: Path | None = option(
         None,
         "Text to measure intact, pruned and refitted model on; default: the last fifth of --source, which is then not "
@@ -100,11 +113,13 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
 
     def __post_init__(self) -> None:
         check_options(self)
-        check_texts(self.calibration, has_text=self.has_text, has_valid=self.valid_text is not None)
+        check_texts(self.calibration, has_text=self.has_text)
         measured = self.compensate != "none" or self.valid_text is not None
-        for name in ("source2", "pairs", "labels", "objective"):
-            if getattr(self, name) and not measured:
-                raise ConfigError(f"{flag(name)} is of text that is measured on; give --compensate or --valid-source")
+        if self.objective and not measured:
+            raise ConfigError("--objective is what a refit is measured by; give --compensate or --valid-source")
+        for name in ("source2", "pairs"):
+            if getattr(self, name) and not (self.has_text or self.valid_text):
+                raise ConfigError(f"{flag(name)} is of text that is measured on; give --source or --valid-source")
         check_one_given(
             {
                 "--heads LIST, the heads that go": self.heads,

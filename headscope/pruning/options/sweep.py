@@ -12,14 +12,13 @@ from headscope.config.evaluate import SEARCH
 from headscope.config.inputs import DATA, MODEL, OUTPUT
 from headscope.config.option import check_options, option
 from headscope.errors import ConfigError
-from headscope.evaluation.margin import Margin
+from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.shared import COMPENSATION, HEADS, LEARNING, PruningOptions
 
 MEASURING = "Measuring"
 LEARNT = ("l0", "subset")
-MARGIN = "1%"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
 
 
 @dataclass(frozen=True, kw_only=True)

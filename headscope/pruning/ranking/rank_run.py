@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
 from headscope.files.output_checks import check_folder, inputs_of
-from headscope.formats.base import Checkpoint
+from headscope.formats.base import FORMATS, Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
@@ -124,6 +125,8 @@ def _run(config: RankConfig, build: Build, progress: Progress, processes: Proces
     quality = {} if loss is None else _tuned(config, opened, checkpoint, removed, freeze, loss, progress)
     facts: dict[str, Any] = {
         **scoring.entries(),
+        "refits": config.by in CRITERIA.names() and not config.is_file and CRITERIA.get(config.by).refits,
+        "native": config.allocation == "uniform" and _fits_plain_class(opened.checkpoint, removed),
         "steps": config.steps,
         "allocate": config.allocation,
         "compensate": config.compensate,
@@ -149,6 +152,17 @@ def _run(config: RankConfig, build: Build, progress: Progress, processes: Proces
     )
     write_selection(choice, checkpoint, config, build)
     return choice
+
+
+def _fits_plain_class(checkpoint: Checkpoint, removed: list[HeadId]) -> bool:
+    """Whether a plain class can hold what stays, as `--export native`: as many heads in every layer."""
+    native = [export for export in FORMATS.get(checkpoint.format).exports if export.name == "native"]
+    gone = Counter((head.site, head.layer) for head in removed)
+    counts = {heads - gone[place] for place, heads in checkpoint.layout.items()}
+    if not native or len(counts) != 1 or 0 in counts:
+        return False
+    holds = native[0].holds
+    return holds is None or holds(checkpoint)
 
 
 def _shape(config: RankConfig, scoring: Scoring, keep: int) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 
 from headscope.errors import ConfigError
@@ -51,3 +52,11 @@ def as_export(checkpoint: Checkpoint, built: Export, plan: RemovalPlan, name: st
             f"say remove(..., export={name!r})"
         )
     return export.refine(checkpoint.with_model(copy.deepcopy(checkpoint.model)), plan), export
+
+
+def kind_of_folder(kinds: Sequence[str], checkpoint: Checkpoint, *, merges: bool) -> str | None:
+    """The kind of folder: as asked, else the default, which for merged key/value heads is a plain class."""
+    if kinds or not merges:
+        return kinds[0] if kinds else None
+    names = [export.name for export in FORMATS.get(checkpoint.format).exports]
+    return "native" if "native" in names else None

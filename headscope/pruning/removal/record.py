@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from headscope.evaluation.before_after import QualityChange, verdict_words
 from headscope.files.reading import exists
 from headscope.formats.base import Checkpoint, Export, SavedFiles
 from headscope.formats.card import Card, hub_metadata
@@ -46,6 +47,7 @@ class Removed:
     engines: tuple[EngineFile, ...] = ()
     seconds: float = 0.0
     compensated: Compensated | None = None
+    quality: QualityChange | None = None
     command: str = "prune remove"
     pushed: str = ""
 
@@ -55,7 +57,8 @@ class Shrunk:
     """A model without some heads, in memory, and the proof that it computes what the whole one does with them masked.
 
     `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
-    Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`.
+    Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`. `quality` is
+    that of the intact model and of this one; why it was not measured is `unmeasured`.
     """
 
     checkpoint: Checkpoint
@@ -67,6 +70,8 @@ class Shrunk:
     before: Size
     signature: Signature
     compensated: Compensated | None = None
+    quality: QualityChange | None = None
+    unmeasured: str = ""
 
 
 def padding_note(done: Shrunk) -> tuple[str, ...]:
@@ -110,6 +115,7 @@ def removal_card(removed: Removed, written: SavedFiles) -> Card:
             f"outputs equal those of the whole model with {compared} to {proof.difference:.1e} of the largest, "
             f"on {proof.sentences} sentences ({_without_folder(proof.data)})",
             *_measured(removed.compensated),
+            *_change(removed.quality),
             *(file.proof for file in removed.engines),
             *removed.notes,
         ),
@@ -135,14 +141,23 @@ def _heads_by_layer(removal: RemovalPlan) -> str:
 
 
 def _measured(compensated: Compensated | None) -> tuple[str, ...]:
-    """The metric before and after; that there is none where nothing was measured."""
+    """The objective on held-out text of the intact, the pruned and the refitted model."""
     if compensated is None:
-        return ("quality was not measured when this was written (`--valid-source` does, and `headscope evaluate`)",)
+        return ()
     held_out, performance = compensated.text.held_out, compensated.performance
     names = {"intact": "intact", "removed": "heads removed", "refitted": "heads removed and the rest refitted"}
     values = ", ".join(f"{names[name]} {performance[name].value:.4f}" for name in names if name in performance)
     text = f"{held_out.count} held-out sentences ({_without_folder(held_out.name)})"
     return (f"{performance['intact'].objective} on {text}: {values}",)
+
+
+def _change(quality: QualityChange | None) -> tuple[str, ...]:
+    """The metric before and after, and the verdict; that there is none where nothing was measured."""
+    if quality is None:
+        return ("quality was not measured when this was written (`--source` does, and `headscope evaluate`)",)
+    values = f"{quality.before.value:.4f} before, {quality.after.value:.4f} now"
+    text = f"{quality.sentences} sentences ({_without_folder(quality.text)})"
+    return (f"{quality.title} on {text}: {values}", verdict_words(quality.record()))
 
 
 def _without_folder(name: str) -> str:
@@ -172,6 +187,7 @@ def removal_record(removed: Removed) -> dict[str, Any]:
         "verified": asdict(removed.verified),
         "engines": [asdict(file) for file in removed.engines],
         "compensation": None if removed.compensated is None else removed.compensated.record(),
+        "quality": None if removed.quality is None else removed.quality.record(),
         "before": asdict(removed.before),
         "after": asdict(removed.after),
         "times": [asdict(timing) for timing in removed.paces],

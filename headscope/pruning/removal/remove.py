@@ -15,16 +15,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from headscope.data.corpus import Corpus
 from headscope.errors import CheckpointError, ConfigError
-from headscope.evaluation.labels import open_text, with_labels
+from headscope.evaluation.before_after import Question, quality_change
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import MODEL_FILES, OutputKind
 from headscope.files.reading import is_file
 from headscope.formats.base import (
-    FORMATS,
     Checkpoint,
     Export,
     SavedFiles,
@@ -41,10 +39,11 @@ from headscope.pruning.engines.base import ENGINES, EngineExport, EngineOptions,
 from headscope.pruning.options.refit import CalibrationOptions
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.scores_file import read_scores
-from headscope.pruning.removal.export import choose_export
+from headscope.pruning.removal.export import choose_export, kind_of_folder
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.push import pushed, typed_command
+from headscope.pruning.removal.quality import MEASURED, corpora, quality_question, sample_text
 from headscope.pruning.removal.record import Removed, Shrunk, padding_note, removal_card, removal_record
 from headscope.pruning.removal.savings import size, timings
 from headscope.pruning.removal.timing import Timing
@@ -97,9 +96,20 @@ def _run(
     export = export_for(kind, checkpoint, engines, pad=config.pad)
     removal = _plan(config, checkpoint, export)
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
-    text = calibration_text(config.calibration, *_corpora(config, checkpoint))
+    corpus, valid = corpora(config, checkpoint)
+    text = calibration_text(config.calibration, corpus, valid)
+    held_out = text.held_out if text else valid or (corpus and corpus.first(MEASURED))
+    measured = held_out or sample_text(checkpoint, data, config.max_sentences)
+    asked, why = quality_question(checkpoint, measured, metric=config.metric, margin=config.margin)
     done = shrink(
-        checkpoint, removal, export=export, data=data, text=text, calibration=config.calibration, progress=progress
+        checkpoint,
+        removal,
+        export=export,
+        data=data,
+        text=text,
+        calibration=config.calibration,
+        asked=asked or why,
+        progress=progress,
     )
     pooled = checkpoint.with_pooled_groups(removal) if removal.merged else checkpoint
     whole = pooled if done.compensated is None else done.compensated.checkpoint
@@ -117,16 +127,6 @@ def export_for(
     return replace(export, adds_bias=export.adds_bias and all(engine.adds_bias(checkpoint) for engine in engines))
 
 
-def _corpora(config: RemoveConfig, checkpoint: Checkpoint) -> tuple[Corpus | None, Corpus | None]:
-    """The text to calibrate on and the one to measure on, with their labels."""
-    if not config.has_text or (config.compensate == "none" and config.valid_text is None):
-        return None, None
-    corpus, valid = with_labels(checkpoint, open_text(config), config.labels), None
-    if config.valid_text is not None:
-        valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="--valid-labels")
-    return corpus, valid
-
-
 def shrink(
     checkpoint: Checkpoint,
     removal: RemovalPlan,
@@ -135,12 +135,14 @@ def shrink(
     data: InputTexts,
     text: CalibrationText | None = None,
     calibration: CalibrationOptions | None = None,
+    asked: Question | str = "",
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
     """Build a copy as a plan says and compare it with the whole model; the checkpoint stays as it is.
 
     The whole model has the removed heads masked, or the merged groups' means in the place of each group. With a `text`
-    its output projections are refitted as `calibration` says. ConfigError for heads that cannot go, CheckpointError
+    its output projections are refitted as `calibration` says. What is `asked` is measured of
+    both (a text says why nothing is). ConfigError for heads that cannot go, CheckpointError
     where the copy computes something else.
     """
     done, pooled = None, checkpoint.with_pooled_groups(removal) if removal.merged else None
@@ -152,16 +154,23 @@ def shrink(
     progress("removing")
     made = export.build(whole, removal)
     progress("comparing")
+    verified = verify(whole, made, removal.removed, data)
+    quality = None
+    if isinstance(asked, Question):
+        progress("measuring")
+        quality = quality_change(checkpoint, made, asked)
     return Shrunk(
         checkpoint=made,
         export=export,
         source={"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         removal=removal,
-        verified=verify(whole, made, removal.removed, data),
+        verified=verified,
         data=data,
         before=size(checkpoint, data),
         signature=_signature(checkpoint, export, removal, data, done),
         compensated=done,
+        quality=quality,
+        unmeasured=asked if isinstance(asked, str) else "",
     )
 
 
@@ -198,7 +207,7 @@ def write_shrunk(
         command=typed_command(config),
         format=written.format,
         export=done.export.name,
-        source=done.source,
+        source={**done.source, **{name: str(getattr(config, name)) for name in config.companions.names()}},
         removal=done.removal,
         verified=verified,
         before=done.before,
@@ -207,6 +216,7 @@ def write_shrunk(
         notes=(
             *written.notes,
             *padding_note(done),
+            *([done.unmeasured] if done.unmeasured else []),
             *(() if done.compensated is None else done.compensated.remarks()),
             *(note for file in files for note in file.notes),
         ),
@@ -214,18 +224,11 @@ def write_shrunk(
         engines=tuple(files),
         seconds=time.monotonic() - (began or time.monotonic()),
         compensated=done.compensated,
+        quality=done.quality,
     )
     write_card(removal_card(result, written), made)
     build.finish(removal_record(result))
     return result
-
-
-def kind_of_folder(kinds: Sequence[str], checkpoint: Checkpoint, *, merges: bool) -> str | None:
-    """The kind of folder: as asked, else the default, which for merged key/value heads is a plain class."""
-    if kinds or not merges:
-        return kinds[0] if kinds else None
-    names = [export.name for export in FORMATS.get(checkpoint.format).exports]
-    return "native" if "native" in names else None
 
 
 def _plan(config: RemoveConfig, checkpoint: Checkpoint, export: Export) -> RemovalPlan:
@@ -272,7 +275,7 @@ def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:
     with through_attend(again.model):
         logits = outputs(again.model, done.data.feeds[0])
     far = max_abs_difference(logits, wanted)
-    require(far, 10 * done.verified.tolerance, "what was saved")
+    require(far, 10 * done.verified.tolerance, "what was saved", merges=bool(done.removal.merged))
     return far
 
 

@@ -77,9 +77,9 @@ def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId
         cached = _cached(checkpoint, shrunk, heads, data.feeds[-1])
     if max(difference, (cached or 0.0) / 10) > tolerance and _rounds(checkpoint, data.feeds[0]):
         tolerance = TOLERANCE[torch.float32]
-    require(difference, tolerance, "the model without these heads")
+    require(difference, tolerance, "the smaller model", merges=not heads)
     if cached is not None:
-        require(cached, 10 * tolerance, "the key/value cache of the model without these heads")
+        require(cached, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
     with _running(checkpoint):
         searched = _searched(shrunk, (), data)
     wanted_search = _searched(checkpoint, heads, data)
@@ -138,12 +138,14 @@ def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
     return share if share == share else float("inf")
 
 
-def require(difference: float, tolerance: float, what: str) -> None:
-    """CheckpointError where a difference is too large."""
+def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:
+    """CheckpointError where a difference to the model with heads masked, or (`merges`) averaged, is too large."""
     if not difference <= tolerance:
+        whole = "its key/value heads averaged in place" if merges else "these heads masked"
+        advice = "" if merges else ". --export masked may do"
         raise CheckpointError(
-            f"{what} computes something else than the whole model with them masked (logits differ by "
-            f"{difference:.1e}, at most {tolerance:.0e} is let pass); nothing was saved. --export masked may do"
+            f"{what} computes something else than the whole model with {whole} (logits differ by "
+            f"{difference:.1e}, at most {tolerance:.0e} is let pass); nothing was saved{advice}"
         )
 
 

@@ -19,7 +19,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, HeadscopeError, OutputError
-from headscope.evaluation.comparison import compare_scores
+from headscope.evaluation.before_after import no_baseline
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
 from headscope.files.output_checks import check_inputs, inputs_of
@@ -88,20 +88,9 @@ class SweepContext:
     def why_no_baseline(self, unpruned: Array) -> str | None:
         """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
         metric, margin = METRICS.get(self.metric), self.config.tolerance
-        floor = metric.floor(self.checkpoint, self.data)
         bootstrap = Bootstrap(seed=self.config.seed, replicates=self.config.bootstrap)
-        baseline = compare_scores(metric, unpruned, unpruned, bootstrap)
-        if floor is None:
-            if baseline.value != 0 or not margin.relative:
-                return None
-            return f"the unpruned model's {metric.title} is 0, of which {margin} is nothing; give --margin in its unit"
-        if baseline.low > floor.value if metric.higher_is_better else baseline.high < floor.value:
-            return None
-        return (
-            f"the unpruned model's {metric.title}, {baseline.value:.3g} ({baseline.low:.3g} to {baseline.high:.3g} at "
-            f"95 %), is not beyond {floor.value:.3g}, {floor.words}: no loss can be judged against it; give a model "
-            "that can do the task, or more text"
-        )
+        floor = metric.floor(self.checkpoint, self.data)
+        return no_baseline(metric, unpruned, bootstrap, margin=margin, floor=floor)
 
     def check_baseline(self, unpruned: Array) -> None:
         """ConfigError where --margin asks for a verdict that the unpruned model allows none of."""

@@ -20,7 +20,6 @@ from headscope.registry import unknown
 
 LEARNT = ("l0", "subset")
 UNPRUNED = "unpruned"
-MARGIN = "1%"  # a loss that readers of BLEU, perplexity or accuracy do not notice, in a unit that all of them have
 
 
 GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}

@@ -71,11 +71,12 @@ def pruned(sweeps: Sequence[Data], removals: Sequence[Data]) -> list[str]:
                     sentences.append(f"{method} keeps {kept} of {counted(of, 'head')} ({folder}).")
     for removal in removals:
         sizes = {name: (before, after) for name, before, after in removal["sizes"]}
+        quality = [f"{name} {words(old)} before, {words(new)} after" for name, old, new in removal["quality"][:1]]
         text = f"{counted(len(removal['removed']), 'head')} removed for good in {removal['name']}"
         if "parameters" in sizes and sizes["parameters"][0]:
             before, after = sizes["parameters"]
             text += f": {before:,} parameters became {after:,} ({words(100 * (before - after) / before)} % fewer)"
-        sentences.append(text + ".")
+        sentences.append(f"{'; '.join([text, *quality])}.")
     return sentences
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pandas as pd
 
 from headscope.bounds import MOST_LAYERS
 from headscope.errors import HeadscopeError
+from headscope.evaluation.before_after import verdict_words
 from headscope.files.reading import read_object
 from headscope.report.page.analysis import texts_of
 from headscope.report.page.numbers import rounded, rounded_all
@@ -21,6 +22,27 @@ NUMBERS = ("seed", "kept", "of", "value", "low", "high", "difference", "loss")
 TRAJECTORIES = 4  # cells whose gates are drawn while they learn
 UPDATES = 40  # points of a trajectory
 RECORD = "pruning.json"
+
+
+SIZES = {
+    "attention_heads": "attention heads",
+    "flops": "floating point operations of the text",
+    "cache": "cache, bytes a token",
+    "cross_cache": "cache, bytes a source token",
+}
+CHECKED = {
+    "data": "text",
+    "sentences": "sentences",
+    "difference": "largest difference of logits, as a share of the largest",
+    "tolerance": "the largest that is allowed",
+    "own": "the same with the model's own attention code",
+    "cached": "the same through the key/value cache",
+    "reloaded": "the same of the files, opened again",
+    "searched": "searches that end alike",
+    "searches": "searches",
+}
+"""What the numbers of a removal's record are called; others are shown by their names, without underscores."""
+COLUMNS = {"cell": "run", "of": "of all", "low": "95 % from", "high": "to", "loss": "loss (nats)"}
 
 
 def is_removal(path: Path) -> bool:
@@ -41,7 +63,8 @@ def removal_data(path: Path) -> dict[str, Any]:
     record = read_object(path / RECORD, error=RunError)
     try:
         before, after = dict(record["before"]), dict(record["after"])
-        sizes = [[str(name), rounded(before[name]), rounded(after[name])] for name in before if name in after]
+        sizes = [[titled(name, SIZES), rounded(before[name]), rounded(after[name])] for name in before if name in after]
+        quality = _quality(record.get("quality"))
         times = [
             [
                 str(time["what"]),
@@ -50,7 +73,8 @@ def removal_data(path: Path) -> dict[str, Any]:
             ]
             for time in record.get("times") or []
         ]
-        verified = [[str(name), _plain(value)] for name, value in dict(record.get("verified") or {}).items()]
+        checked = dict(record.get("verified") or {})
+        verified = [[titled(name, CHECKED), _plain(value)] for name, value in checked.items()]
         removed = [str(name) for name in record["removed"]]
         source = dict(record.get("source") or {}).get("path")
     except (AttributeError, KeyError, TypeError, ValueError) as broken:
@@ -59,11 +83,31 @@ def removal_data(path: Path) -> dict[str, Any]:
         "name": path.resolve().name,
         "source": str(source or ""),
         "removed": removed,
+        **quality,
         "sizes": [row for row in sizes if row[1] is not None],
         "times": times,
         "verified": [row for row in verified if row[1] is not None],
         "remarks": texts_of(record.get("remarks")),
     }
+
+
+def _quality(record: Any) -> dict[str, Any]:
+    """Rows of quality before and after, and the verdict in words; none where it was not measured."""
+    if not record:
+        return {"quality": [], "verdict": ""}
+    text = f"{record['title']} ({record['sentences']} sentences, {Path(str(record['text'])).name})"
+    rows = [[text, rounded(record["before"]["value"]), rounded(record["after"]["value"])]]
+    if record.get("loss"):
+        rows.append(["loss (nats)", *rounded_all(record["loss"])])
+    return {"quality": rows, "verdict": verdict_words(record)}
+
+
+def titled(name: Any, titles: Mapping[str, str]) -> str:
+    """What a field of a record is called on the page: `kept_encoder-self` is "kept in encoder-self"."""
+    words = str(name)
+    if words.startswith("kept_"):
+        return f"kept in {words.removeprefix('kept_')}"
+    return titles.get(words, words.replace("_", " "))
 
 
 def _plain(value: Any) -> Any:
@@ -90,6 +134,7 @@ def _run_data(run: PruningRun) -> dict[str, Any]:
         "remarks": texts_of(run.meta.get("remarks")),
         "sites": run.sites,
         "columns": columns,
+        "titles": [titled(column, COLUMNS) for column in columns],
         "cells": cells,
         "survivors": _survivors(run.survivors),
         "gates": {cell: _trajectory(run.trajectory(cell)) for cell in list(run.gates)[:TRAJECTORIES]},

@@ -14,7 +14,7 @@ function pruningOf(run) {
   const made = make('div', {}, make('h3', {}, run.name), make('p', { class: 'quiet' }, run.model));
   if (run.measured) made.append(qualityOf(run, places));
   const rows = () => places.map((place) => columns.map((column) => cells[column][place]));
-  made.append(table(run.measured ? 'Cells of the sweep' : 'Runs that chose heads', columns, rows()),
+  made.append(table(run.measured ? 'Cells of the sweep' : 'Runs that chose heads', run.titles, rows()),
     csvButton('Save as CSV', 'pruning.csv', () => [columns, ...rows()]), survivorsOf(run));
   for (const [cell, gates] of Object.entries(run.gates)) made.append(gatesOf(cell, gates));
   return made;
@@ -89,7 +89,9 @@ function gatesOf(cell, gates) {
 function removalOf(removal) {
   const share = (before, after) => (before ? `${number((100 * (after - before)) / before)} %` : '–');
   const made = make('div', {}, make('h3', {}, removal.name), make('p', { class: 'quiet' }, removal.source),
-    table('Before and after the removal', ['', 'before', 'after', 'change'], removal.sizes.map(([name, before, after]) => [name.replaceAll('_', ' '), before, after, share(before, after)])));
+    table('Before and after the removal', ['', 'before', 'after', 'change'],
+      [...removal.quality, ...removal.sizes].map(([name, before, after]) => [name, before, after, share(before, after)])),
+    removal.verdict ? make('p', {}, removal.verdict) : null);
   if (removal.times.length) {
     made.append(table('Seconds', ['pass', 'sentences', 'before', 'after', 'times as fast'], removal.times));
   }

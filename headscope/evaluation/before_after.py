@@ -1,0 +1,137 @@
+"""What a change of a model costs: a metric before and after on the same sentences, and whether that is a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from headscope.bootstrap import Array, Bootstrap
+from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.corpus import Corpus
+from headscope.errors import ConfigError
+from headscope.evaluation.comparison import Comparison, compare_scores, resampled
+from headscope.evaluation.fitting_metrics import STATE_METRICS
+from headscope.evaluation.likelihood import LikelihoodOptions, hides_tokens
+from headscope.evaluation.margin import MARGIN, Margin
+from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric
+from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, judge
+from headscope.formats.base import Checkpoint
+from headscope.formats.translate_options import TranslateOptions
+
+TOKENS = 2048  # positions of a batch
+SEED, REPLICATES = 1, 1000
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is measured before and after: a `metric`, on a text, and the loss that counts as none."""
+
+    metric: str
+    corpus: Corpus
+    margin: Margin
+
+
+@dataclass(frozen=True)
+class QualityChange:
+    """The metric of both models with 95 % intervals, `loss` in nats (None where the metric says as much).
+
+    `verdict` is the test of non-inferiority; None where the first model is no baseline, as `why` says.
+    """
+
+    metric: str
+    title: str
+    text: str
+    sentences: int
+    before: Comparison
+    after: Comparison
+    loss: tuple[float, float] | None
+    margin: str
+    verdict: NonInferiority | None
+    why: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def question(checkpoint: Checkpoint, corpus: Corpus, *, metric: str = "", margin: str | None = None) -> Question:
+    """What to ask of a checkpoint on a text.
+
+    The metric is by default the accuracy of what has labels, the perplexity of what predicts words, else the cosine of
+    final states. ConfigError for one that does not apply, and for a margin that is none.
+    """
+    name = metric
+    if not name and checkpoint.predicts == "words":
+        name = "perplexity"
+    elif not name and not corpus.has_labels:
+        name = "cosine"
+    if checkpoint.predicts == "nothing" and checkpoint.two_sided and not corpus.has_target:
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} needs --target, which the decoder is to read")
+    chosen = choose_metric(name, checkpoint, has_target=corpus.has_target, has_labels=corpus.has_labels)
+    return Question(chosen, corpus, Margin.parse(MARGIN if margin is None else margin))
+
+
+def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> QualityChange:
+    """Measure both models; KeyboardInterrupt where that is interrupted. Of encoders one pass hides 15 % of a text."""
+    metric, corpus = METRICS.get(asked.metric), asked.corpus
+    limits = [sentence_limit(each, BatchingOptions(tokens=TOKENS)) for each in (before, after)]
+    reading = LikelihoodOptions(TOKENS, min(limits), "truncate", "random", SEED)
+    numbered = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
+    data = ValidationText(numbered, reading, TranslateOptions(), "raw", intact=before)
+    scores = [metric.score(checkpoint, data) for checkpoint in (before, after)]
+    bootstrap = Bootstrap(seed=SEED, replicates=REPLICATES)
+    first, second = (each.sums for each in scores)
+    why = no_baseline(metric, first, bootstrap, margin=asked.margin, floor=metric.floor(before, data))
+    verdict = None
+    if not why:
+        old, new = (resampled(metric, sums, bootstrap) for sums in (first, second))
+        baseline = float(old[0])
+        margin, worse = asked.margin.of(baseline), metric.worse(new, old)
+        verdict = judge(worse, margin=margin, baseline=baseline or 1.0, groups=len(first))
+    old_loss, new_loss = (float(total / count) for total, count in (each.loss.sum(axis=0) for each in scores))
+    return QualityChange(
+        metric=metric.name,
+        title=f"masked-token {metric.title}" if hides_tokens(before) and metric.name == "perplexity" else metric.title,
+        text=corpus.name,
+        sentences=corpus.count,
+        before=compare_scores(metric, first, first, bootstrap),
+        after=compare_scores(metric, second, first, bootstrap),
+        loss=None if metric.name in (*STATE_METRICS, "perplexity") else (old_loss, new_loss),
+        margin=str(asked.margin),
+        verdict=verdict,
+        why=why or "",
+    )
+
+
+def no_baseline(
+    metric: Metric, unpruned: Array, bootstrap: Bootstrap, *, margin: Margin, floor: Floor | None
+) -> str | None:
+    """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
+    baseline = compare_scores(metric, unpruned, unpruned, bootstrap)
+    if floor is None:
+        if baseline.value != 0 or not margin.relative:
+            return None
+        return f"the unpruned model's {metric.title} is 0, of which {margin} is nothing; give --margin in its unit"
+    if baseline.low > floor.value if metric.higher_is_better else baseline.high < floor.value:
+        return None
+    return (
+        f"the unpruned model's {metric.title}, {baseline.value:.3g} ({baseline.low:.3g} to {baseline.high:.3g} at "
+        f"95 %), is not beyond {floor.value:.3g}, {floor.words}: no loss can be judged against it; give a model "
+        "that can do the task, or more text"
+    )
+
+
+def verdict_words(change: Mapping[str, Any]) -> str:
+    """The verdict of a `QualityChange.record` in a sentence."""
+    judged = change["verdict"]
+    if judged is None:
+        return str(change["why"])
+    size = f"{change['margin']} ({judged['margin']:.3g})" if str(change["margin"]).endswith("%") else change["margin"]
+    numbers = f"worse by {judged['worse']:.3g}, at most {judged['worse_limit']:.3g} (95 %)"
+    if judged["verdict"] == NON_INFERIOR:
+        return f"{change['title']}: non-inferior within {size}: {numbers}"
+    if judged["verdict"] == WORSE:
+        return f"{change['title']}: worse, beyond the margin of non-inferiority, {size}: {numbers}"
+    seen = f"; {change['sentences']} sentences could have seen a loss of {judged['detectable']:.3g} at least"
+    return f"{change['title']}: non-inferior within {size} is not established: {numbers}{seen}"

@@ -1,0 +1,113 @@
+"""Every line `next: …` that a command prints runs as it stands, and so does what that one prints."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import headscope as hs
+from headscope.cli.next_commands import after_analysis
+from tests.oracles import classifiers, tiny
+from tests.oracles.commands import Stage, commands
+
+Command = Callable[..., tuple[int, str, str]]
+LAST = ("evaluate", "show")  # where a chain ends: what they lead to is followed from other commands
+
+
+@pytest.fixture
+def follow(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Run a command and whatever it says comes next; the lines that were printed."""
+
+    def followed(*words: object) -> list[str]:
+        monkeypatch.chdir(tmp_path)
+        lines: list[str] = []
+        while True:
+            status, shown, error = command(*words)
+            assert status == 0, (words, error)
+            line = next((line for line in reversed(shown.splitlines()) if line.startswith("next: ")), None)
+            if line is None or (lines and lines[-1].startswith(LAST)):
+                return lines
+            assert "FILE" not in line
+            lines.append(line.removeprefix("next: headscope "))
+            words = tuple(shlex.split(lines[-1]))
+
+    return followed
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Texts, labels of them, and where models go."""
+    texts = [text for text in dict.fromkeys(classifiers.texts(23)) if text.strip()]
+    (tmp_path / "text").write_text("".join(f"{text}\n" for text in texts))
+    (tmp_path / "labels").write_text("good\nbad\n" * (len(texts) // 2) + "good\n" * (len(texts) % 2))
+    return tmp_path
+
+
+def test_of_every_command(tmp_path: Path, follow: Callable[..., list[str]]) -> None:
+    (tmp_path / "stage").mkdir()
+    stage, found = Stage(tmp_path / "stage"), dict[str, list[str]]()
+    for each in commands():
+        name = " ".join(each.words)
+        of_one_variant = each.words[0] != "train" or name == "train baseline"
+        if of_one_variant and each.words[0] not in ("plot", "translate", "evaluate", "analyze"):
+            found[name] = follow(*stage.arguments(each.words, tmp_path / name.replace(" ", "-")))
+    assert {name for name, lines in found.items() if not lines} <= {"prune subset"}
+    assert found["prune rank"][0].startswith("prune remove") and found["train baseline"][0].startswith("plot training")
+
+
+def test_of_a_classifier(folder: Path, follow: Callable[..., list[str]]) -> None:
+    model = classifiers.folder(folder / "model", "bert")
+    text = ("--source", "text", "--labels", "labels")
+    lines = follow("prune", "rank", model, "--by", "obs", "--keep", 4, "--out", "ranked", *text)
+    assert "--compensate least-squares" in lines[0] and "--labels labels" in lines[0] and "--source text" in lines[0]
+    assert lines[1].startswith("evaluate") and "--labels labels" in lines[1]
+    lines = follow("prune", "rank", model, "--by", "magnitude", "--keep", 4, "--out", "by-magnitude")
+    assert "--compensate" not in lines[0] and "--metrics cosine" in lines[1]
+    analyze = ("analyze", model, "--only", "sink", "--no-figures", "--bootstrap", 11)
+    lines = follow(*analyze, "--out", "run", *text)
+    assert [line.split()[0] for line in lines] == ["analyze", "prune", "prune", "evaluate"]
+    assert all("--labels labels" in line for line in lines) and "--importance" not in lines[0]
+
+
+def test_of_an_encoder_and_what_is_removed_at_once(folder: Path, follow: Callable[..., list[str]]) -> None:
+    rank = ("prune", "rank", classifiers.folder(folder / "model", "bert-encoder"), "--keep", 4)
+    lines = follow(*rank, "--by", "magnitude", "--out", "at-once", "--remove")
+    assert lines[0].startswith("show")
+    lines = follow(*rank, "--by", "obs", "--out", "uniform", "--uniform", "--source", "text")
+    assert "--export native" not in lines[0]  # a BERT of 4 heads would have wider ones
+    lines = follow(*rank, "--by", "obs", "--out", "refitted", "--compensate", "least-squares", "--source", "text")
+    assert "--compensate" not in lines[0] and "refitted/model" in lines[0]
+
+
+def test_uniform_heads_of_a_class_that_says_how_wide_they_are(folder: Path, follow: Callable[..., list[str]]) -> None:
+    its: Any = tiny.checkpoint("mistral", 3)
+    its.model.save_pretrained(folder / "decoder")
+    its.tokenizer.save_pretrained(folder / "decoder")
+    rank = ("--by", "obs", "--fraction", 0.5, "--uniform", "--source", "text")
+    lines = follow("prune", "rank", folder / "decoder", *rank, "--out", "ranked")
+    assert "--export native" in lines[0] and "--compensate least-squares" in lines[0]
+    assert lines[1].startswith("evaluate")
+
+
+def test_of_translation(caption_files: tuple[Path, Path], tmp_path: Path, follow: Callable[..., list[str]]) -> None:
+    text = ("--source", caption_files[0], "--target", caption_files[1])
+    gates = ("prune", "l0", hs.assets.trained(), *text, "--updates", 2, "--device", "cpu", "--keep", 50)
+    lines = follow(*gates, "--tune-updates", 1, "--out", tmp_path / "tuned")
+    assert lines[0].startswith("prune remove") and "--target" in lines[1]
+
+
+def test_what_stanza_was_told_goes_on() -> None:
+    options = {"checkpoint": "m", "source": "t", "parse": "stanza", "lang": "de", "stanza_dir": "st"}
+    study: Any = SimpleNamespace(complete=True, tables={})
+    finished: Any = SimpleNamespace(study=study, folder=Path("run"), record={"options": options})
+    assert "--parse stanza --lang de --stanza-dir st" in after_analysis(finished)
+
+
+def test_what_show_leads_to(folder: Path, follow: Callable[..., list[str]], command: Command) -> None:
+    (line, *_) = follow("show", classifiers.folder(folder / "model", "bert-encoder"))
+    assert line.startswith("analyze") and "model-run" in line

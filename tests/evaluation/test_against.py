@@ -1,0 +1,145 @@
+"""`evaluate --against`: a smaller model is compared with the intact one, never with itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headscope as hs
+from headscope.config import EvaluateConfig
+from headscope.errors import ConfigError, OutputError
+from headscope.evaluation.run import run_each_head, run_evaluation
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal.remove import run_removal
+from tests.oracles import classifiers
+
+Command = Callable[..., tuple[int, str, str]]
+NAMES = ["cosine", "token-cosine", "l2", "token-l2"]
+GONE = "encoder-self.0.1,encoder-self.1.*"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder, and `small`: the same without some heads."""
+    folder = tmp_path_factory.mktemp("against")
+    classifiers.folder(folder / "whole", "bert-encoder")
+    (folder / "text").write_text("".join(f"{text}\n" for text in classifiers.texts(11)))
+    options: dict[str, Any] = {"rounds": 0, "dtype": "float64", "source": folder / "text"}
+    run_removal(RemoveConfig(checkpoint=str(folder / "whole"), out=folder / "small", heads=GONE, **options))
+    return folder
+
+
+def scores(folder: Path, checkpoint: str, **options: Any) -> tuple[dict[str, float], str]:
+    """Values by metric, and the remarks as one text."""
+    given = {"checkpoint": str(folder / checkpoint), "source": folder / "text", "dtype": "float64", "bootstrap": 10}
+    evaluation = run_evaluation(EvaluateConfig(**{**given, **options}))
+    return {score.metric: score.value for score in evaluation.scores}, " ".join(evaluation.remarks)
+
+
+def test_a_small_model_is_compared_with_what_it_was_made_of(folder: Path) -> None:
+    masked, _ = scores(folder, "whole", mask=GONE)
+    found, remarks = scores(folder, "small")
+    assert list(found) == NAMES and found == pytest.approx(masked, abs=1e-9) and found["cosine"] < 0.999
+    assert str(folder / "whole") in remarks and "pruning.json" in remarks
+    assert scores(folder, "small", against=str(folder / "whole"))[0] == pytest.approx(masked, abs=1e-9)
+    table = run_each_head(
+        EvaluateConfig(
+            checkpoint=str(folder / "small"), source=folder / "text", dtype="float64", each_head=True, bootstrap=10
+        )
+    ).table
+    assert table["cosine"].iloc[0] == pytest.approx(masked["cosine"], abs=1e-9)
+
+
+def test_a_folder_that_was_moved_is_found_beside_it(folder: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(folder, moved)
+    record = json.loads((moved / "small/pruning.json").read_text())
+    record["source"]["path"] = str(tmp_path / "gone/whole")
+    (moved / "small/pruning.json").write_text(json.dumps(record))
+    found, remarks = scores(moved, "small")
+    assert found["cosine"] < 0.999 and str(moved / "whole") in remarks
+
+
+def test_an_intact_model_that_is_not_there_or_has_changed_is_said(folder: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone"
+    shutil.copytree(folder / "small", alone / "small")
+    shutil.copy(folder / "text", alone / "text")
+    record = json.loads((alone / "small/pruning.json").read_text())
+    for path, digest, why in (
+        (str(tmp_path / "gone/whole"), record["source"]["digest"], "is not there"),
+        (str(folder / "whole"), "0" * 64, "another digest"),
+        (str(folder / "text"), "0" * 64, "cannot be opened"),
+    ):
+        record["source"] |= {"path": path, "digest": digest}
+        (alone / "small/pruning.json").write_text(json.dumps(record))
+        found, remarks = scores(alone, "small")
+        assert not found and path in remarks and why in remarks and "left out: cosine" in remarks
+        found, remarks = scores(alone, "small", mask="encoder-self.0.0")
+        assert found["cosine"] < 0.999 and why in remarks and "same model without --mask" in remarks
+
+
+def test_nothing_to_compare_with_is_no_perfect_score(folder: Path, command: Command) -> None:
+    found, remarks = scores(folder, "whole")
+    assert not found and "no head is masked" in remarks and "--against" in remarks
+    whole = ("evaluate", folder / "whole", "--source", folder / "text", "--device", "cpu")
+    status, shown, _ = command(*whole)
+    assert status == 0 and "1.0000" not in shown and "left out: cosine" in shown
+    status, shown, _ = command(*whole, "--json")
+    assert status == 0 and json.loads(shown)["scores"] == [] and "left out" in json.loads(shown)["remarks"][0]
+
+
+def test_metrics_of_labels_stay_and_against_adds_states(tmp_path: Path) -> None:
+    folder = classifiers.folder(tmp_path / "model", "bert").parent
+    other = classifiers.folder(tmp_path / "other", "bert", seed=5)
+    texts = classifiers.texts(7)
+    (folder / "text").write_text("".join(f"{text}\n" for text in texts))
+    (folder / "labels").write_text("good\n" * len(texts))
+    labels = {"labels": folder / "labels"}
+    found, remarks = scores(folder, "model", metrics=("accuracy", "cosine"), **labels)
+    assert list(found) == ["accuracy"] and "left out: cosine" in remarks
+    found, _ = scores(folder, "model", against=str(other), **labels)
+    assert list(found) == ["loss", "accuracy", "macro-f1", *NAMES] and found["cosine"] < 0.999
+    with pytest.raises(ConfigError, match="add some of cosine"):
+        scores(folder, "model", metrics=("accuracy",), against=str(other), **labels)
+
+
+def test_against_is_refused_where_tokens_or_widths_differ(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="encoder and a decoder"):
+        scores(folder, "whole", against=str(hs.assets.trained()))
+    other = classifiers.folder(tmp_path / "other", "gpt2")
+    with pytest.raises(ConfigError, match="other subwords"):
+        scores(folder, "whole", against=str(other))
+    with pytest.raises(Exception, match="no file or directory"):
+        scores(folder, "whole", against=str(tmp_path / "nothing"))
+    with pytest.raises(OutputError, match="the checkpoint"):
+        scores(folder, "small", against=str(folder / "whole"), per_sentence=folder / "whole/scores.csv")
+
+
+def test_the_api_compares_with_the_model_that_heads_were_removed_from(folder: Path) -> None:
+    texts = classifiers.texts(11)
+    whole = hs.load(folder / "whole", device="cpu", dtype="float64")
+    wanted = {score.metric: score.value for score in whole.evaluate(texts, mask=GONE, bootstrap=10).scores}
+    small, reopened = whole.remove(GONE), hs.load(folder / "small", device="cpu", dtype="float64")
+    tried = [
+        small.evaluate(texts, bootstrap=10),
+        reopened.evaluate(texts, bootstrap=10),
+        reopened.evaluate(texts, against=whole, bootstrap=10),
+        reopened.evaluate(texts, against=folder / "whole", bootstrap=10),
+    ]
+    whole_path = whole.checkpoint.path
+    del whole  # its files are what is left of it
+    tried.append(small.evaluate(texts, bootstrap=10))
+    assert whole_path in " ".join(tried[-1].remarks)
+    for evaluation in tried:
+        assert {score.metric: score.value for score in evaluation.scores} == pytest.approx(wanted, abs=1e-9)
+    alone = hs.load(folder / "whole", device="cpu", dtype="float64")
+    assert not alone.evaluate(texts).scores
+    with alone.masked(GONE):
+        assert alone.evaluate(texts, bootstrap=10)["cosine"].value == pytest.approx(wanted["cosine"])
+    with pytest.raises(ConfigError, match="against is of type int"):
+        alone.evaluate(texts, against=3)  # type: ignore[arg-type]

@@ -1,0 +1,127 @@
+"""Quality before and after a removal: the metric that fits, its intervals, and whether the loss is none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headscope as hs
+from headscope.config import EvaluateConfig
+from headscope.errors import ConfigError
+from headscope.evaluation.run import run_evaluation
+from headscope.report.page.gather import gather
+from tests.oracles import classifiers, tiny
+
+Command = Callable[..., tuple[int, str, str]]
+GONE = "encoder-self.0.1,encoder-self.1.0"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier, texts, and as their labels what it says itself: its accuracy is 1."""
+    folder = tmp_path_factory.mktemp("quality")
+    classifiers.folder(folder / "encoder", "bert-encoder")
+    texts = [text for text in dict.fromkeys(classifiers.texts(60)) if text.strip()]
+    whole, tokenizer = classifiers.model("bert"), classifiers.tokenizer("bert")
+    with torch.no_grad():
+        logits = torch.cat([whole(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+        whole.classifier.bias -= logits.mean(dim=0)  # else one label is right for all
+    said = (logits - logits.mean(dim=0)).argmax(dim=-1).tolist()
+    whole.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "text").write_text("".join(f"{text}\n" for text in texts))
+    (folder / "labels").write_text("".join(f"{classifiers.NAMES[label]}\n" for label in said))
+    return folder
+
+
+def measured(folder: Path, checkpoint: Path, **options: Any) -> dict[str, float]:
+    given = {"checkpoint": str(checkpoint), "source": folder / "text", "bootstrap": 10, **options}
+    return {score.metric: score.value for score in run_evaluation(EvaluateConfig(**given)).scores}
+
+
+def test_a_classifier_has_its_accuracy_and_a_verdict(folder: Path, tmp_path: Path, command: Command) -> None:
+    text = ("--source", folder / "text", "--labels", folder / "labels", "--device", "cpu", "--rounds", 0)
+    remove = ("prune", "remove", folder / "model", "--heads", GONE)
+    status, shown, error = command(*remove, *text, "--out", tmp_path / "small")
+    assert status == 0, error
+    found = json.loads((tmp_path / "small/pruning.json").read_text())["quality"]
+    labels = {"labels": folder / "labels"}
+    before, after = (measured(folder, path, **labels) for path in (folder / "model", tmp_path / "small"))
+    assert before["accuracy"] == 1 and found["before"]["value"] == 1
+    assert found["after"]["value"] == pytest.approx(after["accuracy"])
+    assert found["loss"] == pytest.approx([before["loss"], after["loss"]], rel=1e-4)
+    verdict = found["verdict"]
+    assert verdict["worse"] == pytest.approx(1 - after["accuracy"]) and verdict["margin"] == pytest.approx(0.01)
+    assert "accuracy" in shown and "non-inferior" in shown and "loss (nats)" in shown
+    status, _, error = command(*remove, *text, "--out", tmp_path / "wide", "--margin", 1)
+    assert status == 0, error
+    assert json.loads((tmp_path / "wide/pruning.json").read_text())["quality"]["verdict"]["verdict"] == "non-inferior"
+    page = gather([tmp_path / "small"])["pruning"]
+    removal = page["removals"][0]
+    assert removal["quality"][0][1:] == [1, pytest.approx(after["accuracy"], abs=1e-4)]
+    assert "accuracy (" in removal["quality"][0][0] and "non-inferior" in removal["verdict"]
+    assert "accuracy" in page["findings"][0] and "before" in page["findings"][0]
+    assert "accuracy" in (tmp_path / "small/README.md").read_text()
+
+
+def test_what_a_refit_is_worth_is_measured_on_text_that_was_held_out(folder: Path, tmp_path: Path) -> None:
+    lines, labels = ((folder / name).read_text().splitlines() for name in ("text", "labels"))
+    model = hs.load(folder / "model", device="cpu")
+    kept = len(lines) // 5
+    small = model.remove(GONE, text=lines, labels=labels, compensate="least-squares")
+    assert small.quality is not None and small.quality["sentences"] == kept
+    found = small.evaluate(lines[-kept:], labels=labels[-kept:], bootstrap=10)["accuracy"].value
+    assert small.quality["after"]["value"] == pytest.approx(found)
+    other = model.remove(GONE, valid_text=lines[:7], valid_labels=labels[:7], metric="macro-f1")
+    assert other.quality is not None and (other.quality["metric"], other.quality["sentences"]) == ("macro-f1", 7)
+    assert model.remove(GONE).quality is None
+    with pytest.raises(ConfigError, match="metric and margin are about text"):
+        model.remove(GONE, metric="accuracy")
+
+
+def test_an_encoder_has_its_cosine_on_the_sample(folder: Path, tmp_path: Path, command: Command) -> None:
+    remove = ("prune", "remove", folder / "encoder", "--heads", GONE, "--device", "cpu", "--rounds", 0)
+    status, shown, error = command(*remove, "--out", tmp_path / "small", "--max-sentences", 9)
+    assert status == 0 and "cosine to the intact model (9 sentences" in shown, error
+    found = json.loads((tmp_path / "small/pruning.json").read_text())["quality"]
+    assert found["before"]["value"] == pytest.approx(1) and found["after"]["value"] < 0.999
+    text = {"source": Path(str(hs.assets.sample("en"))), "max_sentences": 9}
+    assert measured(folder, tmp_path / "small", **text)["cosine"] == pytest.approx(found["after"]["value"], abs=1e-5)
+    status, _, error = command(*remove, "--out", tmp_path / "other", "--metric", "accuracy")
+    assert status == 2 and "--metric accuracy" in error and not (tmp_path / "other").exists()
+
+
+def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
+    caption_files: tuple[Path, Path], tmp_path: Path, command: Command
+) -> None:
+    text = ("--source", caption_files[0], "--target", caption_files[1], "--device", "cpu", "--rounds", 0)
+    for metric in ("perplexity", "bleu"):
+        asked = () if metric == "perplexity" else ("--metric", "bleu")
+        given = ("--heads", "cross.1.*,encoder-self.0.0", "--out", tmp_path / metric, *text, *asked)
+        status, shown, error = command("prune", "remove", hs.assets.trained(), *given)
+        assert status == 0 and metric in shown.lower(), error
+        found = json.loads((tmp_path / metric / "pruning.json").read_text())["quality"]
+        evaluated: dict[str, Any] = {
+            "source": caption_files[0],
+            "target": caption_files[1],
+            "metrics": (metric,),
+            "bootstrap": 10,
+        }
+        folder = json.loads((tmp_path / metric / "pruning.json").read_text())["output"]["file"]
+        score = (
+            run_evaluation(EvaluateConfig(checkpoint=str(tmp_path / metric / folder), metrics=(metric,), **evaluated))
+            .scores[0]
+            .value
+        )
+        assert found["metric"] == metric and found["after"]["value"] == pytest.approx(score, rel=1e-3)
+
+
+def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
+    model = tiny.checkpoint("t5", 3).model
+    small = hs.load(model, tokenizer=tiny.checkpoint("t5", 3).tokenizer).remove("cross.0.0", text=["a b", "c d"])
+    assert small.quality is None and "needs --target" in small._shrunk.unmeasured
