@@ -109,7 +109,6 @@ def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
         evaluated: dict[str, Any] = {
             "source": caption_files[0],
             "target": caption_files[1],
-            "metrics": (metric,),
             "bootstrap": 10,
         }
         folder = json.loads((tmp_path / metric / "pruning.json").read_text())["output"]["file"]
