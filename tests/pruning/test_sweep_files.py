@@ -41,7 +41,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def kept_rows(found: Sweep, words: dict[str, Any], **options: Any) -> list[Any]:
     """The rows of pruned models, after `evaluate` has said the same of each that was kept."""
-    rows: list[Any] = [row for row in found.table.itertuples() if row.method != "unpruned"]
+    table: list[Any] = list(found.table.itertuples())
+    rows = [row for row in table if row.method != "unpruned"]
     for row in rows:
         again = evaluated({**words, "checkpoint": str(found.context.config.out / row.model)}, **options)
         assert again[row.metric] == pytest.approx(row.value, rel=1e-5), row.cell

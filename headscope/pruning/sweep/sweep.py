@@ -395,7 +395,7 @@ def write_conclusion(context: SweepContext) -> Sweep:
     notes = kept_remarks(records, config.out) if config.keep_models else []
     result = Sweep(context, table, kept, verdicts(measured, sites), baseline, notes)
     record = result.record()
-    written = ("verdicts", "conclusions", "directions", "remarks")
+    said = {name: record[name] for name in ("verdicts", "conclusions", "directions", "remarks")}
     labelled = None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint")
-    _write_record(context, **{name: record[name] for name in written}, labelled=labelled)
+    _write_record(context, **said, labelled=labelled)
     return result

@@ -117,10 +117,9 @@ def _labelled(run: PruningRun, labels: AnalysisRun) -> PruningRun:
     stay = stay[stay["site"].isin(run.sites)]
     survivors = bare.merge(stay, on=HEAD_COLUMNS, how="left")
     if len(stay) < run.cells["of"].max():  # of a pruned model: nothing is known of the heads of other cells
-        complete = survivors.groupby("cell")["functions"].agg(
-            lambda of: bool(of.notna().all()) and len(of) == len(stay)
-        )
-        survivors = survivors[survivors["cell"].isin(complete.index[complete.to_numpy(dtype=bool)])]
+        cells = survivors.groupby("cell")["functions"]
+        same = {cell for cell, of in cells if of.notna().all() and len(of) == len(stay)}
+        survivors = survivors[survivors["cell"].isin(same)]
     name = f"{_short(path)} (run {labels.name})"
     return replace(run, survivors=survivors.fillna({"functions": ""}), labelled=name)
 
