@@ -20,6 +20,8 @@ NAMES_WIDTH = 30
 """Columns of the names at most; what is explained of a longer name begins on the next line."""
 
 
+FIRST, LAST = ("Arguments", "Data"), ("Model and speed", "Output", "Options")
+"""Headings that stand before all others, and after them."""
 NO_LIMIT = f"<={WHOLE}"
 """How typer says that a number may be as large as one can be."""
 
@@ -50,15 +52,21 @@ def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) ->
 
 
 def write_options(command: Any, context: Any, formatter: Any) -> None:
-    """Arguments first, `Options` last, else the headings in the order in which the command declares them."""
+    """Arguments and data first, what all commands have last, else the headings in the order of the declarations."""
     sections: dict[str, list[tuple[str, str]]] = {}
     for parameter in command.get_params(context):
         if (row := row_of(parameter, context)) is not None:
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             heading = getattr(parameter, "rich_help_panel", None) or kind
             sections.setdefault(heading, []).append(row)
-    for heading in sorted(sections, key=lambda name: (name != "Arguments", name == "Options")):
+    for heading in sorted(sections, key=_place):
         write_rows(formatter, heading, sections[heading])
+
+
+def _place(heading: str) -> int:
+    """Where the section of a heading stands."""
+    order = [*FIRST, "", *LAST]
+    return order.index(heading if heading in order else "")
 
 
 class PlainCommand(TyperCommand):

@@ -12,21 +12,11 @@ import typer
 
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
 from headscope.config.option import check_options, declared_options, flag_of
-from headscope.engine.declarations import Measure, criterion_names, metric_names, objective_names, rankable_columns
 from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
 
 C = TypeVar("C")
 Command = Callable[..., None]
-LISTS: Mapping[str, Callable[[], list[str]]] = {
-    "{objectives}": objective_names,
-    "{prompt_objectives}": lambda: objective_names(prompts=True),
-    "{metrics}": metric_names,
-    "{directed}": lambda: sorted([*criterion_names(), *(name for name, column in _columns() if column.keep)]),
-    "{undirected}": lambda: sorted(name for name, column in _columns() if not column.keep),
-}
-"""What help texts may name in braces: lists that registries know."""
-
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
 
 
@@ -143,16 +133,26 @@ def _kind(hint: Any) -> Any:
     return next(part for part in get_args(hint) if part is not type(None)) if type(None) in get_args(hint) else hint
 
 
-def _columns() -> Iterable[tuple[str, Measure]]:
-    return rankable_columns().items()
-
-
 def _help(entry: Field[Any]) -> str:
-    """The help text, with the lists that it names in braces."""
+    """The help text, with the lists that it names in braces, such as {metrics}: what registries know."""
     text: str = entry.metadata["help"]
-    for name, known in LISTS.items():
-        if name in text:
-            text = text.replace(name, ", ".join(known()))
+    if "{" not in text:
+        return text
+    from headscope.engine import declarations
+
+    def ranked(directed: bool) -> list[str]:
+        columns = declarations.rankable_columns().items()
+        return [name for name, column in columns if bool(column.keep) is directed]
+
+    lists = {
+        "{objectives}": declarations.objective_names,
+        "{prompt_objectives}": lambda: declarations.objective_names(prompts=True),
+        "{metrics}": declarations.metric_names,
+        "{directed}": lambda: sorted([*declarations.criterion_names(), *ranked(True)]),
+        "{undirected}": lambda: sorted(ranked(False)),
+    }
+    for name, known in lists.items():
+        text = text.replace(name, ", ".join(known())) if name in text else text
     return text
 
 
