@@ -144,7 +144,7 @@ def _help(entry: Field[Any]) -> str:
         columns = declarations.rankable_columns().items()
         return [name for name, column in columns if bool(column.keep) is directed]
 
-    lists = {
+    lists: dict[str, Callable[[], list[str]]] = {
         "{objectives}": declarations.objective_names,
         "{prompt_objectives}": lambda: declarations.objective_names(prompts=True),
         "{metrics}": declarations.metric_names,
