@@ -327,7 +327,7 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
     assert small.compensation["performance"] == {row: asdict(value) for row, value in table.items()}
     with pytest.raises(ConfigError, match="--objective is what a refit is measured by; give --compensate or"):
         RemoveConfig(checkpoint="", out=tmp_path, heads=gone, objective="representation")
-    with pytest.raises(ConfigError, match="second, labels and objective are of text that is measured on"):
+    with pytest.raises(ConfigError, match="objective is what a refit is measured by"):
         opened.remove(gone, objective="representation")
 
 
