@@ -24,7 +24,7 @@ SPARSE = 200
 """Cells of the matrix for each pair, from which on the scores of single pairs are made."""
 TENSORS, OBSERVED = 4, 8
 """As large as a block of weights that are there with it, itself among them; where an analysis works on it too."""
-PLACES = 40
+PLACES = 72
 """Bytes for the place of a cell of a block that a pattern names, and on the way to it."""
 
 
@@ -92,7 +92,7 @@ class StreamedRows:
         """See `Rows`."""
         keys = self.keys | every_key
         pairs = (
-            self._pairs(match, keys, KEPT)
+            self._pairs(match, keys, KEPT // 2)
             if name is None
             else self.shared.get(f"pairs/{name}", self.seen, lambda: self._kept_pairs(match, keys))
         )
@@ -137,7 +137,7 @@ class StreamedRows:
     def _kept_pairs(self, match: Match, keys: Tensor) -> Tensor | None:
         """`_pairs` for all layers of the batch; None where they would be too many beside those of other patterns."""
         kept: list[Tensor] = self.shared.get("kept pairs", None, list)
-        pairs = self._pairs(match, keys, KEPT - sum(others.nbytes for others in kept))
+        pairs = self._pairs(match, keys, min(KEPT // 2, KEPT - sum(others.nbytes for others in kept)))
         kept.extend([] if pairs is None else [pairs])
         return pairs
 

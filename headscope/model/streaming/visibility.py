@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.model.streaming.blocks import query_blocks
 from headscope.model.streaming.lazy_mask import LazyMask, Spans, spans_of
 
-CELL = 40
+CELL = 72
 """Bytes for each cell of a block: of what is visible, of a pattern in it, and of the places of all its cells."""
 
 HIDDEN = -1e30
