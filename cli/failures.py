@@ -13,6 +13,7 @@ import typer
 
 from headscope.cli.help_text import SETTINGS, PlainCommand, PlainGroup
 from headscope.errors import ConfigError, HeadscopeError
+from headscope.progress import printable
 
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
 PATIENCE = timedelta(seconds=10)
@@ -22,10 +23,10 @@ GRACE = 2.0  # seconds
 def described(error: BaseException) -> str | None:
     """The message for an error that the user can fix; None for a bug of headscope."""
     if isinstance(error, HeadscopeError):
-        return _one_line(error)
+        return one_line(error)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _memory(str(error))):
         return (
-            f"there is not enough memory ({_one_line(error)[:160]}); take a smaller --batch-tokens, --max-length or "
+            f"there is not enough memory ({one_line(error)[:160]}); take a smaller --batch-tokens, --max-length or "
             "model"
         )
     if _peer_is_gone(error):
@@ -61,7 +62,7 @@ def in_one_line() -> Iterator[None]:
             if hint := answer(refused.option_name, command or ""):
                 raise ConfigError(hint) from None
         see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
-        raise ConfigError(f"{_one_line(refused.format_message()).rstrip('.')}{see_help}") from None
+        raise ConfigError(f"{one_line(refused.format_message()).rstrip('.')}{see_help}") from None
 
 
 class ListsOnce(PlainCommand):
@@ -138,8 +139,9 @@ def one_process(context: typer.Context, *, shared: tuple[str, ...]) -> None:
     raise ConfigError(f"headscope {group}{name} runs in one process; start it without torchrun")
 
 
-def _one_line(text: object) -> str:
-    return " ".join(str(text).split())
+def one_line(text: object) -> str:
+    """The text in one line, without anything that a terminal would obey."""
+    return printable(" ".join(str(text).split()))
 
 
 def _memory(text: str) -> bool:

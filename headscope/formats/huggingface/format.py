@@ -35,6 +35,7 @@ from headscope.formats.huggingface.layouts import is_adapter, model_folder, refu
 from headscope.formats.huggingface.native_models.conversion import converted
 from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name
+from headscope.formats.huggingface.shards import check_shards
 from headscope.formats.huggingface.writing import write_folder
 from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -95,6 +96,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             refuse_adapter(Path(path))
             inner = model_folder(Path(path))
             path = path if inner == Path(path) else str(inner)
+            check_shards(inner)
         options = {"trust_remote_code": False, "local_files_only": not _hub_answers(path)}
         with _quiet(path), ExitStack() as stack:
             config = AutoConfig.from_pretrained(path, **options)
