@@ -432,6 +432,15 @@ def test_a_broken_checkpoint_is_refused_in_one_line(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("longest", [1.5, {}, "abc", -1, True, 1e400])
+def test_a_tokenizers_limit_is_a_whole_number(longest: object, copied: Callable[..., Path]) -> None:
+    folder = copied()
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": longest}))
+    with pytest.raises(CheckpointError, match="model_max_length"):
+        opened(folder)
+
+
 @pytest.mark.parametrize("where", ["../{}", "..\\\\{}", "/{}", "C:\\\\{}", "inner/../../{}", "a link"])
 def test_an_index_names_no_files_outside_its_folder(where: str, copied: Callable[..., Path], tmp_path: Path) -> None:
     folder = copied()

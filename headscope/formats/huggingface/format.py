@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
 import traceback
@@ -256,6 +257,13 @@ def _open_tokenizer(path: str, options: dict[str, bool]) -> tuple[Any, str]:
         return None, str(error).removeprefix(f"{path} ") if complete else "it has no vocabulary file"
     if type(tokenizer).vocab_files_names and not _has_vocabulary(path):
         return None, "it has no vocabulary file"
+    longest = tokenizer.model_max_length
+    if type(longest) not in (int, float) or not 1 <= longest < math.inf or longest != int(longest):
+        raise CheckpointError(
+            f"{path}: model_max_length of its tokenizer_config.json is {str(longest)[:40]!r}, and has to be a whole "
+            "number from 1 on; correct it"
+        )
+    tokenizer.model_max_length = int(longest)
     return tokenizer, ""
 
 
