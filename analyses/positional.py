@@ -80,7 +80,8 @@ class Positional(Analysis):
         tables, tests = [], LabelTests(self.options.min_instances)
         for site, layer in aggregates.site_layers("offsets"):
             sums = aggregates.sums["offsets", site, layer]
-            middle, chosen = sums.total.shape[-1] // 2, []
+            middle = sums.total.shape[-1] // 2
+            chosen: list[tuple[Tensor, Estimate, Estimate]] = []
             for total, count in aggregates.bootstrap.parts(sums):  # [1+r h o], [1+r 1 1]
                 shares, modal = total / count, _modal(total)
                 offsets = interval((modal - middle).double().masked_fill(count[..., 0] == 0, torch.nan))
@@ -88,11 +89,8 @@ class Positional(Analysis):
                 tables.append(_table((site, layer), sum(len(cells) for cells, _, _ in chosen), total[0], shares))
                 chosen.append((modal[0], offsets, of_modal))
             cells, of_offset, of_share = zip(*chosen, strict=True)
-            offset[site, layer], share[site, layer], modal = (
-                joined(of_offset),
-                joined(of_share),
-                torch.cat(cells),
-            )  # [h]
+            offset[site, layer], share[site, layer] = joined(of_offset), joined(of_share)
+            modal = torch.cat(cells)  # [h]
             by_sentence, queries = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 1]
             hits = by_sentence.gather(-1, modal[None, :, None].expand(len(queries), -1, 1))[..., 0]
             tests.add(

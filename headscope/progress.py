@@ -40,7 +40,7 @@ def console_for_text(**options: Any) -> Console:
     from rich.segment import Segment
 
     class Printable(Console):
-        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:  # type: ignore[override]
+        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else printable(text), style, control)
 

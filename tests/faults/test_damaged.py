@@ -16,8 +16,7 @@ from headscope.files.tables import read_csv
 from headscope.report.figures.training import load_history
 from headscope.report.readers.pruning_runs import PruningRun
 from headscope.report.readers.run import RunError, load_run
-from tests.faults.conftest import Command
-from tests.faults.test_faults import one_line
+from tests.faults.conftest import Command, one_line
 from tests.makers.runs import make_run
 
 LAYOUT = {"encoder-self": [2, 3], "cross": [2]}

@@ -31,7 +31,7 @@ class LivingBytes(TorchDispatchMode):
     """The bytes of all tensors that operations made and that are still there, and their peak."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.users: Counter[int] = Counter()
         self.now = self.peak = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -201,11 +202,12 @@ def load_run(path: Path | str) -> AnalysisRun:
     twice = run.heads.duplicated(list(HEAD_COLUMNS))
     if twice.any():
         raise RunError(f"heads.csv of run {run.name} holds {_head(run.heads[twice].iloc[0])} twice")
-    for (site, layer), rows in run.heads.groupby(["site", "layer"]):
-        if len(rows) != run.layout[site][layer]:
+    there = Counter(run.heads[["site", "layer"]].itertuples(index=False, name=None))
+    for (site, layer), rows in there.items():
+        if rows != (heads := run.layout[site][layer]):
             raise RunError(
-                f"heads.csv of run {run.name} holds {len(rows)} of the {run.layout[site][layer]} heads of "
-                f"{site}.{layer} that run.json has; analyse again"
+                f"heads.csv of run {run.name} holds {rows} of the {heads} heads of {site}.{layer} that run.json has; "
+                "analyse again"
             )
     return run
 
