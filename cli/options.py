@@ -15,6 +15,7 @@ from headscope.config.option import check_options, declared_options, flag_of
 from headscope.engine.declarations import Measure, criterion_names, metric_names, objective_names, rankable_columns
 from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
+from headscope.pruning.options.learn import learners
 
 C = TypeVar("C")
 Command = Callable[..., None]
@@ -22,6 +23,9 @@ LISTS: Mapping[str, Callable[[], list[str]]] = {
     "{objectives}": objective_names,
     "{prompt_objectives}": lambda: objective_names(prompts=True),
     "{metrics}": metric_names,
+    "{learners}": lambda: list(learners()),
+    "{priced}": lambda: [name for name, learner in learners().items() if learner.priced],
+    "{gate_rates}": lambda: [f"{learner.gate_lr:g} ({name})" for name, learner in learners().items()],
     "{directed}": lambda: sorted([*criterion_names(), *(name for name, column in _columns() if column.keep)]),
     "{undirected}": lambda: sorted(name for name, column in _columns() if not column.keep),
 }

@@ -17,7 +17,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
-from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.options.rank import End
 from headscope.pruning.ranking.criterion import Direction, ScoringContext, column_named, criterion_named
 from headscope.pruning.ranking.rank_run import ranking_table

@@ -21,7 +21,7 @@ from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.learning.gate_layout import Unit
+from headscope.pruning.gate_layout import Unit
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext
 
