@@ -20,10 +20,10 @@ from headscope.model.discovery import AttentionSite, find_attention
 from headscope.model.interface import through_attend
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.removal_plan import plan_removal
+from headscope.pruning.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.merge_plan import plan_merge
-from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.savings import flops
 from tests.contracts.architectures import sharpened
 from tests.contracts.catalogue import Entry, catalogue

@@ -27,7 +27,6 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.scoring import measured_scores, orders_of, refitted_checkpoint
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.training_loss import training_objective
 from headscope.pruning.options.learn import LEARNERS, LearnConfig
@@ -36,6 +35,7 @@ from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
+from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitted_checkpoint
 from headscope.pruning.selection import MODEL, STATE, Selection, open_selection
 from headscope.pruning.sweep.cell_files import SCORES, kept_scores, read_cell, write_scores
 from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of, is_drawn
@@ -145,12 +145,6 @@ class SweepContext:
             return scores
         return measured_scores(context, orders_of(context, set(self.gating.units), scores))
 
-    def refitted(self, removed: Sequence[HeadId]) -> Checkpoint:
-        """The checkpoint with output projections that make up for heads, as the config says."""
-        if self.config.compensate == "none" or not removed or self.scoring.corpus is None:
-            return self.checkpoint
-        return refitted_checkpoint(self.scoring, removed, self.config.refit)
-
     @cached_property
     def scoring(self) -> ScoringContext:
         """What heads are scored on, and how it is read; one for all cells."""
@@ -252,7 +246,7 @@ def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
     config = context.config
     ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, allocation=config.allocation)
     removed = context.gating.closed(ranked.kept)
-    return PrunedModel(context.refitted(removed), removed, removed)
+    return PrunedModel(refitted_checkpoint(context.scoring, removed, config.refit), removed, removed)
 
 
 def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
