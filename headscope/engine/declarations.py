@@ -171,13 +171,14 @@ def declarations(*attributes: str) -> tuple[Declaration, ...]:
 
 def declared(cls: type[D], registry: Registry[Any], *attributes: str) -> tuple[D, ...]:
     """What the classes of a registry declare that have any of these attributes (default: a name), without torch."""
-    return _declared(cls, registry, attributes or ("name",), tuple(registry.registered().items()))
+    made: Any = cls
+    return _declared(made, registry, attributes or ("name",), tuple(registry.registered().items()))
 
 
 @lru_cache(maxsize=32)
 def _declared(
-    cls: type[D], registry: Registry[Any], attributes: tuple[str, ...], registered: tuple[tuple[str, Any], ...]
-) -> tuple[D, ...]:
+    cls: Any, registry: Registry[Any], attributes: tuple[str, ...], registered: tuple[tuple[str, Any], ...]
+) -> tuple[Any, ...]:
     found = {name: cls.of(variant) for name, variant in registered}
     sources = dict(registry.unread())
     assigned = re.compile(rf"^    ({'|'.join(attributes)})\b.*= ", re.MULTILINE)

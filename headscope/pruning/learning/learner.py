@@ -112,4 +112,5 @@ def learner(cls: L) -> L:
     """Register a `GateLearner` class under its `name`; ConfigError where it has no options of its own."""
     if "Options" not in vars(cls) or "keep" not in {entry.name for entry in fields(cls.Options)}:
         raise ConfigError(f"the learner {cls.name!r} needs Options of its own, a dataclass with a field `keep`")
-    return LEARNERS.register(cls.name, cls, where=cls.__module__)
+    LEARNERS.register(cls.name, cls, where=cls.__module__)
+    return cls
