@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import comb
 
-import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from headscope.attribution.causal_gates import FittedGates, GatingFit, fit_gates, scores, single_sentences
 from headscope.attribution.gatevector import split_gates
-from headscope.bootstrap import Array, Estimate
+from headscope.bootstrap import Estimate
 from headscope.config import option
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
@@ -22,6 +19,7 @@ from headscope.engine.evidence.labels import LabelTests
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.tails import binomial_upper_tails
 
 PANEL = "Causal head gating"
 THRESHOLD = 0.5
@@ -166,7 +164,7 @@ class CausalHeadGating(Analysis):
             for place, part in split_gates(values, self.gates.layout).items():
                 estimates[place] = aggregates.bootstrap.over_units(part, torch.ones(len(part), 1))
                 if name in LABELS:
-                    p = sign_test((part >= THRESHOLD).sum(dim=0), len(part))
+                    p = binomial_upper_tails(len(part))[(part >= THRESHOLD).sum(dim=0).numpy()]
                     tests.add(place, name, LABELS[name], estimates[place], p, threshold=THRESHOLD, counts=None)
             report.columns.append(Column(name, estimates))
         tests.conclude(report)
@@ -187,13 +185,6 @@ class CausalHeadGating(Analysis):
         rates = "/".join(f"{first:g}>{last:g}" for first, last in (options.chg_lr, options.chg_penalised_lr))
         sizes = f"{options.chg_fits}x{options.chg_steps}x{options.chg_batch}"
         return {"gates": f"{sizes},lr={rates},penalty={options.chg_penalty:g}"}
-
-
-def sign_test(passing: Tensor, fits: int) -> Array:
-    """P(so many fits or more pass) [h] where each does with probability 1/2."""
-    tails = [sum(comb(fits, number) for number in range(least, fits + 1)) / 2**fits for least in range(fits + 1)]
-    p: Array = np.array(tails)[passing.numpy()]
-    return p
 
 
 def _rows(gates: FittedGates) -> list[dict[str, object]]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
 from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream_of, why_no_stream
-from headscope.bootstrap import Array, Estimate
+from headscope.bootstrap import Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
 from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.tails import normal_upper_tail
 
 THRESHOLD = 0.5
 
@@ -128,12 +128,6 @@ def exact(values: Tensor) -> Estimate:
     """Numbers without a sample."""
     array = values.double().cpu().numpy()
     return Estimate(array, array, array)
-
-
-def normal_upper_tail(z: Array) -> Array:
-    """P(Z > z) of a standard normal."""
-    tail: Array = (torch.special.erfc(torch.from_numpy(np.asarray(z)) / 2**0.5) / 2).numpy()
-    return tail
 
 
 def _rows(site_layer: tuple[Site, int], spectra: Spectra) -> list[dict[str, object]]:

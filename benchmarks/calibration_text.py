@@ -25,7 +25,7 @@ from closed_form_pruning import kept_by, lines, open_model, refitted, scoring_co
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.learning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.ranking.criterion import criterion_named
 
 SIZES = (50, 100, 200, 400, 1000, 2000, 5000)

@@ -37,14 +37,16 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.learning.learn import run_learning
-from headscope.pruning.options.learn import L0Options, LearnConfig, SubsetOptions
+from headscope.pruning.learning.learners.l0 import L0Options
+from headscope.pruning.learning.learners.subset import SubsetOptions
+from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.ranking import rank_heads
+from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of
 
 METHODS = (
     *("random", "magnitude", "confidence", "entropy", "gradient", "taylor", "lrp"),

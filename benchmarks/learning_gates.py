@@ -22,15 +22,14 @@ from torch import nn
 from headscope.data.corpus import open_corpus
 from headscope.formats.base import IGNORED, Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner
-from headscope.pruning.learning.gate_layout import gate_layout
-from headscope.pruning.learning.l0 import L0
 from headscope.pruning.learning.learner import GateLearner
-from headscope.pruning.learning.subset import Subset
+from headscope.pruning.learning.learners.l0 import L0, L0Options
+from headscope.pruning.learning.learners.subset import Subset, SubsetOptions
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
 from headscope.pruning.learning.training_loss import LabelLoss, batch_loss, default_smoothing
-from headscope.pruning.options.learn import L0Options, SubsetOptions
 from headscope.training.data.batches import Numbers
 
 LIMIT = 1.1

@@ -22,8 +22,8 @@ from headscope.config import Companions
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.removal_plan import plan_removal
+from headscope.pruning.model_inputs import ModelInputs, outputs, texts
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.model_inputs import ModelInputs, outputs, texts
 from headscope.pruning.removal.savings import flops, many
 
 LIMIT = 0.85

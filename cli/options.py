@@ -138,22 +138,9 @@ def _help(entry: Field[Any]) -> str:
     text: str = entry.metadata["help"]
     if "{" not in text:
         return text
-    from headscope.engine import declarations
+    from headscope.cli.help_lists import filled
 
-    def ranked(directed: bool) -> list[str]:
-        columns = declarations.rankable_columns().items()
-        return [name for name, column in columns if bool(column.keep) is directed]
-
-    lists: dict[str, Callable[[], list[str]]] = {
-        "{objectives}": declarations.objective_names,
-        "{prompt_objectives}": lambda: declarations.objective_names(prompts=True),
-        "{metrics}": declarations.metric_names,
-        "{directed}": lambda: sorted([*declarations.criterion_names(), *ranked(True)]),
-        "{undirected}": lambda: sorted(ranked(False)),
-    }
-    for name, known in lists.items():
-        text = text.replace(name, ", ".join(known())) if name in text else text
-    return text
+    return filled(text)
 
 
 def value_of(entry: Field[Any], hint: Any, value: Any) -> Any:

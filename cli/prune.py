@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import typer
 
 from headscope.cli.failures import Application, one_process
 from headscope.cli.lazy import LazyGroup
+from headscope.pruning.options.learn import learners
 
 SUMMARY = "Take heads out of a model, and prove that nothing else changed."
 COMMANDS = {
-    "l0": "Learn hard concrete gates under a price for open ones, from a trained checkpoint (Voita et al. 2019).",
-    "subset": "Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021).",
     "rank": "Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.",
     "sweep": "Prune by several methods, to several sizes, with several seeds, and measure every result: one table.",
     "remove": "Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.",
 }
-"""The first line of each command's help."""
+"""The first line of each command's help, beside those of learners, which say theirs."""
 
 
 class Methods(LazyGroup):
-    """The ways to prune."""
+    """The ways to prune: learners of gates, which a registry has, and the others."""
 
-    summaries = COMMANDS
-    modules = {"l0": "prune_learn", "subset": "prune_learn"} | {
-        name: f"prune_{name}" for name in ("rank", "sweep", "remove")
-    }
+    modules: Mapping[str, str] = {name: f"prune_{name}" for name in COMMANDS}
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.summaries = {name: learner.summary for name, learner in learners().items()} | COMMANDS
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a learner is made of what it declares."""
+        if cmd_name not in learners():
+            return super().get_command(ctx, cmd_name)
+        from headscope.cli.prune_learn import command_of
+
+        return command_of(learners()[cmd_name])
 
 
 app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True, add_completion=False)
@@ -33,4 +44,4 @@ app = Application(cls=Methods, name="prune", help=SUMMARY, no_args_is_help=True,
 @app.callback(help=SUMMARY)
 def prune(context: typer.Context) -> None:
     """Refuse torchrun where a method does not share its work."""
-    one_process(context, shared=("l0", "subset", "rank", "sweep"))
+    one_process(context, shared=(*learners(), "rank", "sweep"))

@@ -1,4 +1,4 @@
-"""`headscope prune l0` and `headscope prune subset`: gates that learn which heads stay."""
+"""`headscope prune l0`, `subset` and a command for every other learner: gates that learn which heads stay."""
 
 from __future__ import annotations
 
@@ -8,36 +8,39 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
+from headscope.cli.failures import Application
 from headscope.cli.next_commands import command_line
-from headscope.cli.options import made_of, read
+from headscope.cli.options import made_of, option_of, read
 from headscope.cli.selection import show_choice
-from headscope.pruning.options.learn import L0Options, LearnConfig, Prices, SubsetOptions
+from headscope.config.option import declared_options
+from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, LearnConfig, Prices
+from headscope.pruning.options.shared import HEADS
 
 if TYPE_CHECKING:
     from headscope.distributed import Processes
     from headscope.pruning.learning.lambdas import LambdaSweep
 
 
-@made_of(LearnConfig, Prices, L0Options)
-def l0(values: Mapping[str, Any], *, json: bool) -> None:
-    """Learn hard concrete gates under a price for open ones, from a trained checkpoint (Voita et al. 2019).
-
-    λ is given, a list, or searched for a number of heads (--keep). Writes removed.txt, kept.txt, ranking.csv,
-    gates.csv (the trajectory), pruning.json, and DIR/model, the checkpoint as it has learnt, with all its heads.
-    Processes of torchrun share the sentences of every batch.
-    """
-    prices = read(Prices, values).strengths
-    method = read(L0Options, values, strength=prices[0] if prices else None)
-    _learn(read(LearnConfig, values, method=method), prices, json=json)
+OUTPUTS = """Writes removed.txt, kept.txt, ranking.csv, gates.csv (the trajectory), pruning.json, and DIR/model, the
+checkpoint as it has learnt, with all its heads. Processes of torchrun share the sentences of every batch."""
 
 
-@made_of(LearnConfig, SubsetOptions)
-def subset(values: Mapping[str, Any], *, json: bool) -> None:
-    """Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021).
+def command_of(learner: DeclaredLearner) -> Any:
+    """The command of a learner, with its options and those of all learners."""
+    own = [option_of(entry, hint, HEADS) for entry, hint in declared_options(learner.Options)]
+    classes = (LearnConfig, Prices) if learner.priced else (LearnConfig,)
 
-    Writes what `prune l0` writes. Processes of torchrun share the sentences of every batch.
-    """
-    _learn(read(LearnConfig, values, method=read(SubsetOptions, values)), json=json)
+    @made_of(*classes, more=own)
+    def command(values: Mapping[str, Any], *, json: bool) -> None:
+        prices = read(Prices, values).strengths if learner.priced else ()
+        price = {"strength": prices[0] if prices else None} if learner.priced else {}
+        method = read(LEARNERS.get(learner.name).Options, values, **price)
+        _learn(read(LearnConfig, values, method=method), prices, json=json)
+
+    made = Application(add_completion=False)
+    help_text = "\n\n".join([learner.summary, learner.about, OUTPUTS])
+    made.command(name=learner.name, help=help_text, short_help=learner.summary)(command)
+    return typer.main.get_command(made)
 
 
 def _learn(config: LearnConfig, strengths: Sequence[float] = (), *, json: bool) -> None:

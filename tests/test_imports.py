@@ -78,12 +78,30 @@ def test_nothing_imports_upwards(name: str) -> None:
         assert layer(other) == layer(name) or RANK[layer(other)] <= RANK[layer(name)], f"{name} imports {other}"
 
 
-def test_no_two_files_import_each_other() -> None:
-    """Take away what imports nothing that is left, again and again: what stays is a cycle."""
-    left = {name: set(others) for name, others in graph().items()}
+def cycles(uses: dict[str, set[str]]) -> set[str]:
+    """Take away what uses nothing that is left, again and again: what stays is in a cycle, or uses one."""
+    left = dict(uses)
     while bottom := {name for name, others in left.items() if not others & set(left) - {name}}:
         left = {name: others for name, others in left.items() if name not in bottom}
-    assert not left
+    return set(left)
+
+
+def test_no_two_files_import_each_other() -> None:
+    assert not cycles(graph())
+
+
+def test_no_two_folders_import_each_other() -> None:
+    """In every folder at every depth: what lies in it, files and folders, imports each other in one direction only."""
+    between: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for name, others in graph().items():
+        for other in others:
+            here, there = name.split("."), other.split(".")
+            depth = next((at for at, pair in enumerate(zip(here, there, strict=False)) if pair[0] != pair[1]), None)
+            if depth is not None:
+                uses = between.setdefault(tuple(here[:depth]), {})
+                uses.setdefault(here[depth], set()).add(there[depth])
+                uses.setdefault(there[depth], set())
+    assert {".".join(folder): found for folder, uses in between.items() if (found := cycles(uses))} == {}
 
 
 def test_folders_are_small_enough_to_look_through() -> None:

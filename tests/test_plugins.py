@@ -61,6 +61,7 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
         ["analyze", model, *text, "--only", "last_key", "--last-keys", "2", "--out", "run"],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
+        ["prune", "sigmoid", model, *pairs, *valid[:4], "--keep", "48", "--updates", "2", "--out", "learnt"],
         ["train", "patient", *pairs, *small, *valid, "--max-updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
     environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
@@ -78,6 +79,7 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
     assert (tmp_path / "run" / "figures" / "last_key.png").exists() and (tmp_path / "red.png").exists()
     gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
     assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
+    assert json.loads((tmp_path / "learnt" / "pruning.json").read_text(encoding="utf-8"))["kept"] == 48
     course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()
     assert float(course[-1].split(",")[course[0].split(",").index("patient")]) == 2
 

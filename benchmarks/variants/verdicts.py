@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from variants.design import Arm, Claim
 
-from headscope.engine.evidence.significance import student_upper_tail
-from headscope.evaluation.non_inferiority import normal
+from headscope.tails import normal_quantile, student_quantile, student_upper_tail
 
 LEVEL, POWER = 0.05, 0.8
 REPRODUCED, CONTRADICTED, UNDECIDED, UNTESTED = "reproduced", "contradicted", "undecided", "untested"
@@ -44,7 +43,7 @@ class Difference:
         mean, deviation = statistics.fmean(differences), statistics.stdev(differences)
         error = deviation / math.sqrt(pairs)
         p = two_sided(mean / error, pairs - 1) if error else float(mean == 0)
-        return cls(mean, quantile(1 - LEVEL / 2, pairs - 1) * error, p, pairs, deviation)
+        return cls(mean, student_quantile(1 - LEVEL / 2, pairs - 1) * error, p, pairs, deviation)
 
     def shown(self, digits: int) -> str:
         """Mean and half width."""
@@ -73,15 +72,6 @@ def two_sided(statistic: float, freedom: int) -> float:
     """P(|T| > |t|) for Student's t."""
     tail = student_upper_tail(np.array([abs(statistic)]), np.array([float(freedom)]))
     return min(2 * float(tail[0]), 1.0)
-
-
-def quantile(share: float, freedom: int) -> float:
-    """Quantile of Student's t above a half, by bisection of its tail."""
-    low, high = 0.0, 1e4
-    while high - low > 1e-9 * max(high, 1):
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, freedom) / 2 > 1 - share else (low, middle)
-    return (low + high) / 2
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -155,7 +145,7 @@ def paired_with(rows: Sequence[Row], arm: str, against: str | float, column: str
 def seeds_needed(deviation: float, reach: float) -> int:
     """The fewest seeds whose 95 % interval of a paired difference of this deviation is narrower than ± `reach`."""
     seeds = 2
-    while quantile(1 - LEVEL / 2, seeds - 1) * deviation / math.sqrt(seeds) > reach:
+    while student_quantile(1 - LEVEL / 2, seeds - 1) * deviation / math.sqrt(seeds) > reach:
         seeds += 1
     return seeds
 
@@ -163,4 +153,4 @@ def seeds_needed(deviation: float, reach: float) -> int:
 def detectable(deviation: float, seeds: int, tests: int = 1) -> float:
     """The difference that so many seeds find with 80 % power at 5 %, the smallest of `tests` p-values counted."""
     error = deviation / math.sqrt(seeds)
-    return (quantile(1 - LEVEL / tests / 2, seeds - 1) + normal(POWER)) * error
+    return (student_quantile(1 - LEVEL / tests / 2, seeds - 1) + normal_quantile(POWER)) * error

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from headscope.api.loading import load
 from headscope.api.model import Model
@@ -51,7 +51,7 @@ evaluate = of_loaded(Model.evaluate)
 @in_python
 def prune(
     checkpoint: PathName,
-    method: Literal["rank", "l0", "subset"],
+    method: str,
     *,
     out: PathName,
     force: bool = False,
@@ -61,16 +61,17 @@ def prune(
     """Choose heads to remove, by a ranking or by learned gates, and write the choice: `headscope prune METHOD`.
 
     checkpoint: a path or a hub id.
-    method: "rank" (`by=`, `keep=` or `fraction=`), "l0" (`strength=` or `keep=`) or "subset" (`keep=`).
+    method: "rank" (`by=`, `keep=` or `fraction=`), "l0" (`strength=` or `keep=`), "subset" (`keep=`) or a learner of
+        another package.
     out: the folder to write; it must be empty unless `force` is given.
     options: those of the command, with underscores: `source=` and `target=` (files), `sites=`, `protect=`, `updates=`,
-        `remove=True`, …; see `headscope.pruning.ranking.config.RankConfig`, `learn.LearnConfig`, `l0.L0Options` and
-        `subset.SubsetOptions`.
+        `remove=True`, …; see `RankConfig` and `LearnConfig` in `headscope.pruning.options`, and the files in
+        `headscope.pruning.learning.learners`.
 
     The result's `removed` and `kept` are the heads, `ranking` a table. ConfigError for unknown options.
     """
     from headscope.pruning.learning.learn import run_learning
-    from headscope.pruning.options.learn import L0Options, LearnConfig, SubsetOptions
+    from headscope.pruning.options.learn import LEARNERS, LearnConfig
     from headscope.pruning.options.rank import RankConfig
     from headscope.pruning.ranking.rank_run import run_ranking
 
@@ -78,16 +79,16 @@ def prune(
         raise ConfigError(
             "prune takes a checkpoint's path, as it writes checkpoints; a loaded model has rank and remove"
         )
-    kinds: dict[str, Any] = {"rank": None, "l0": L0Options, "subset": SubsetOptions}
-    if method not in kinds:
-        raise ConfigError(unknown("way to prune", method, list(kinds)))
+    if method not in (ways := ["rank", *LEARNERS.names()]):
+        raise ConfigError(unknown("way to prune", method, ways))
     common = {**options, "checkpoint": str(checkpoint), "out": out, "force": force}
     report = progress_of(progress)
     function = f"prune {method}"
     if method == "rank":
         return run_ranking(configured(RankConfig, common, function=function), progress=report)
-    method_options, run_options = _split(common, kinds[method])
-    learnt = {**run_options, "method": configured(kinds[method], method_options, function=function)}
+    options_class = LEARNERS.get(method).Options
+    method_options, run_options = _split(common, options_class)
+    learnt = {**run_options, "method": configured(options_class, method_options, function=function)}
     return run_learning(configured(LearnConfig, learnt, function=function), progress=report)
 
 

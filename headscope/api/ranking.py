@@ -17,11 +17,12 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
-from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.options.rank import End
 from headscope.pruning.ranking.criterion import Direction, ScoringContext, column_named, criterion_named
 from headscope.pruning.ranking.rank_run import ranking_table
 from headscope.pruning.ranking.ranking import rank_heads
+from headscope.pruning.scores_file import scores_in
 from headscope.results import Signature, signature_of
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def gating_of(checkpoint: Checkpoint, *, sites: str | Iterable[str], protect: He
 def ranking_of_study(checkpoint: Checkpoint, layout: GateLayout, study: Study, by: str, *, keep: End | None) -> Ranking:
     """A ranking by a column of a study; ConfigError where the study does not have it, or is of another model."""
     column = column_named(by)
-    scores, direction = column.of(study.heads), column.direction(keep)
+    scores, direction = scores_in(study.heads, by), column.direction(keep)
     if strange := [head for head in scores if head.head >= checkpoint.layout.get((head.site, head.layer), 0)]:
         raise ConfigError(f"the study is of another model: this one has no head {strange[0]}")
     signature = Signature({"by": f"{by}{direction.suffix}", "study": study.signature})

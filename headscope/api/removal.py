@@ -23,11 +23,11 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.closed_form.calibration import calibration_text
 from headscope.pruning.engines.base import ENGINES, EngineOptions
+from headscope.pruning.model_inputs import outputs, texts
 from headscope.pruning.options.refit import CalibrationOptions
 from headscope.pruning.options.remove import RemoveConfig, check_merge
 from headscope.pruning.removal.export import as_export, kind_of_folder
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
-from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.push import pushed
 from headscope.pruning.removal.quality import MEASURED, quality_question
 from headscope.pruning.removal.record import Removed, Shrunk

@@ -19,7 +19,7 @@ from dataclasses import Field, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, Self, TypeVar, get_type_hints
 
 from headscope.config import NoOptions, check_options, flag
 from headscope.errors import ConfigError
@@ -114,35 +114,44 @@ class AnalysisFigure:
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """What one analysis declares: class attributes of `headscope.engine.base.Analysis`, which says what they mean.
-
-    `about` is its docstring: formula, source and limits of its measures.
-    """
+class Declared:
+    """What a class of a registry declares by its attributes; `about` is its docstring."""
 
     name: str
     summary: str = ""
     about: str = ""
+    Options: type[Any] = NoOptions
+
+    @classmethod
+    def of(cls, variant: Any) -> Self:
+        """From a class, or from attributes that were read."""
+        attributes = {
+            attribute.name: getattr(variant, attribute.name)
+            for attribute in fields(cls)
+            if hasattr(variant, attribute.name)
+        }
+        if isinstance(variant, type):
+            attributes["about"] = inspect.cleandoc(variant.__doc__ or "")
+        return cls(**attributes)
+
+
+@dataclass(frozen=True)
+class Declaration(Declared):
+    """What one analysis declares: class attributes of `headscope.engine.base.Analysis`, which says what they mean.
+
+    `about` is formula, source and limits of its measures.
+    """
+
     group: str = ""
     order: int = 100
     needs: frozenset[str] = frozenset()
-    Options: type[Any] = NoOptions
     measures: tuple[Measure, ...] = ()
     pairs: tuple[Measure, ...] = ()
     functions: tuple[HeadFunction, ...] = ()
     figures: tuple[AnalysisFigure, ...] = ()
 
-    @classmethod
-    def of(cls, analysis: Any) -> Declaration:
-        """From a class, or from attributes that were read."""
-        attributes = {
-            attribute.name: getattr(analysis, attribute.name)
-            for attribute in fields(cls)
-            if hasattr(analysis, attribute.name)
-        }
-        if isinstance(analysis, type):
-            attributes["about"] = inspect.cleandoc(analysis.__doc__ or "")
-        return cls(**attributes)
+
+D = TypeVar("D", bound=Declared)
 
 
 @dataclass(frozen=True)
@@ -156,23 +165,32 @@ class DeclaredOption:
 
 def declarations(*attributes: str) -> tuple[Declaration, ...]:
     """What the analyses declare that have any of these attributes, in the order of their columns in heads.csv."""
-    return _declarations(attributes, tuple(REGISTRY.registered().items()))
+    found = declared(Declaration, REGISTRY, *attributes)
+    return tuple(sorted(found, key=lambda declaration: (declaration.order, declaration.name)))
 
 
-@lru_cache(maxsize=16)
-def _declarations(attributes: tuple[str, ...], registered: tuple[tuple[str, Any], ...]) -> tuple[Declaration, ...]:
-    declared = {name: Declaration.of(cls) for name, cls in registered}
-    sources = dict(REGISTRY.unread())
+def declared(cls: type[D], registry: Registry[Any], *attributes: str) -> tuple[D, ...]:
+    """What the classes of a registry declare that have any of these attributes (default: a name), without torch."""
+    made: Any = cls
+    return _declared(made, registry, attributes or ("name",), tuple(registry.registered().items()))
+
+
+@lru_cache(maxsize=32)
+def _declared(
+    cls: Any, registry: Registry[Any], attributes: tuple[str, ...], registered: tuple[tuple[str, Any], ...]
+) -> tuple[Any, ...]:
+    found = {name: cls.of(variant) for name, variant in registered}
+    sources = dict(registry.unread())
     assigned = re.compile(rf"^    ({'|'.join(attributes)})\b.*= ", re.MULTILINE)
     for module, path in sources.items():
         if assigned.search(path.read_text(encoding="utf-8")):
             try:
-                for analysis in _read(module, sources)["analyses"]:
-                    declared.setdefault(analysis.name, Declaration.of(analysis))
+                for variant in _read(module, sources, registry.kind, cls)["registered"]:
+                    found.setdefault(variant.name, cls.of(variant))
             except Exception:  # whatever its statements raise: they need what is not light
-                REGISTRY.names()
-                return declarations(*attributes)
-    return tuple(sorted(declared.values(), key=lambda declaration: (declaration.order, declaration.name)))
+                registry.names()
+                return declared(cls, registry, *attributes)
+    return tuple(found.values())
 
 
 def measured_columns() -> dict[str, tuple[Declaration, Measure]]:
@@ -299,13 +317,13 @@ def criterion_names() -> list[str]:
     return registered_names("criterion", package=folder, group="headscope.criteria")
 
 
-def _read(module: str, sources: Mapping[str, Path]) -> dict[str, Any]:
-    """Names that the declarations of a module define, and as "analyses" the attributes of its analyses."""
-    names: dict[str, Any] = {"__name__": module, "analyses": []}
+def _read(module: str, sources: Mapping[str, Path], kind: str, declares: type[Declared]) -> dict[str, Any]:
+    """Names that the declarations of a module define, and as "registered" the attributes of what `@kind` registers."""
+    names: dict[str, Any] = {"__name__": module, "registered": []}
     classes: dict[str, SimpleNamespace] = {}
     for node in ast.parse(sources[module].read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module in sources:
-            imported_names = _read(node.module, sources)
+            imported_names = _read(node.module, sources, kind, declares)
             names |= {
                 alias.asname or alias.name: imported_names[alias.name]
                 for alias in node.names
@@ -314,9 +332,9 @@ def _read(module: str, sources: Mapping[str, Path]) -> dict[str, Any]:
         elif isinstance(node, ast.ClassDef) and "dataclass" not in _names(node.decorator_list):
             inherited = [vars(classes[base]) for base in _names(node.bases) if base in classes]
             about = {"about": ast.get_docstring(node) or ""}
-            classes[node.name] = SimpleNamespace(**ChainMap(_attributes(node, names), about, *inherited))
-            if "analysis" in _names(node.decorator_list):
-                names["analyses"].append(classes[node.name])
+            classes[node.name] = SimpleNamespace(**ChainMap(_attributes(node, names, declares), about, *inherited))
+            if kind in _names(node.decorator_list):
+                names["registered"].append(classes[node.name])
         elif isinstance(node, ast.FunctionDef):
             names[node.name] = f"{module}:{node.name}"
         elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.ClassDef)) or _is_light(node):
@@ -331,9 +349,9 @@ def _is_light(node: ast.stmt) -> bool:
     return isinstance(node, ast.ImportFrom) and node.module in LIGHT
 
 
-def _attributes(node: ast.ClassDef, names: dict[str, Any]) -> dict[str, Any]:
-    """The values that a class assigns to attributes that `Declaration` has."""
-    declared = {attribute.name for attribute in fields(Declaration)}
+def _attributes(node: ast.ClassDef, names: dict[str, Any], declares: type[Declared]) -> dict[str, Any]:
+    """The values that a class assigns to attributes that `declares` has."""
+    declared = {attribute.name for attribute in fields(declares)}
     values: dict[str, Any] = {}
     for statement in node.body:
         targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
 from headscope.bootstrap import LEVEL, Array
+from headscope.tails import normal_quantile, student_quantile
 
 POWER = 0.8
 ROUNDING = 1e-6  # differences below this share of the baseline are rounding
@@ -53,33 +53,9 @@ def judge(worse: Array, *, margin: float, baseline: float, groups: int) -> NonIn
         unseen = (1 - (1 - LEVEL) ** (1 / groups)) * abs(baseline)
         low, high, detectable = observed - unseen, observed + unseen, unseen
     else:
-        reach = student(LEVEL, groups - 1) * error
+        reach = student_quantile(LEVEL, groups - 1) * error
         low = min(float(np.quantile(replicates, 1 - LEVEL)), observed - reach)
         high = max(float(np.quantile(replicates, LEVEL)), observed + reach)
-        detectable = (normal(LEVEL) + normal(POWER)) * error
+        detectable = (normal_quantile(LEVEL) + normal_quantile(POWER)) * error
     verdict = NON_INFERIOR if high <= margin else WORSE if low > margin else OPEN
     return NonInferiority(observed, high, margin, detectable, verdict)
-
-
-def normal(share: float) -> float:
-    """Quantile of the standard normal distribution."""
-    return NormalDist().inv_cdf(share)
-
-
-def student(share: float, freedom: int) -> float:
-    """Quantile of Student's t with `freedom` ≥ 1 degrees, above a half.
-
-    Exact for 1 and 2, from there by the expansion in 1 / freedom (Abramowitz & Stegun 26.7.5), within 1 % at 95 %.
-    """
-    if freedom == 1:
-        return math.tan(math.pi * (share - 0.5))
-    if freedom == 2:
-        return (2 * share - 1) * math.sqrt(2 / (4 * share * (1 - share)))
-    z = normal(share)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return math.fsum(term / float(freedom) ** power for power, term in enumerate(terms))

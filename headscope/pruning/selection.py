@@ -27,7 +27,7 @@ from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.heads import HeadId, select_heads
 from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
-from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.options.shared import PruningOptions, SelectionConfig
 from headscope.pruning.removal.export import choose_export
 from headscope.results import Signature, signature_of

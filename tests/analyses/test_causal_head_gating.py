@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.analyses.causal_head_gating import sign_test
 from headscope.attribution.causal_gates import (
     FittedGates,
     GatingFit,
@@ -28,6 +27,7 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.tails import binomial_upper_tails
 from tests.oracles import causal_gates, prompts, speakers
 from tests.oracles.run_options import run_options
 
@@ -141,7 +141,7 @@ def test_scores_are_those_of_the_paper() -> None:
 
 
 def test_sign_test() -> None:
-    assert sign_test(torch.tensor([10, 9, 5, 0]), 10).tolist() == pytest.approx([1 / 1024, 11 / 1024, 638 / 1024, 1])
+    assert binomial_upper_tails(10)[[10, 9, 5, 0]].tolist() == pytest.approx([1 / 1024, 11 / 1024, 638 / 1024, 1])
 
 
 def test_the_seed_decides_and_a_table_has_every_head() -> None:

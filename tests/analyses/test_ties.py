@@ -16,11 +16,9 @@ from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.engine.result import AnalysisResult
 from headscope.heads import HeadId, Site, all_heads
-from headscope.pruning.learning.gate_layout import gate_layout
-from headscope.pruning.learning.l0 import L0
-from headscope.pruning.learning.subset import Subset
-from headscope.pruning.learning.topk import tie_remarks, tied_at
-from headscope.pruning.options.learn import L0Options, SubsetOptions
+from headscope.pruning.gate_layout import gate_layout, tie_remarks, tied_at
+from headscope.pruning.learning.learners.l0 import L0, L0Options
+from headscope.pruning.learning.learners.subset import Subset, SubsetOptions
 from headscope.pruning.ranking.ranking import rank_heads
 from tests.oracles import checkpoints, speakers
 

@@ -26,7 +26,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of
 from headscope.model.gating import gated
-from headscope.pruning.ranking.criterion import columns
+from headscope.pruning.scores_file import columns
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round

@@ -20,10 +20,10 @@ from headscope.model.discovery import AttentionSite, find_attention
 from headscope.model.interface import through_attend
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.removal_plan import plan_removal
+from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.merge_plan import plan_merge
-from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.savings import flops
 from tests.contracts.architectures import sharpened
 from tests.contracts.catalogue import Entry, catalogue
@@ -137,7 +137,7 @@ def assert_masked_is_zeroed(checkpoint: HuggingFaceCheckpoint, heads: list[HeadI
     with through_attend(zeroed):
         found = outputs(zeroed, data.feeds[0])
     expected = verification.reference(checkpoint, heads, data.feeds[0])
-    assert verification.max_abs_difference(found, expected) <= 1e-6  # models that round to float32 on their way
+    assert max_abs_difference(found, expected) <= 1e-6  # models that round to float32 on their way
 
 
 def assert_reloaded(shrunk: Any, folder: Path, data: InputTexts) -> None:
@@ -147,7 +147,7 @@ def assert_reloaded(shrunk: Any, folder: Path, data: InputTexts) -> None:
     again = open_checkpoint(str(folder), dtype="float64")
     assert again.layout == shrunk.layout
     found, expected = (outputs(each.model, data.feeds[0]) for each in (again, shrunk))
-    assert verification.max_abs_difference(found, expected) <= LIMIT
+    assert max_abs_difference(found, expected) <= LIMIT
 
 
 @pytest.mark.parametrize("name", ["inkling_text", "stablelm-norms", "lfm3"])

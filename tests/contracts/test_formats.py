@@ -25,8 +25,8 @@ from headscope.formats.probe import Probe
 from headscope.heads import HeadId
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
-from headscope.pruning.removal.verify import max_abs_difference, reference
+from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
+from headscope.pruning.removal.verify import reference
 from tests.oracles import checkpoints, fairseq, story
 from tests.oracles.plugin import registered
 

@@ -17,7 +17,7 @@ from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing, 
 from headscope.model.native.folding import folded_weights
 from headscope.model.native.transformer import Transformer
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.removal.model_inputs import texts
+from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal.verify import verify
 from tests.oracles import checkpoints, native
 from tests.oracles.plugin import registered

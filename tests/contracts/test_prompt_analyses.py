@@ -11,7 +11,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.engine.base import ANALYSES, Attention
 from headscope.engine.plan import analyze
 from headscope.engine.result import AnalysisResult
-from headscope.pruning.ranking.criterion import columns
+from headscope.pruning.scores_file import columns
 from tests.oracles import prompts, speakers
 from tests.oracles.run_options import run_options
 

@@ -24,10 +24,10 @@ from headscope.model.discovery import find_attention
 from headscope.model.interface import through_attend
 from headscope.model.projections import projections
 from headscope.model.removal_plan import plan_removal
+from headscope.pruning.model_inputs import max_abs_difference, outputs, texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.model_inputs import outputs, texts
-from headscope.pruning.removal.verify import max_abs_difference, reference, verify
+from headscope.pruning.removal.verify import reference, verify
 from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,

@@ -29,7 +29,7 @@ MODULES = modules()
 LAYERS = (
     ("errors", "version"),
     ("files",),
-    ("assets", "bootstrap", "bounds", "config", "distributed", "heads", "progress", "registry", "results"),
+    ("assets", "bootstrap", "bounds", "config", "distributed", "heads", "progress", "registry", "results", "tails"),
     ("data", "model"),
     ("formats",),
     ("evaluation",),

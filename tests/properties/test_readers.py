@@ -24,7 +24,7 @@ from headscope.formats.numpy_pickles import read_pickle
 from headscope.formats.story_of_heads.hyperparameters import read_hp
 from headscope.heads import select_heads
 from headscope.pruning.learning import gate_state
-from headscope.pruning.ranking.scores_file import read_scores
+from headscope.pruning.scores_file import read_scores
 from headscope.pruning.sweep.cell_files import read_cell
 from headscope.report.figures.headmap import heads_figure
 from headscope.report.figures.offsets import offset_shares

@@ -21,10 +21,10 @@ from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
-from headscope.pruning.closed_form.scoring import removal_order
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.rank_run import run_ranking
+from headscope.pruning.ranking.scoring import removal_order
 from headscope.pruning.selection import Selection
 from tests.oracles import checkpoints, speakers
 

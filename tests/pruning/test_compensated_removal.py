@@ -25,12 +25,11 @@ from headscope.heads import HeadId
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
+from headscope.pruning.model_inputs import max_abs_difference, outputs, texts
 from headscope.pruning.options.refit import CalibrationOptions
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.model_inputs import outputs, texts
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import shrink
-from headscope.pruning.removal.verify import max_abs_difference
 from tests.oracles import speakers
 from tests.oracles.speakers import SPEAKERS, Speaker, V
 from tests.oracles.tiny import END, PAD, START

@@ -14,11 +14,11 @@ from headscope.engine.base import RunOptions
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
-from headscope.pruning.closed_form import scoring
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
-from headscope.pruning.learning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads

@@ -22,13 +22,15 @@ from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.gating import gated
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
-from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.learn import run_learning
+from headscope.pruning.learning.learners.l0 import L0Options
+from headscope.pruning.learning.learners.subset import SubsetOptions
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import Distillation, LabelLoss, training_loss
-from headscope.pruning.options.learn import L0Options, LearnConfig, SubsetOptions
+from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.sweep import SweepConfig

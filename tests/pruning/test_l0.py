@@ -19,15 +19,21 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.gating import gated
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.finetuning import Recipe, Tuner
-from headscope.pruning.learning.gate_layout import gate_layout
-from headscope.pruning.learning.hard_concrete import initial_log_a, noisy_gates, nonzero_probability, settled_gates
-from headscope.pruning.learning.l0 import L0
 from headscope.pruning.learning.learn import run_learning
+from headscope.pruning.learning.learners.l0 import (
+    L0,
+    L0Options,
+    initial_log_a,
+    noisy_gates,
+    nonzero_probability,
+    settled_gates,
+)
 from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import batch_loss
-from headscope.pruning.options.learn import L0Options, LearnConfig
+from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from tests.makers.shared import SHIPPED

@@ -21,7 +21,7 @@ from headscope.model.gating import masked
 from headscope.pruning.closed_form.compensate import refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads

@@ -18,13 +18,19 @@ from typer.testing import CliRunner
 from headscope.cli.main import app
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
+from headscope.pruning.gate_layout import gate_layout, top_k
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
-from headscope.pruning.learning.gate_layout import gate_layout
 from headscope.pruning.learning.learn import run_learning
-from headscope.pruning.learning.subset import Subset
-from headscope.pruning.learning.topk import annealed, gumbel, soft_top_k, straight_through, top_k
+from headscope.pruning.learning.learners.subset import (
+    Subset,
+    SubsetOptions,
+    annealed,
+    gumbel,
+    soft_top_k,
+    straight_through,
+)
 from headscope.pruning.learning.training_examples import training_examples
-from headscope.pruning.options.learn import LearnConfig, SubsetOptions
+from headscope.pruning.options.learn import LearnConfig
 from tests.oracles import checkpoints, speakers, subset
 
 pytestmark = pytest.mark.slow

@@ -32,7 +32,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
-from headscope.pruning.learning.gate_layout import gate_layout
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.rank_run import run_ranking

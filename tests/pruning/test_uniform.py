@@ -12,7 +12,7 @@ import torch
 import headscope as hs
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.pruning.learning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.uniform import uniform_counts, uniform_keep
 from tests.makers import decoders

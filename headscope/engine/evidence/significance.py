@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array
+from headscope.tails import student_upper_tail
 
 FALSE_DISCOVERIES = 0.05
 LEAST_UNITS = 10
 """Sentences that a test needs, and that must be divided in themselves before instances count for more than one each."""
-POINTS, WEIGHTS = np.polynomial.legendre.leggauss(96)
 
 
 def p_values(
@@ -88,20 +88,6 @@ def above_chance(
 def _divided(total: Tensor, counts: Tensor) -> Tensor:
     """Sentences [*cells] whose own share is neither 0 nor 1."""
     return ((total > 0) & (total < counts)).sum(dim=0)
-
-
-def student_upper_tail(statistic: Array, freedom: Array) -> Array:
-    """P(T > t) for Student's T with ν degrees of freedom: with t = √ν cot φ the integral of sin^(ν−1) from 0 to φ.
-
-    By 96 points of Gauss and Legendre, below 0 by symmetry; NaN for NaN.
-    """
-    end = np.maximum(np.arctan2(np.sqrt(freedom), np.abs(statistic)), 1e-300)[..., None]  # 0 … π/2
-    power = freedom[..., None] - 1
-    integral = (end / 2 * WEIGHTS * np.exp(power * np.log(np.sin(end / 2 * (POINTS + 1))))).sum(axis=-1)
-    half = torch.from_numpy(np.asarray(freedom)) / 2
-    constant = (torch.lgamma(half + 0.5) - torch.lgamma(half)).exp().numpy() / np.sqrt(np.pi)
-    tail: Array = np.where(statistic < 0, 1 - constant * integral, constant * integral)
-    return tail
 
 
 def adjust(p: Array) -> Array:

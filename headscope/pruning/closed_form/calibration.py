@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.compensate import ModuleRefit, compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
-from headscope.pruning.closed_form.moments import collect_moments
+from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import CalibrationOptions, RefitOptions, check_texts
 
@@ -138,6 +138,30 @@ def _module_record(refit: ModuleRefit) -> dict[str, Any]:
     }
 
 
+def refitted(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    heads: Collection[HeadId],
+    options: RefitOptions,
+    *,
+    altered: Checkpoint | None = None,
+    moments: Moments | None = None,
+    batching: BatchingOptions | None = None,
+) -> tuple[Checkpoint, Sequence[ModuleRefit]]:
+    """The checkpoint, or what `altered` it, with output projections that make up for `heads`; and what was refitted.
+
+    Of the same size and in memory only. `moments` are those of the intact model on `corpus`, where they are known.
+    ConfigError as of `compensate`.
+    """
+    refits: Sequence[ModuleRefit] = []
+    if options.sequential or (altered is not None and options.method != "none"):
+        refits = sequential_refits(checkpoint, corpus, heads, options, altered=altered, batching=batching)
+    elif altered is None:
+        moments = moments or collect_moments(checkpoint, corpus, batching=batching)
+        refits = compensate(checkpoint, moments, heads, options)
+    return checkpoint.with_model(refitted_model(altered or checkpoint, refits)), refits
+
+
 def compensated(
     checkpoint: Checkpoint,
     heads: Sequence[HeadId],
@@ -156,15 +180,10 @@ def compensated(
     not reach them.
     """
     began = time.monotonic()
-    refit = RefitOptions(method=options.compensate, damping=options.damping, add_bias=add_bias)
-    if altered is not None and options.compensate == "none":
-        refits = []
-    elif options.sequential or altered is not None:
-        refits = sequential_refits(checkpoint, text.calibration, heads, refit, altered=altered, batching=batching)
-    else:
-        moments = collect_moments(checkpoint, text.calibration, batching=batching)
-        refits = compensate(checkpoint, moments, heads, refit)
-    made = checkpoint.with_model(refitted_model(altered or checkpoint, refits))
+    refit = RefitOptions(
+        method=options.compensate, damping=options.damping, add_bias=add_bias, sequential=options.sequential
+    )
+    made, refits = refitted(checkpoint, text.calibration, heads, refit, altered=altered, batching=batching)
     seconds = time.monotonic() - began
     meter = DamageMeter.of(checkpoint, text.held_out, batching=batching, objective=options.objective, seed=seed)
     performance = {"intact": meter.measure()}

@@ -13,7 +13,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.mixing.base import Mixing, mixings_of
 from headscope.model.projections import Slices, WeightOwners
-from headscope.pruning.learning.gate_layout import Unit, gate_layout
+from headscope.pruning.gate_layout import Unit, gate_layout
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.pruning.removal.model_inputs import InputTexts
+from headscope.pruning.model_inputs import InputTexts
 from headscope.registry import Registry
 
 QUANTIZATIONS = ("none", "q8_0")

@@ -18,7 +18,7 @@ from headscope.formats.finite import refuse_overflow
 from headscope.model.discovery import eval_mode
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import ENGINES, EngineFile, EngineOptions, engines_named
-from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
+from headscope.pruning.model_inputs import InputTexts, outputs, texts
 from headscope.version import VERSION
 
 SENTENCES = 8

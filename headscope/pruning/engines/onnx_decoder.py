@@ -17,8 +17,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.pruning.removal.model_inputs import InputTexts, outputs
-from headscope.pruning.removal.verify import max_abs_difference
+from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
 
 STEPS, LONGEST, PAST, NEW = 8, 40, 3, 5
 TOTAL = "past_sequence_length + sequence_length"

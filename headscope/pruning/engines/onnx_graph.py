@@ -23,8 +23,7 @@ from headscope.pruning.engines.onnx_decoder import (
 )
 from headscope.pruning.engines.onnx_export import QUANTITY, TOLERANCE, exported, runtime
 from headscope.pruning.engines.onnx_seq2seq import ENCODER, FIRST, NEXT, TwoCaches, export_seq2seq, two_caches
-from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
-from headscope.pruning.removal.verify import max_abs_difference
+from headscope.pruning.model_inputs import InputTexts, ModelInputs, max_abs_difference, outputs
 
 FILE = "model.onnx"
 FILES = (FILE, ENCODER, FIRST, NEXT)

@@ -20,8 +20,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.pruning.engines.onnx_decoder import CacheShape, shape_of
 from headscope.pruning.engines.onnx_export import exported
-from headscope.pruning.removal.model_inputs import InputTexts, outputs
-from headscope.pruning.removal.verify import max_abs_difference
+from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
 
 ENCODER, FIRST, NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 STEPS, PAST, SOURCE, NEW = 8, 3, 6, 2

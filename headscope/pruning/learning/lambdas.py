@@ -19,14 +19,14 @@ from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.learn import finished, resumable, run_learning
 from headscope.pruning.learning.training_loss import QUANTITIES
-from headscope.pruning.options.learn import L0Options, LearnConfig
+from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.selection import CHOICE
 from headscope.version import VERSION
 
 RECORD, TABLE = "lambdas.json", "sweep.csv"
 _RUNS = CHOICE.within("lambda-*")
 LAMBDAS = OutputKind(
-    "lambdas", "run of `headscope prune l0` with several --lambda", RECORD, (TABLE, *_RUNS), unfinished=(TABLE, *_RUNS)
+    "lambdas", "run of `headscope prune` with several --lambda", RECORD, (TABLE, *_RUNS), unfinished=(TABLE, *_RUNS)
 )
 
 
@@ -55,8 +55,8 @@ def run_lambdas(
     `processes` learn together as in `run_learning`. ConfigError for a λ that is negative or there twice, before
     anything is learnt.
     """
-    if not isinstance(config.method, L0Options):
-        raise ConfigError("a list of --lambda is for l0")
+    if not hasattr(config.method, "strength"):
+        raise ConfigError(f"a list of --lambda is for what prices open heads; {config.learner.name} does not")
     if len(set(strengths)) < len(strengths):
         raise ConfigError("--lambda holds the same number twice")
     methods = [replace(config.method, strength=strength, keep=None) for strength in strengths]

@@ -1,4 +1,4 @@
-"""From options to gates that have learnt: what `headscope prune l0` and `headscope prune subset` do."""
+"""From options to gates that have learnt: what `headscope prune l0`, `subset` and those of other learners do."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ from headscope.files.output_kind import contents
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.progress import Progress, no_progress
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
-from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.gate_state import read_gate_state, restore_gate_state, save_gate_state
-from headscope.pruning.learning.l0 import L0
 from headscope.pruning.learning.learner import GateLearner
-from headscope.pruning.learning.subset import Subset
 from headscope.pruning.learning.trainable import default_freeze, trained_parameters
 from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
 from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss, training_loss
-from headscope.pruning.options.learn import L0Options, LearnConfig, SubsetOptions
+from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.shared import Freeze, PruningOptions
 from headscope.pruning.selection import (
     CHOICE,
@@ -44,10 +42,6 @@ from headscope.pruning.selection import (
 )
 
 POINTS = 50  # of the trajectory
-
-
-LEARNERS: Mapping[type[Any], Callable[..., GateLearner]] = {L0Options: L0, SubsetOptions: Subset}
-_GATE_LR = {"l0": 0.1, "subset": 0.2}
 
 
 def run_learning(config: LearnConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Selection:
@@ -107,7 +101,7 @@ def _learnt(
     learner = make_learner(gates, config)
     freeze = config.freeze or default_freeze(checkpoint, {site for site, _ in gates.counts})
     parameters = trained_parameters(checkpoint, freeze)
-    gate_lr = _GATE_LR[learner.method] if config.gate_lr is None else config.gate_lr
+    gate_lr = learner.gate_lr if config.gate_lr is None else config.gate_lr
     recipe = recipe_of(config, checkpoint, updates=config.updates, gate_lr=gate_lr)
     assert opened.corpus is not None and opened.valid is not None
     loss = loss_of(config, checkpoint, opened.corpus)
@@ -127,7 +121,7 @@ def _learnt(
     _finish(tuner, config, valid, nll, progress)
     choice = Selection(
         folder=config.out,
-        method=learner.method,
+        method=learner.name,
         gating=gates,
         removed=gates.closed(learner.decide()),
         ranking=_ranking(learner),
@@ -195,7 +189,8 @@ def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progr
 def make_learner(gates: GateLayout, config: LearnConfig) -> GateLearner:
     """The gates of a config, with noise that follows from its seed."""
     generator = torch.Generator().manual_seed(config.seed)
-    return LEARNERS[type(config.method)](gates, config.method, updates=config.updates, generator=generator)
+    made: GateLearner = config.learner(gates, config.method, updates=config.updates, generator=generator)
+    return made
 
 
 def recipe_of(
@@ -311,17 +306,7 @@ def _facts(
 def _signature(
     config: LearnConfig, opened: OpenedSelection, learner: GateLearner, freeze: Freeze, recipe: Recipe
 ) -> Any:
-    facts = learner.facts()
     entries = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
-    if isinstance(config.method, L0Options):
-        size = "" if config.method.keep is None else f"(keep {config.method.keep})"
-        entries = {"lambda": f"{facts['lambda_paper']:.4g}{size}", **entries}
-    else:
-        entries = {
-            "keep": str(config.method.keep),
-            "gates": "ste" if facts["straight_through"] else "gumbel",
-            **entries,
-        }
     if config.objective:
         entries["objective"] = config.objective
-    return selection_signature(learner.method, opened, config, **entries)
+    return selection_signature(learner.name, opened, config, **learner.signature(), **entries)

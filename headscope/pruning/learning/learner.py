@@ -1,16 +1,23 @@
-"""What learns which heads stay: a vector of gates, drawn anew for every batch, and a decision at the end."""
+"""What learns which heads stay: a vector of gates, drawn anew for every batch, and a decision at the end.
+
+A learner is one file in `headscope/pruning/learning/learners/`: a class with `@learner` and its options. `--help` reads
+name, summary, docstring, Options and gate_lr from the file without importing it.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import fields
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from headscope.pruning.learning.gate_layout import GateLayout
-from headscope.pruning.learning.topk import tie_remarks, tied_at
+from headscope.errors import ConfigError
+from headscope.pruning.gate_layout import GateLayout, tie_remarks, tied_at
+from headscope.pruning.options.learn import LEARNERS
+from headscope.pruning.options.sweep import SweepConfig
 
 
 class GateLearner(ABC):
@@ -18,14 +25,28 @@ class GateLearner(ABC):
 
     `weights` [n] are what is learnt, one number a unit of `gating`; `updates` is how many updates will be done,
     `generator` draws the noise. Training asks for `training_gates` in every forward pass, evaluation for `gates`.
+
+    `headscope prune NAME` has the options of `Options`, a frozen dataclass with a field `keep`, the heads that stay;
+    one with a field `strength` takes prices of an open head instead (`--lambda`). `gate_lr` is Adam's rate for the
+    gates where none is given; `found` names the facts that learning found, which a sweep writes down.
     """
 
-    method: ClassVar[str]
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    Options: ClassVar[type[Any]]
+    gate_lr: ClassVar[float] = 0.1
+    found: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, gating: GateLayout, *, updates: int, generator: torch.Generator) -> None:
-        self.gating, self.updates, self.generator = gating, updates, generator
+    def __init__(self, gating: GateLayout, options: Any, *, updates: int, generator: torch.Generator) -> None:
+        self.gating, self.options, self.updates, self.generator = gating, options, updates, generator
         self.update = 0
         self.weights = nn.Parameter(self.start())
+
+    @classmethod
+    def options_of_cell(cls, sweep: SweepConfig, *, keep: int | None, strength: float | None) -> Any:
+        """The options of a cell of a sweep: its size or price, and what the sweep says under their names."""
+        given = vars(sweep) | {"keep": keep, "strength": strength}
+        return cls.Options(**{entry.name: given[entry.name] for entry in fields(cls.Options) if entry.name in given})
 
     @abstractmethod
     def start(self) -> Tensor:
@@ -59,6 +80,10 @@ class GateLearner(ABC):
         """What shapes the result, and how the decision was made, for the record."""
         return {}
 
+    def signature(self) -> dict[str, str]:
+        """What signatures say of its options."""
+        return {"keep": str(self.options.keep)}
+
     def remarks(self) -> list[str]:
         """What the user should know of the decision."""
         return []
@@ -78,3 +103,14 @@ class GateLearner(ABC):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""
         self.update = int(state["update"])
+
+
+L = TypeVar("L", bound=type[GateLearner])
+
+
+def learner(cls: L) -> L:
+    """Register a `GateLearner` class under its `name`; ConfigError where it has no options of its own."""
+    if "Options" not in vars(cls) or "keep" not in {entry.name for entry in fields(cls.Options)}:
+        raise ConfigError(f"the learner {cls.name!r} needs Options of its own, a dataclass with a field `keep`")
+    LEARNERS.register(cls.name, cls, where=cls.__module__)
+    return cls

@@ -11,12 +11,13 @@ from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, Vali
 from headscope.config.option import check_options, option, plain_options
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
+GATE_LR = "Adam's rate for the gates; default: {gate_rates}."
 Freeze = Literal["none", "encoder", "decoder", "model"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PruningOptions(ValidatedTextFiles, CheckpointOptions):
-    """The options that `prune l0`, `subset`, `rank` and `sweep` share."""
+    """The options that every command shares that learns gates, ranks heads or sweeps over both."""
 
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
     objective: str = option(

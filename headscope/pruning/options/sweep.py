@@ -13,22 +13,22 @@ from headscope.config.inputs import DATA, MODEL, OUTPUT
 from headscope.config.option import check_options, option
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
+from headscope.pruning.options.learn import learners
 from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
 from headscope.pruning.options.refit import RefitOptions
-from headscope.pruning.options.shared import COMPENSATION, HEADS, LEARNING, PruningOptions
+from headscope.pruning.options.shared import COMPENSATION, GATE_LR, HEADS, LEARNING, PruningOptions
 
 MEASURING = "Measuring"
-LEARNT = ("l0", "subset")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(PruningOptions):
-    """The options of `headscope prune sweep`; those that it shares with `prune l0`, `subset` and `rank` are theirs."""
+    """The options of `headscope prune sweep`; those that it shares with `prune rank` and with learners are theirs."""
 
     device_map: str | None = None
     methods: tuple[str, ...] = option(
         ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp"),
-        "l0, subset, {directed}; with :lowest or :highest, for the heads that stay, {undirected}.",
+        "{learners}, {directed}; with :lowest or :highest, for the heads that stay, {undirected}.",
         metavar="LIST",
         panel=HEADS,
     )
@@ -36,7 +36,7 @@ class SweepConfig(PruningOptions):
     fractions: tuple[float, ...] = option((), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS)
     lambdas: tuple[float, ...] = option(
         (),
-        "l0: these prices of an open head, instead of searching for --keep.",
+        "{priced}: these prices of an open head, instead of searching for --keep.",
         name="lambda",
         metavar="L,L,…",
         panel=HEADS,
@@ -58,10 +58,8 @@ class SweepConfig(PruningOptions):
     seed: int = option(1, "The first of them, and that of the bootstrap.", panel=HEADS, minimum=0, maximum=SEED)
     score_sentences: int = option(500, "Lines of --source to rank on.", panel=DATA, minimum=1)
     updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1)
-    gate_lr: float | None = option(None, "Adam's rate for the gates; default: 0.1 (l0), 0.2 (subset).", panel=LEARNING)
-    from_scratch: bool = option(
-        False, "Also train what l0 and subset leave from scratch, as a control.", panel=LEARNING
-    )
+    gate_lr: float | None = option(None, GATE_LR, panel=LEARNING)
+    from_scratch: bool = option(False, "Also train what learnt gates leave from scratch, as a control.", panel=LEARNING)
     recipe: Path | None = option(
         None,
         "How: a run of `headscope train` or a file of its options; default: the run CKPT lies in.",
@@ -102,14 +100,16 @@ class SweepConfig(PruningOptions):
     def __post_init__(self) -> None:
         check_options(self)
         if not self.methods:
-            raise ConfigError("--methods is empty; name some of l0, subset and the criteria of `prune rank`")
+            raise ConfigError(
+                f"--methods is empty; name some of {', '.join(learners())} and the criteria of `prune rank`"
+            )
         for name in ("methods", "keep", "fractions", "lambdas"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ConfigError(f"--{name.replace('lambdas', 'lambda')} holds the same entry twice")
         _ = self.tolerance
         _ = self.refit
-        ranks = bool(set(self.methods) - set(LEARNT))
+        ranks = len(self.learnt) < len(self.methods)
         if self.allocate != "global" and not ranks:
             raise ConfigError(f"--allocate {self.allocate} is for rankings; --methods names none")
         for name, value, needs_text in (
@@ -143,18 +143,17 @@ class SweepConfig(PruningOptions):
         for strength in self.lambdas:
             if not 0 <= strength < math.inf:
                 raise ConfigError(f"--lambda {strength:g}: it must not be negative; 0 is no penalty")
-        if self.lambdas and "l0" not in self.methods:
-            raise ConfigError("--lambda is for l0, which --methods does not name")
-        if not (self.keep or self.fractions) and not (self.lambdas and self.methods == ("l0",)):
+        if self.lambdas and not self.priced:
+            raise ConfigError(f"--lambda is for {' and '.join(_priced())}, which --methods does not name")
+        if not (self.keep or self.fractions) and not (self.lambdas and set(self.methods) <= self.priced):
             raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --fractions 0.25,0.5")
-        if self.from_scratch and not set(self.methods) & set(LEARNT):
-            raise ConfigError("--from-scratch trains what l0 and subset leave; --methods names neither")
+        if self.from_scratch and not self.learnt:
+            raise ConfigError(f"--from-scratch trains what {' and '.join(learners())} leave; --methods names none")
         if self.recipe is not None and not self.from_scratch:
             raise ConfigError("--recipe is for --from-scratch; give that too")
 
     def _check_texts(self) -> None:
-        trains = self.tune_updates or set(self.methods) & set(LEARNT)
-        if trains and not self.has_text:
+        if self.trains and not self.has_text:
             raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
         if not self.has_text and self.valid_text is None:
             raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
@@ -165,9 +164,24 @@ class SweepConfig(PruningOptions):
     @property
     def trains(self) -> bool:
         """Whether any cell changes weights."""
-        return bool(self.tune_updates or set(self.methods) & set(LEARNT))
+        return bool(self.tune_updates or self.learnt)
+
+    @property
+    def learnt(self) -> set[str]:
+        """The methods that learn gates."""
+        return set(self.methods) & set(learners())
+
+    @property
+    def priced(self) -> set[str]:
+        """Those of them that may have prices of an open head."""
+        return {name for name in self.learnt if learners()[name].priced}
 
     def for_cell(self, folder: Path, seed: int, *, force: bool = True) -> dict[str, Any]:
-        """The options that a config of `prune l0`, `subset` or `rank` shares with this one, for the run of a cell."""
+        """The options that a config of a learner or of `prune rank` shares with this one, for the run of a cell."""
         shared = {field.name: getattr(self, field.name) for field in fields(PruningOptions)}
         return {**shared, "out": folder, "seed": seed, "force": force}
+
+
+def _priced() -> list[str]:
+    """The learners that may have prices of an open head."""
+    return [name for name, learner in learners().items() if learner.priced]

@@ -11,15 +11,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-import pandas as pd
-
 from headscope.attribution.objectives.base import Objective
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions, draws
 from headscope.engine.declarations import Measure, measured_columns, rankable_columns
-from headscope.engine.faithfulness.orders import Scores, heads_of_rows
+from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.frequencies import count_subwords, frequency_ranks
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
@@ -28,6 +26,7 @@ from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.options.rank import End
 from headscope.pruning.options.refit import DAMPING
+from headscope.pruning.scores_file import scores_in
 from headscope.registry import Registry, unknown
 
 REPLICATES = 2  # intervals are not looked at
@@ -149,19 +148,7 @@ class MeasuredColumn(Criterion):
                 replicates=REPLICATES,
                 processes=context.processes,
             )
-        return context.processes.broadcast(self.of(study.heads) if context.processes.main else None)
-
-    def of(self, heads: pd.DataFrame) -> Scores:
-        """The numbers that a table of heads holds; ConfigError where it lacks the column."""
-        if self.name not in heads or not pd.api.types.is_numeric_dtype(heads[self.name]):
-            raise ConfigError(f"there is no column {self.name!r} of numbers; there are {', '.join(columns(heads))}")
-        return dict(zip(heads_of_rows(heads), heads[self.name].to_numpy(dtype=float).tolist(), strict=True))
-
-
-def columns(heads: pd.DataFrame) -> list[str]:
-    """The columns that heads can be ranked by."""
-    numeric = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name])]
-    return [name for name in numeric if name not in ("layer", "head") and not name.endswith(("_low", "_high"))]
+        return context.processes.broadcast(scores_in(study.heads, self.name) if context.processes.main else None)
 
 
 CRITERIA: Registry[type[Criterion]] = Registry(
@@ -198,6 +185,12 @@ def column_named(name: str) -> MeasuredColumn:
         return MeasuredColumn(Measure(name))
     analysis, measure = known[name]
     return MeasuredColumn(measure, analysis=analysis.name)
+
+
+def column_of_file(name: str) -> MeasuredColumn:
+    """As its analysis declares it; any other column of a file holds scores: the highest stay."""
+    own = MeasuredColumn(Measure(name, keep="highest", why="the higher a score, the longer its head stays"))
+    return column_named(name) if name in measured_columns() else own
 
 
 def scores_by_criteria(context: ScoringContext) -> dict[str, Scores]:

@@ -23,15 +23,13 @@ from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import FORMATS, Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
-from headscope.pruning.closed_form.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
+from headscope.pruning.gate_layout import GateLayout, tie_remarks
 from headscope.pruning.learning.finetuning import Tuner, mean_loss
-from headscope.pruning.learning.gate_layout import GateLayout
 from headscope.pruning.learning.learn import (
     loss_of,
     recipe_of,
     tune,
 )
-from headscope.pruning.learning.topk import tie_remarks
 from headscope.pruning.learning.trainable import default_freeze, trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import PruningLoss, training_loss
@@ -45,11 +43,13 @@ from headscope.pruning.ranking.criterion import (
     MeasuredColumn,
     ScoringContext,
     column_named,
+    column_of_file,
     criterion_named,
 )
 from headscope.pruning.ranking.ranking import Ranked, check_keep, rank_heads
-from headscope.pruning.ranking.scores_file import read_heads, read_scores
+from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
 from headscope.pruning.ranking.uniform import uniform_keep
+from headscope.pruning.scores_file import read_heads, read_scores, scores_in
 from headscope.pruning.selection import (
     CHOICE,
     OpenedSelection,
@@ -121,7 +121,7 @@ def _run(config: RankConfig, build: Build, progress: Progress, processes: Proces
     removed = gates.closed(ranked.kept)
     freeze = config.freeze or default_freeze(opened.checkpoint, {site for site, _ in gates.counts})
     loss = _loss(config, opened)
-    checkpoint, intact = _compensated(config, context, removed), opened.checkpoint
+    checkpoint, intact = refitted_checkpoint(context, removed, config.refit), opened.checkpoint
     quality = {} if loss is None else _tuned(config, opened, checkpoint, removed, freeze, loss, progress)
     facts: dict[str, Any] = {
         **scoring.entries(),
@@ -231,14 +231,14 @@ def _scoring(config: RankConfig, opened: OpenedSelection, context: ScoringContex
     if config.is_file:
         name = Path(config.by).name
         column, scores = read_scores(Path(config.by), layout, column=config.column)
-        facts = {"by": name, "column": column.name}
-        return _fixed(config, column, scores, label=f"{column.name} of {name}", facts=facts)
+        facts = {"by": name, "column": column}
+        return _fixed(config, column_of_file(column), scores, label=f"{column} of {name}", facts=facts)
     if config.run is not None:
         if config.by in CRITERIA.names():
             raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
-        column = column_named(config.by)
+        scores = scores_in(read_heads(config.run, layout), config.by)
         facts = {"by": config.by, "column": config.by, "from": str(config.run)}
-        return _fixed(config, column, column.of(read_heads(config.run, layout)), label=config.by, facts=facts)
+        return _fixed(config, column_named(config.by), scores, label=config.by, facts=facts)
     criterion = criterion_named(config.by)
     _check(criterion, config, opened)
     direction = criterion.direction(config.end)
@@ -323,13 +323,6 @@ def _loss(config: RankConfig, opened: OpenedSelection) -> PruningLoss | None:
         )
     except (CheckpointError, ConfigError):
         return None
-
-
-def _compensated(config: RankConfig, context: ScoringContext, removed: list[HeadId]) -> Checkpoint:
-    """The checkpoint with refitted output projections, or as it is."""
-    if config.compensate == "none" or not removed or context.corpus is None:
-        return context.checkpoint
-    return refitted_checkpoint(context, removed, config.refit)
 
 
 def _tuned(

@@ -11,8 +11,7 @@ from torch import Tensor
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
-from headscope.pruning.learning.gate_layout import GateLayout
-from headscope.pruning.learning.topk import tied_at
+from headscope.pruning.gate_layout import GateLayout, tied_at
 from headscope.pruning.ranking.uniform import uniform_counts, uniform_quotas
 
 Quota = tuple[Tensor, int]

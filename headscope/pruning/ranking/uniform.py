@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import Site
-from headscope.pruning.learning.gate_layout import GateLayout
+from headscope.pruning.gate_layout import GateLayout
 
 STACKS = {Site.ENCODER_SELF: "encoder", Site.DECODER_SELF: "decoder", Site.CROSS: "decoder"}
 """Sites whose layers have one number of heads in configs of encoder-decoders."""

@@ -14,7 +14,7 @@ from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import suppress_warnings
 from headscope.model.threads import threads_for_pass
-from headscope.pruning.removal.model_inputs import vocabularies
+from headscope.pruning.model_inputs import vocabularies
 from headscope.pruning.removal.timing import Timing, in_turns, wait_for_device
 
 FILLED, TEXTS, STEPS = 256, 8, 16

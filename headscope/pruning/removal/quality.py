@@ -9,7 +9,7 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, question
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.formats.base import Checkpoint
-from headscope.pruning.removal.model_inputs import InputTexts
+from headscope.pruning.model_inputs import InputTexts
 
 MEASURED = 1000
 """Lines of a text that nothing was fitted to, which quality is measured on."""

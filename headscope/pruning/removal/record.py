@@ -15,7 +15,7 @@ from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
 from headscope.pruning.engines.base import EngineFile
-from headscope.pruning.removal.model_inputs import InputTexts
+from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.removal.savings import Size
 from headscope.pruning.removal.timing import Timing
 from headscope.pruning.removal.verify import Verification

@@ -36,18 +36,18 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, compensated
 from headscope.pruning.engines.base import ENGINES, EngineExport, EngineOptions, engines_named
+from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
 from headscope.pruning.options.refit import CalibrationOptions
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.removal.export import choose_export, kind_of_folder
 from headscope.pruning.removal.merge_plan import plan_merge
-from headscope.pruning.removal.model_inputs import InputTexts, outputs, texts
 from headscope.pruning.removal.push import pushed, typed_command
 from headscope.pruning.removal.quality import MEASURED, corpora, quality_question, sample_text
 from headscope.pruning.removal.record import Removed, Shrunk, padding_note, removal_card, removal_record
 from headscope.pruning.removal.savings import size, timings
 from headscope.pruning.removal.timing import Timing
-from headscope.pruning.removal.verify import max_abs_difference, reference, require, verify
+from headscope.pruning.removal.verify import reference, require, verify
+from headscope.pruning.scores_file import read_scores
 from headscope.results import Signature, signature_of
 
 RECORD = "pruning.json"

@@ -14,8 +14,8 @@ from headscope.heads import Site
 from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import through_attend
 from headscope.model.native.transformer import Transformer
+from headscope.pruning.model_inputs import InputTexts, ModelInputs, outputs, vocabularies
 from headscope.pruning.removal.decoding_speed import decoding_speed
-from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs, vocabularies
 from headscope.pruning.removal.timing import Timing, measure_timing
 from headscope.pruning.removal.verify import BEAM, decodes_from_cache, parameters, search_some
 

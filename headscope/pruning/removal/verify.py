@@ -24,7 +24,7 @@ from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.model.nonfinite import is_finite
 from headscope.model.threads import threads_for_pass
-from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
+from headscope.pruning.model_inputs import InputTexts, ModelInputs, max_abs_difference, outputs
 from headscope.pruning.removal.single_precision import computes_in_single
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -123,19 +123,6 @@ def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], batch: ModelInput
         if not is_finite(logits, masked=True):
             refuse_overflow(checkpoint, lambda: outputs(checkpoint.model, batch))
         return logits
-
-
-def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference as a share of the largest expected number (or of 1)."""
-    if actual.shape != expected.shape:
-        return float("inf")
-    if not actual.numel():
-        return 0.0
-    same = actual == expected  # -inf too, where a model masks what it must not say; NaN equals nothing
-    difference = (actual - expected).abs().masked_fill(same, 0.0).max()
-    largest = expected.abs().masked_fill(expected.isinf(), 0.0).max().clamp(min=1.0)
-    share = float(difference / largest)
-    return share if share == share else float("inf")
 
 
 def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:

@@ -19,8 +19,8 @@ from headscope.evaluation.metrics.base import METRICS
 from headscope.files.reading import read_object, read_record
 from headscope.files.writing import write_atomically, write_json
 from headscope.heads import HeadId, Layout, all_heads
-from headscope.pruning.learning.gate_layout import GateLayout
-from headscope.pruning.ranking.scores_file import read_scores
+from headscope.pruning.gate_layout import GateLayout
+from headscope.pruning.scores_file import read_scores
 from headscope.pruning.sweep.config import Cell
 
 CELLS, SCORES = "cells", "scores"

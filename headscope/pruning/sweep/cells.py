@@ -27,15 +27,15 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.scoring import measured_scores, orders_of, refitted_checkpoint
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.training_loss import training_objective
-from headscope.pruning.options.learn import L0Options, LearnConfig, SubsetOptions
+from headscope.pruning.options.learn import LEARNERS, LearnConfig
 from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.sweep import LEARNT, SweepConfig
+from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
+from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitted_checkpoint
 from headscope.pruning.selection import MODEL, STATE, Selection, open_selection
 from headscope.pruning.sweep.cell_files import SCORES, kept_scores, read_cell, write_scores
 from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of, is_drawn
@@ -77,7 +77,7 @@ class SweepContext:
 
     def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
         """Rankings, by method and seed, that cells need."""
-        ranked = (cell for cell in cells if cell.method not in (*LEARNT, UNPRUNED))
+        ranked = (cell for cell in cells if cell.method not in (*self.config.learnt, UNPRUNED))
         return list(dict.fromkeys((cell.method, self.seed_of(cell)) for cell in ranked))
 
     @property
@@ -100,8 +100,7 @@ class SweepContext:
     @property
     def directions(self) -> dict[str, str]:
         """Which end each method that ranks removes first, and why."""
-        methods = dict.fromkeys(cell.method for cell in self.cells if cell.method not in (*LEARNT, UNPRUNED))
-        return {method: str(criterion_of(method)[1]) for method in methods}
+        return {method: str(criterion_of(method)[1]) for method, _ in self.rankings(self.cells)}
 
     def is_drawn(self, method: str) -> bool:
         """Whether a ranking follows from the seed, on this checkpoint by this objective."""
@@ -145,12 +144,6 @@ class SweepContext:
         if self.config.allocate != "measured":
             return scores
         return measured_scores(context, orders_of(context, set(self.gating.units), scores))
-
-    def refitted(self, removed: Sequence[HeadId]) -> Checkpoint:
-        """The checkpoint with output projections that make up for heads, as the config says."""
-        if self.config.compensate == "none" or not removed or self.scoring.corpus is None:
-            return self.checkpoint
-        return refitted_checkpoint(self.scoring, removed, self.config.refit)
 
     @cached_property
     def scoring(self) -> ScoringContext:
@@ -237,7 +230,7 @@ def _method(context: SweepContext, cell: Cell) -> Callable[[SweepContext, Cell],
         return _control
     if cell.method == UNPRUNED:
         return _unpruned
-    if cell.method in LEARNT:
+    if cell.method in context.config.learnt:
         return _learnt
     return _tuned if context.config.tune_updates else _ranked
 
@@ -253,7 +246,7 @@ def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
     config = context.config
     ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, allocation=config.allocation)
     removed = context.gating.closed(ranked.kept)
-    return PrunedModel(context.refitted(removed), removed, removed)
+    return PrunedModel(refitted_checkpoint(context.scoring, removed, config.refit), removed, removed)
 
 
 def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
@@ -281,18 +274,14 @@ def _learnt(context: SweepContext, cell: Cell) -> PrunedModel:
     """Gates learnt and decided; goes on where a killed process had got to."""
     config, folder = context.config, _folder(context, cell)
     assert cell.seed is not None
-    method: L0Options | SubsetOptions
-    if cell.method == "l0":
-        method = L0Options(strength=cell.strength, keep=cell.keep, strength_as=config.strength_as, start=config.start)
-    else:
-        assert cell.keep is not None
-        method = SubsetOptions(keep=cell.keep)
+    learner = LEARNERS.get(cell.method)
+    method = learner.options_of_cell(config, keep=cell.keep, strength=cell.strength)
     begun = (folder / STATE).is_file()
     settings = config.for_cell(folder, cell.seed, force=not begun)
     choice = run_learning(
         LearnConfig(**settings, method=method, updates=config.updates, gate_lr=config.gate_lr, resume=begun)
     )
-    known = ("lambda_paper", "lambda_code", "heads_with_log_a_above_0", "freeze", "lr")
+    known = (*learner.found, "freeze", "lr")
     facts = {name: value for name, value in choice.facts["learning"].items() if name in known}
     return PrunedModel(
         _changed(context, choice), choice.removed, choice.removed, {choice.quantity: choice.quality, **facts}

@@ -10,7 +10,8 @@ from headscope.attribution.objectives.base import Objective
 from headscope.config.option import identity
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.pruning.learning.gate_layout import GateLayout
+from headscope.pruning.gate_layout import GateLayout
+from headscope.pruning.options.learn import learners
 from headscope.pruning.options.rank import End
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
@@ -18,7 +19,6 @@ from headscope.pruning.ranking.ranking import check_keep
 from headscope.pruning.ranking.uniform import uniform_keep
 from headscope.registry import unknown
 
-LEARNT = ("l0", "subset")
 UNPRUNED = "unpruned"
 
 
@@ -67,20 +67,20 @@ def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], 
 
     ConfigError for unknown methods and for sizes that the gated sites cannot have.
     """
-    for method in (name for name in config.methods if name not in LEARNT):
+    for method in (name for name in config.methods if name not in config.learnt):
         criterion_of(method)
     sizes = _sizes(config, gating)
     cells = [Cell(UNPRUNED)]
     for method in config.methods:
         seeds: Sequence[int] = range(config.seed, config.seed + config.seeds)
-        if method not in LEARNT and not is_drawn(method) and not config.tune_updates:
+        if method not in config.learnt and not is_drawn(method) and not config.tune_updates:
             seeds = [config.seed]
         sized = [Cell(method, keep=keep) for keep in sizes]
-        if method == "l0" and config.lambdas:
+        if method in config.priced and config.lambdas:
             sized = [Cell(method, strength=strength) for strength in config.lambdas]
         cells += [replace(cell, seed=seed) for cell in sized for seed in seeds]
     if config.from_scratch:
-        cells += [replace(cell, control=True) for cell in cells if cell.method in LEARNT]
+        cells += [replace(cell, control=True) for cell in cells if cell.method in config.learnt]
     return cells
 
 
@@ -89,7 +89,7 @@ def criterion_of(method: str) -> tuple[Criterion, Direction]:
     name, colon, end = method.partition(":")
     ends: dict[str, End] = {"lowest": "lowest", "highest": "highest"}
     if name not in rankable_names() or (colon and end not in ends):
-        raise ConfigError(unknown("method", method, sorted([*LEARNT, *_accepted()])))
+        raise ConfigError(unknown("method", method, sorted([*learners(), *_accepted()])))
     criterion = criterion_named(name)
     if not end and not criterion.keep:
         raise ConfigError(

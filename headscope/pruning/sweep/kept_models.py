@@ -18,10 +18,10 @@ from headscope.files.folders import Build
 from headscope.formats.base import MASKED, Checkpoint, open_configured, write_checkpoint
 from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.learning.gate_layout import GateLayout
+from headscope.pruning.gate_layout import GateLayout
+from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.model_inputs import texts
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import REMOVAL, shrink, write_shrunk
 from headscope.pruning.removal.verify import reference

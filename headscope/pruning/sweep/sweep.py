@@ -41,7 +41,7 @@ from headscope.formats.native import DIRECTORY
 from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.ranking.scores_file import read_heads
+from headscope.pruning.scores_file import read_heads
 from headscope.pruning.selection import CHOICE, STATE, selection_signature
 from headscope.pruning.sweep.cell_files import (
     CELLS,
@@ -65,10 +65,7 @@ from headscope.version import VERSION
 
 RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
 OF_CELL = OutputKind(
-    "cell",
-    "run of a cell",
-    "",
-    (CHOICE.record, *CHOICE.writes, *DIRECTORY.within(FRESH), *TRAINING.within(RUN)),
+    "cell", "run of a cell", "", (CHOICE.record, *CHOICE.writes, *DIRECTORY.within(FRESH), *TRAINING.within(RUN))
 )
 SWEEP = OutputKind(
     "sweep",

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from headscope.engine.declarations import criterion_names, measured_columns
+from headscope.pruning.options.learn import learners
 
 COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
@@ -22,7 +23,6 @@ COLORS = (
 """Okabe and Ito's colours but yellow, too light for lines, and black, which a dark page hides; and ten more."""
 SITE_COLORS = {"encoder-self": "#0072b2", "decoder-self": "#d55e00", "cross": "#009e73"}
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-LEARNT = ("l0", "subset")
 CHANCE = "#999999"
 """Grey is of random choices, and of nothing else."""
 
@@ -68,7 +68,7 @@ def _declared() -> tuple[str, ...]:
     ranking = [measure for _, measure in measured_columns().values() if measure.keep]
     shown = sorted((measure for measure in ranking if measure.overview), key=lambda measure: measure.overview)
     criteria = (name for name in criterion_names() if name != "random")
-    named = (*LEARNT, *(measure.name for measure in shown), *criteria, *(measure.name for measure in ranking))
+    named = (*learners(), *(measure.name for measure in shown), *criteria, *(measure.name for measure in ranking))
     return tuple(dict.fromkeys(named))
 
 

@@ -23,7 +23,7 @@ from headscope.pruning.engines.ctranslate2.translators import (
     translator_of,
     write_splitters,
 )
-from headscope.pruning.removal.model_inputs import InputTexts, ModelInputs, outputs
+from headscope.pruning.model_inputs import InputTexts, ModelInputs, outputs
 
 FOLDER = "ctranslate2"
 LIMIT = 1e-5

@@ -19,7 +19,7 @@ from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.decoding.config import SearchConfig
 from headscope.pruning.engines.base import refuse_difference
 from headscope.pruning.engines.ctranslate2.translators import Tokens, Translator
-from headscope.pruning.removal.model_inputs import InputTexts
+from headscope.pruning.model_inputs import InputTexts
 
 TEXTS, BEAM, LONGEST = 16, 4, 60
 Pairs = list[tuple[Any, Translation]]

@@ -14,7 +14,7 @@ from headscope.pruning.engines.gguf.layers import FAMILIES, LLAMA, Decoder, chec
 from headscope.pruning.engines.gguf.proof import QUANTITY, Asked, Proof, continuations, moved, proved
 from headscope.pruning.engines.gguf.vocabulary import Vocabulary
 from headscope.pruning.engines.gguf.writer import write_gguf
-from headscope.pruning.removal.model_inputs import InputTexts
+from headscope.pruning.model_inputs import InputTexts
 
 FILE = "model.gguf"
 

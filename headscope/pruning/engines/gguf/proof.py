@@ -17,7 +17,7 @@ from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import refuse_difference
 from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.vocabulary import Vocabulary
-from headscope.pruning.removal.model_inputs import InputTexts
+from headscope.pruning.model_inputs import InputTexts
 
 QUANTITY = "log-probabilities differ by"
 PROMPTS, STEPS, TOP, TEXTS, LONGEST = 3, 8, 1000, 8, 48

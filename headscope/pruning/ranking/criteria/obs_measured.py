@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headscope.engine.faithfulness.orders import Scores
 from headscope.pruning.closed_form.output_projections import output_projections
-from headscope.pruning.closed_form.scoring import measured_scores, moments_of, removal_order
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
+from headscope.pruning.ranking.scoring import measured_scores, moments_of, removal_order
 
 
 @criterion

@@ -7,8 +7,8 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.block_obs import weigh
 from headscope.pruning.closed_form.output_projections import output_projections
-from headscope.pruning.closed_form.scoring import error_when_gone, for_all_heads, moments_of, removal_order
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
+from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, removal_order
 
 
 @criterion

@@ -154,3 +154,26 @@ def _units(layers: Sequence[AttentionSite]) -> list[Unit]:
         )
         for group in range(first.groups)
     ]
+
+
+def top_k(scores: Tensor, k: int) -> Tensor:
+    """Which entries [n] are the K largest: exactly K of them, the earlier ones where scores tie."""
+    order = torch.argsort(scores.detach(), descending=True, stable=True)
+    selected = torch.zeros(len(scores), dtype=torch.bool)
+    selected[order[:k]] = True
+    return selected
+
+
+def tied_at(scores: Tensor, k: int) -> Tensor:
+    """Which entries [n] have the score that both the last of the K largest and the first of the others have."""
+    if not 0 < k < len(scores):
+        return torch.zeros(len(scores), dtype=torch.bool)
+    ordered = scores.detach().sort(descending=True).values
+    return (scores.detach() == ordered[k]) & (ordered[k - 1] == ordered[k])
+
+
+def tie_remarks(heads: int) -> list[str]:
+    """What to say where the scores of so many heads, some of which stay and some of which go, are the same."""
+    if not heads:
+        return []
+    return [f"{heads} heads have the same score, and not all of them stay: which do goes by site, layer and head"]

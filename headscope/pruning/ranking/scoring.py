@@ -16,12 +16,11 @@ from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.allocation import MEASURED, ModuleOrder, measured_allocation
 from headscope.pruning.closed_form.block_obs import RemovalStep, damp, greedy_order
-from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.calibration import refitted
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
-from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.learning.gate_layout import Unit
+from headscope.pruning.gate_layout import Unit
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext
 
@@ -55,16 +54,12 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
 
 
 def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], options: RefitOptions) -> Checkpoint:
-    """The checkpoint with output projections that make up for `heads`, of the same size and in memory only.
-
-    ConfigError as of `compensate`, and where there is no text.
-    """
+    """The checkpoint `refitted` on the context's text; as it is without text, without heads and for "none"."""
     checkpoint, corpus = context.checkpoint, context.corpus
-    if options.sequential and corpus is not None:
-        refits = sequential_refits(checkpoint, corpus, heads, options, batching=context.batching)
-    else:
-        refits = compensate(checkpoint, moments_of(context), heads, options)
-    return checkpoint.with_model(refitted_model(checkpoint, refits))
+    if options.method == "none" or not heads or corpus is None:
+        return checkpoint
+    moments = None if options.sequential else moments_of(context)
+    return refitted(checkpoint, corpus, heads, options, moments=moments, batching=context.batching)[0]
 
 
 def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:

@@ -1,33 +1,65 @@
-"""Hard concrete gates with a penalty on open ones: Voita et al. 2019, §5.1."""
+"""Hard concrete gates with a penalty on open ones (Louizos et al. 2018; Voita et al. 2019, §5.1).
+
+One number log_a for each gate. The constants are those of the story-of-heads program: temperature 0.33, stretch
+(−0.1, 1.1), ε = 1e-6. Gates that a checkpoint brings along, without noise, are `headscope.model.mixing.gates`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from headscope.pruning.learning.gate_layout import GateLayout
-from headscope.pruning.learning.hard_concrete import (
-    decided,
-    initial_log_a,
-    noise,
-    noisy_gates,
-    nonzero_probability,
-    settled_gates,
-)
-from headscope.pruning.learning.learner import GateLearner
-from headscope.pruning.learning.topk import top_k
-from headscope.pruning.options.learn import L0Options
+from headscope.config import check_options, option
+from headscope.errors import ConfigError, check_one_given
+from headscope.model.mixing.gates import HIGH, LOW, TEMPERATURE, hard_concrete
+from headscope.pruning.gate_layout import GateLayout, top_k
+from headscope.pruning.learning.learner import GateLearner, learner
 
 OPEN = 3.0  # log_a of gates that start open: the evaluation gate is 1 from 2.4 on
 DESCENT = 0.6  # share of the updates in which the searched number of heads falls to what is wanted
 PROPORTIONAL, INTEGRAL = 0.5, 5.0
+EPSILON = 1e-6
 
 
+@dataclass(frozen=True, kw_only=True)
+class L0Options:
+    """`strength` is λ, by the convention `strength_as`; or `keep` heads are wanted, and λ is searched.
+
+    "paper": loss + λ · Σ over all heads of P(g ≠ 0) (Voita et al. 2019, §5.1). "code": loss + λ · mean over gated
+    attention modules of the sum over their heads, as the story-of-heads program's `concrete_coef`. The loss is the
+    mean over target tokens, in nats. With M gated modules λ_paper = λ_code / M.
+    """
+
+    strength: float | None = None
+    strength_as: Literal["paper", "code"] = option(
+        "paper",
+        "paper: loss + λ · sum over heads of P(open); code: loss + λ · mean over attention modules of it (the "
+        "story-of-heads program's concrete_coef).",
+        name="lambda-as",
+    )
+    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N")
+    start: Literal["glorot", "open"] = option(
+        "glorot", "Gates at the start: random, as the program's, about half of them half closed; or open."
+    )
+    temperature: float = option(0.33, "Of the gates' noise.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        check_one_given({"--lambda L (or a list)": self.strength, "--keep N to have it searched": self.keep})
+        if self.strength is not None and not 0 <= self.strength < float("inf"):
+            raise ConfigError(f"--lambda {self.strength:g}: it must not be negative; 0 is no penalty")
+        if not self.temperature > 0:
+            raise ConfigError(f"--temperature {self.temperature:g} must be more than 0")
+
+
+@learner
 class L0(GateLearner):
-    """log_a for every unit, and λ.
+    """λ is given, a list, or searched for a number of heads (--keep).
 
     Where λ is searched, the wanted share of open gates falls from where it starts to keep / heads within the first
     60 % of the updates, and λ follows the distance of Σ σ(log_a) / heads from it: 0.5 · distance + the sum of earlier
@@ -36,13 +68,15 @@ class L0(GateLearner):
     Elsewhere that rule decides: log_a > 0.
     """
 
-    method = "l0"
+    name = "l0"
+    summary = "Learn hard concrete gates under a price for open ones, from a trained checkpoint (Voita et al. 2019)."
+    Options = L0Options
+    found = ("lambda_paper", "lambda_code", "heads_with_log_a_above_0")
 
     def __init__(self, gating: GateLayout, options: L0Options, *, updates: int, generator: torch.Generator) -> None:
-        self.options = options
         self.units_to_keep = None if options.keep is None else gating.kept_units(options.keep)
         self.integral = 0.0
-        super().__init__(gating, updates=updates, generator=generator)
+        super().__init__(gating, options, updates=updates, generator=generator)
         self.first = self._share()
         self.strength = self._given()
 
@@ -100,6 +134,10 @@ class L0(GateLearner):
             "heads_with_log_a_above_0": by_rule,
         }
 
+    def signature(self) -> dict[str, str]:
+        size = "" if self.options.keep is None else f"(keep {self.options.keep})"
+        return {"lambda": f"{self.strength:.4g}{size}"}
+
     def remarks(self) -> list[str]:
         """Gates that have not settled: the decision is then not what was learnt with; and ties at a wanted number."""
         gates = self.gates()
@@ -137,3 +175,38 @@ class L0(GateLearner):
         """Σ σ(log_a) over heads, as a share of all of them."""
         soft = torch.sigmoid(self.weights.detach()) * self.gating.sizes
         return float(soft.sum()) / self.gating.heads
+
+
+def initial_log_a(heads: int, generator: torch.Generator) -> Tensor:
+    """Glorot's uniform start [h] of a module with that many heads: U(−√(3/h), √(3/h)), in float64.
+
+    The program draws from TensorFlow's generator with a seed made of the variable's name; here it is `generator`.
+    """
+    bound = math.sqrt(3 / max(heads, 1))
+    return (2 * torch.rand(heads, generator=generator, dtype=torch.float64) - 1) * bound
+
+
+def noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """u ~ U(ε, 1 − ε) in float64."""
+    return EPSILON + (1 - 2 * EPSILON) * torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
+def noisy_gates(log_a: Tensor, u: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:
+    """Gates of one training pass: s = σ((ln u − ln(1 − u) + log_a) / t), stretched to (−0.1, 1.1) and clipped."""
+    s = torch.sigmoid((u.log() - (-u).log1p() + log_a) / temperature)
+    return (s * (HIGH - LOW) + LOW).clamp(0, 1)
+
+
+def settled_gates(log_a: Tensor) -> Tensor:
+    """Gates of evaluation: σ(log_a), stretched and clipped; no temperature, no noise."""
+    return hard_concrete(log_a)
+
+
+def nonzero_probability(log_a: Tensor, *, temperature: float = TEMPERATURE) -> Tensor:
+    """P(g ≠ 0) = σ(log_a − t·ln(0.1 / 1.1)), clipped to [1e-6, 1 − 1e-6]: the penalty of one gate."""
+    return torch.sigmoid(log_a - temperature * math.log(-LOW / HIGH)).clamp(EPSILON, 1 - EPSILON)
+
+
+def decided(log_a: Tensor) -> Tensor:
+    """Which gates stay: those with P(g = 1) > P(g = 0), which is log_a > 0 (Voita et al. 2019, footnote 7)."""
+    return log_a > 0

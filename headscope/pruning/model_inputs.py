@@ -159,3 +159,16 @@ def vocabularies(checkpoint: Checkpoint) -> tuple[int, int]:
         return (config.encoder or config.decoder).vocabulary, config.decoder.vocabulary
     both_sides: Any = checkpoint.model.config
     return int(text_config(both_sides).vocab_size), int(text_config(both_sides, target=True).vocab_size)
+
+
+def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference as a share of the largest expected number (or of 1)."""
+    if actual.shape != expected.shape:
+        return float("inf")
+    if not actual.numel():
+        return 0.0
+    same = actual == expected  # -inf too, where a model masks what it must not say; NaN equals nothing
+    difference = (actual - expected).abs().masked_fill(same, 0.0).max()
+    largest = expected.abs().masked_fill(expected.isinf(), 0.0).max().clamp(min=1.0)
+    share = float(difference / largest)
+    return share if share == share else float("inf")

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from headscope.engine.declarations import Measure, measured_columns
-from headscope.engine.faithfulness.orders import Scores
-from headscope.errors import DataError
+from headscope.engine.faithfulness.orders import Scores, heads_of_rows
+from headscope.errors import ConfigError, DataError
 from headscope.files.tables import read_csv
 from headscope.heads import HeadId, Layout, Site, describe_heads
-from headscope.pruning.ranking.criterion import MeasuredColumn, column_named, columns
 
 LOCATION = ("site", "layer", "head")
 
@@ -37,11 +35,8 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
     return table
 
 
-def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tuple[MeasuredColumn, Scores]:
-    """A column of a table, and the numbers in it: `column`, else "score", else the only one there is.
-
-    A column of an analysis has the direction that the analysis declares; any other one holds scores: the highest stay.
-    """
+def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tuple[str, Scores]:
+    """A column of a table, and the numbers in it: `column`, else "score", else the only one there is."""
     table = read_heads(path, layout)
     there = columns(table)
     if column is None:
@@ -49,9 +44,20 @@ def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tup
     if column is None or column not in there:
         fault = "several columns" if column is None else f"no column {column!r} of numbers"
         raise DataError(f"{path} has {fault} ({', '.join(there) or 'none'}); choose one with --column")
-    own = MeasuredColumn(Measure(column, keep="highest", why="the higher a score, the longer its head stays"))
-    measured = column_named(column) if column in measured_columns() else own
-    return measured, measured.of(table)
+    return column, scores_in(table, column)
+
+
+def columns(heads: pd.DataFrame) -> list[str]:
+    """The columns that heads can be ranked by."""
+    numeric = [name for name in heads.columns if pd.api.types.is_numeric_dtype(heads[name])]
+    return [name for name in numeric if name not in ("layer", "head") and not name.endswith(("_low", "_high"))]
+
+
+def scores_in(heads: pd.DataFrame, column: str) -> Scores:
+    """The numbers of a column of a table of heads; ConfigError where it lacks the column."""
+    if column not in heads or not pd.api.types.is_numeric_dtype(heads[column]):
+        raise ConfigError(f"there is no column {column!r} of numbers; there are {', '.join(columns(heads))}")
+    return dict(zip(heads_of_rows(heads), heads[column].to_numpy(dtype=float).tolist(), strict=True))
 
 
 def _head(site: object, layer: object, head: object) -> HeadId | None:

@@ -1,0 +1,31 @@
+"""Lists that help texts name in braces, such as {metrics}: what registries know when the help is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from headscope.engine.declarations import criterion_names, metric_names, objective_names, rankable_columns
+from headscope.pruning.options.learn import learners
+
+
+def _ranked(*, directed: bool) -> list[str]:
+    return [name for name, column in rankable_columns().items() if bool(column.keep) is directed]
+
+
+LISTS: Mapping[str, Callable[[], list[str]]] = {
+    "{objectives}": objective_names,
+    "{prompt_objectives}": lambda: objective_names(prompts=True),
+    "{metrics}": metric_names,
+    "{learners}": lambda: list(learners()),
+    "{priced}": lambda: [name for name, learner in learners().items() if learner.priced],
+    "{gate_rates}": lambda: [f"{learner.gate_lr:g} ({name})" for name, learner in learners().items()],
+    "{directed}": lambda: sorted([*criterion_names(), *_ranked(directed=True)]),
+    "{undirected}": lambda: sorted(_ranked(directed=False)),
+}
+
+
+def filled(text: str) -> str:
+    """A help text with its lists."""
+    for name, known in LISTS.items():
+        text = text.replace(name, ", ".join(known())) if name in text else text
+    return text

@@ -1,0 +1,1 @@
+"""The ways to learn which heads stay, one file each."""

@@ -1,0 +1,164 @@
+"""Differentiable subset pruning: exactly K heads (Li, Cotterell & Sachan 2021).
+
+Deviation: gates of training are an exact relaxation within [0, 1] (`soft_top_k`), where the paper's sum of softmaxes
+may exceed 1, and Gumbel noise is added to the importances as there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headscope.config import check_options, option
+from headscope.errors import ConfigError
+from headscope.pruning.gate_layout import GateLayout, top_k
+from headscope.pruning.learning.learner import GateLearner, learner
+
+TINY = torch.finfo(torch.float32).tiny
+SATURATED = 40.0  # σ(40) is 1 in float64
+LARGEST_LOGIT = 300.0  # e⁻³⁰⁰ is a float64 still
+BISECTIONS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsetOptions:
+    """`keep` heads; the temperature falls geometrically from `first` to `last` in `cooldown` updates.
+
+    With `straight_through` the forward pass takes the exact top-K without noise, the backward pass the identity, and
+    there is no temperature.
+    """
+
+    keep: int = option(help="Heads that stay, of those sites.", metavar="K")
+    first: float = option(0.1, "Of the soft choice at the start.", name="temperature")
+    last: float = option(1e-8, "And at the end.", name="end-temperature")
+    cooldown: int | None = option(
+        None, "Updates in which it falls; default: two thirds of all, as in the paper.", minimum=1
+    )
+    straight_through: bool = option(False, "Exact top-K forward, identity backward; no temperature.")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if not 0 < self.last <= self.first:
+            raise ConfigError(
+                f"--temperature {self.first:g} --end-temperature {self.last:g}: both must be more than 0, "
+                "and the end not above the start"
+            )
+
+
+@learner
+class Subset(GateLearner):
+    """One importance for every unit of the whole model; heads compete for K places.
+
+    The start is Xavier's for a matrix of modules × units of a module. At the end the K largest stay.
+    """
+
+    name = "subset"
+    summary = "Learn which K heads stay, exactly K: differentiable subset pruning (Li, Cotterell & Sachan 2021)."
+    Options = SubsetOptions
+    gate_lr = 0.2
+
+    def __init__(self, gating: GateLayout, options: SubsetOptions, *, updates: int, generator: torch.Generator) -> None:
+        self.k = gating.kept_units(options.keep)
+        super().__init__(gating, options, updates=updates, generator=generator)
+
+    def start(self) -> Tensor:
+        modules = len(set(self.gating.modules))
+        widest = max(self.gating.modules.count(module) for module in set(self.gating.modules))
+        bound = math.sqrt(6 / (modules + widest))
+        return (2 * torch.rand(len(self.gating.units), generator=self.generator, dtype=torch.float64) - 1) * bound
+
+    @property
+    def temperature(self) -> float:
+        """Of the next update."""
+        options = self.options
+        return annealed(self.update, first=options.first, last=options.last, updates=self.cooldown)
+
+    @property
+    def cooldown(self) -> int:
+        """Updates until the temperature has fallen."""
+        return max(round(self.updates * 2 / 3), 1) if self.options.cooldown is None else self.options.cooldown
+
+    def training_gates(self) -> Tensor:
+        if self.options.straight_through:
+            return straight_through(self.weights, self.k)
+        noisy = self.weights + gumbel(len(self.weights), self.generator)
+        return soft_top_k(noisy, self.k, temperature=self.temperature)
+
+    def gates(self) -> Tensor:
+        return self.decide().double()
+
+    def open_probability(self) -> Tensor:
+        """Not a probability proper: the soft top-K without noise at this temperature."""
+        if self.options.straight_through:
+            return self.gates()
+        return soft_top_k(self.weights.detach(), self.k, temperature=self.temperature)
+
+    def decide(self) -> Tensor:
+        return top_k(self.weights.detach(), self.k)
+
+    def facts(self) -> dict[str, Any]:
+        options = self.options
+        if options.straight_through:
+            return {"straight_through": True, "decision": f"the {options.keep} largest importances"}
+        return {
+            "straight_through": False,
+            "temperature": [options.first, options.last],
+            "cooldown": self.cooldown,
+            "decision": f"the {options.keep} largest importances",
+        }
+
+    def signature(self) -> dict[str, str]:
+        return super().signature() | {"gates": "ste" if self.options.straight_through else "gumbel"}
+
+    def remarks(self) -> list[str]:
+        """Importances that tie at the border."""
+        return self.ties(self.k)
+
+    def trace(self) -> dict[str, float]:
+        return {"temperature": self.temperature}
+
+
+def gumbel(size: int, generator: torch.Generator) -> Tensor:
+    """Standard Gumbel noise [n] in float64."""
+    u = torch.rand(size, generator=generator, dtype=torch.float64).clamp(min=TINY)
+    return -(-u.log()).log()
+
+
+def soft_top_k(scores: Tensor, k: int, *, temperature: float) -> Tensor:
+    """Gates σ((score − τ) / T) [n], with the one τ that makes their sum K: within [0, 1] for every K and T.
+
+    The limited multi-label projection (Amos, Koltun & Kolter 2019): the largest entropy among all vectors of
+    [0, 1]ⁿ with sum K. It becomes the 0/1 vector of the K largest scores [n] as T → 0; what ties at the border
+    shares what is left. τ is found by bisection in float64; the gradient is that of the implicit τ.
+
+    Li, Cotterell & Sachan 2021 add up K softmaxes instead, each with the earlier ones masked out; their sum is K
+    too, but an entry may exceed 1 (1.9 among 144 heads at K = 12, T = 1), and drawing the n − K that are left out
+    (for K > n/2) then gives gates below 0.
+    """
+    n = len(scores)
+    if k in (0, n):
+        return torch.full_like(scores, float(k > 0))
+    border = scores.detach().topk(k).values[-1]
+    logits = ((scores.double() - border) / temperature).clamp(-LARGEST_LOGIT, LARGEST_LOGIT)  # [n], 0 at the border
+    low, high = -SATURATED - math.log(n), math.log(n)  # left of `low` no gate changes; at `high` their sum is < K
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if torch.sigmoid(logits.detach() - middle).sum() > k else (low, middle)
+    slopes = torch.sigmoid(logits.detach() - low) * torch.sigmoid(low - logits.detach())  # [n], σ′
+    mean = (slopes / slopes.sum() * logits).sum()  # dτ = Σ σ′ ds / Σ σ′; its value is taken off again
+    return torch.sigmoid(logits - low - (mean - mean.detach())).to(scores)
+
+
+def straight_through(scores: Tensor, k: int) -> Tensor:
+    """The exact top-K as 0/1 [n], with the gradient of the identity."""
+    return top_k(scores, k).to(scores) + (scores - scores.detach())
+
+
+def annealed(update: int, *, first: float, last: float, updates: int) -> float:
+    """T after `update` updates: geometric from `first` to `last` within `updates`, then constant."""
+    share = min(update / updates, 1.0) if updates else 1.0
+    return math.exp(math.log(first) - share * (math.log(first) - math.log(last)))
