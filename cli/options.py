@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import typer
 
+from headscope.config.engines import engine_list, goal_list, quantization_list
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
 from headscope.config.option import check_options, declared_options, flag_of
 from headscope.engine.declarations import Measure, criterion_names, metric_names, objective_names, rankable_columns
@@ -23,6 +24,10 @@ LISTS: Mapping[str, Callable[[], list[str]]] = {
     "{prompt_objectives}": lambda: objective_names(prompts=True),
     "{metrics}": metric_names,
     "{directed}": lambda: sorted([*criterion_names(), *(name for name, column in _columns() if column.keep)]),
+    "{engines}": engine_list,
+    "{engines_later}": lambda: engine_list(later=True),
+    "{quantizations}": quantization_list,
+    "{goals}": goal_list,
     "{undirected}": lambda: sorted(name for name, column in _columns() if not column.keep),
 }
 """What help texts may name in braces: lists that registries know."""

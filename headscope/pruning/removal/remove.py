@@ -20,7 +20,7 @@ from headscope.evaluation.before_after import Question, quality_change
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import MODEL_FILES, OutputKind
+from headscope.files.output_kind import OutputKind
 from headscope.files.reading import is_file
 from headscope.formats.base import (
     Checkpoint,
@@ -31,6 +31,7 @@ from headscope.formats.base import (
     write_checkpoint,
 )
 from headscope.formats.card import write_card
+from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.writing import with_stored_dtype
-from headscope.pruning.engines.base import ENGINES, EngineExport, EngineFile, EngineOptions
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
 from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.layers import FAMILIES, LLAMA, Decoder, check_family, context_length
 from headscope.pruning.engines.gguf.proof import QUANTITY, Asked, Proof, continuations, moved, proved
@@ -19,14 +20,16 @@ from headscope.pruning.removal.model_inputs import InputTexts
 FILE = "model.gguf"
 
 
+@engine
 class Gguf(EngineExport):
     """Llama-like decoders, each layer with its own number of heads where llama.cpp has an architecture that can."""
 
     name = "gguf"
-    summary = "one file for llama.cpp"
-    extra = "engines"
+    summary = "one file for llama.cpp, of Llama-like decoders"
+    install = "headscope[engines]"
     packages = ("gguf",)
-    quantizations = ("none", "q8_0")
+    quantizations: ClassVar = {"q8_0": "matrices in 8 bits"}
+    endings = ("gguf",)
     runs_later = True
 
     def check(self, checkpoint: Checkpoint) -> None:
@@ -61,7 +64,7 @@ def _written(
     runs, proof = bool(llama_cpp.installed()), Proof()
     if not runs:
         package = llama_cpp.PACKAGE
-        advice = f'install it (pip install "headscope[{Gguf.extra}]")'
+        advice = f'install it (pip install "{Gguf.install}")'
         _refuse_unproven(unproven, options, f"{package}, which runs the file, is not installed", advice)
     vocabulary = write_gguf(decoder, tokenizer, path)
     if runs:
@@ -117,6 +120,3 @@ def _limits(decoder: Decoder, vocabulary: Vocabulary) -> tuple[str, ...]:
     if (length := context_length(decoder.config)) < decoder.config.max_position_embeddings:
         limits.append(f"`{FILE}` has a context of {length} tokens, the sliding window: it is exact within it")
     return tuple(limits)
-
-
-ENGINES.register("gguf", Gguf(), where=__name__)
