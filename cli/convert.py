@@ -16,9 +16,7 @@ from headscope.errors import ConfigError
 def convert(values: Mapping[str, Any], *, json: bool) -> None:
     """Write a fairseq, MHR, story-of-heads or native Transformer for Hugging Face, fairseq or headscope.
 
-    With --to gguf a Llama-like model of transformers for llama.cpp, also one whose heads were removed; with --to
-    ctranslate2 a translation model; with --to onnx any model that torch exports. These are run by the engine before
-    they are kept.
+    Or a model, also one whose heads were removed, for an engine.
 
     Matrices that mix heads are folded into the output projections for Hugging Face; for fairseq they stay, as its
     fork MHR has them. What was written is read again and must give the same logits, else nothing is left behind;

@@ -72,8 +72,8 @@ class Registry(Generic[T]):
             return
         spec = importlib.util.find_spec(self.package)
         for folder in (spec and spec.submodule_search_locations) or ():
-            for module in pkgutil.iter_modules([folder], f"{self.package}."):
-                yield module.name, Path(folder) / f"{module.name.rpartition('.')[2]}.py"
+            for path in sorted(set(Path(folder).rglob("*.py")) - set(Path(folder).rglob("__init__.py"))):
+                yield ".".join((self.package, *path.relative_to(folder).with_suffix("").parts)), path
         for point in entry_points(group=self.group):
             with suppress(ModuleNotFoundError):  # `names` says which package that is
                 spec = importlib.util.find_spec(point.module)

@@ -35,7 +35,7 @@ assert "one_file" in FORMATS.names() and "neighbour.v1" in MIXINGS.names()
 
 
 @pytest.mark.slow
-def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_path: Path) -> None:
+def test_an_installed_package_adds_an_analysis_a_criterion_a_variant_and_an_engine(tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"  # a build leaves files behind
     shutil.copytree(Path(__file__).parent / "plugin", source)
     install = [
@@ -57,14 +57,22 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
     pairs = [*text, "--target", german]
     valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
+    numbers = ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"]
     commands = [
+        ["convert", "--help"],
+        numbers,
+        [*numbers, "--force"],
         ["analyze", model, *text, "--only", "last_key", "--last-keys", "2", "--out", "run"],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
         ["prune", "sigmoid", model, *pairs, *valid[:4], "--keep", "48", "--updates", "2", "--out", "learnt"],
         ["train", "patient", *pairs, *small, *valid, "--max-updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
-    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",
+    }
     ran = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(commands)],
         cwd=tmp_path,
@@ -74,6 +82,9 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
         timeout=900,
     )
     assert ran.returncode == 0, ran.stderr
+    assert "numbers (all parameters in a row, for NumPy)" in " ".join(ran.stdout.split())
+    assert "float16 (numbers: numbers in 16 bits)" in " ".join(ran.stdout.split())
+    assert {path.name for path in (tmp_path / "numbers").iterdir()} == {"README.md", "conversion.json", "model.numbers"}
     header, row = (tmp_path / "run" / "heads.csv").read_text(encoding="utf-8").splitlines()[:2]
     assert "last_key" in header.split(",") and 0 < float(row.split(",")[header.split(",").index("last_key")]) < 1
     assert (tmp_path / "run" / "figures" / "last_key.png").exists() and (tmp_path / "red.png").exists()

@@ -1,4 +1,4 @@
-"""What the registries know, put into the pages: analyses, criteria, variants, objectives, rule sets, metrics.
+"""What the registries know, put into the pages: analyses, criteria, variants, objectives, rule sets, engines.
 
 A hook of MkDocs (see mkdocs.yml). A line `<!-- generated: NAME -->` in a page gives way to what `GENERATED[NAME]` makes
 of the classes that are registered: their own docstrings, options and columns.
@@ -17,6 +17,7 @@ from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.config import flag
 from headscope.engine.base import ANALYSES
 from headscope.engine.declarations import Measure, rankable_columns
+from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.ranking.criterion import CRITERIA
 from headscope.relevance.rulesets import RULE_SETS
 from headscope.training.variant import VARIANTS
@@ -145,12 +146,25 @@ def rules() -> str:
     return "\n".join(["| rules | |", "| --- | --- |", *rows, ""])
 
 
+def engines() -> str:
+    """A row for every engine that models are exported to."""
+    rows = (
+        f"| `{name}` | {_cell(engine.summary)} | {_cell(' '.join(_described(type(engine))))} | "
+        f"{', '.join(f'`{kind}`: {about}' for kind, about in engine.quantizations.items())} | "
+        f'`pip install "{engine.install}"` |'
+        for name, engine in ENGINES
+    )
+    head = "| `--export`, `--to` | what is written | of which models | `--quantize` | needs |"
+    return "\n".join([head, "| --- | --- | --- | --- | --- |", *rows, ""])
+
+
 GENERATED: dict[str, Callable[[], str]] = {
     "analyses": analyses,
     "importances": lambda: analyses(group="importance"),
     "prompts": lambda: analyses(group="prompts"),
     "criteria": criteria,
     "variants": variants,
+    "engines": engines,
     "objectives": objectives,
     "rules": rules,
 }

@@ -56,10 +56,16 @@ class TranslateConfig(SearchOptions, CheckpointOptions):
 class EngineFileOptions:
     """How files for engines are written."""
 
-    quantize: str = option("none", "For gguf: store matrices in 8 bits.", metavar="none|q8_0", panel=OUTPUT)
+    quantize: str = option(
+        "none",
+        "How a file for an engine stores matrices: {quantizations}; default: as the checkpoint does.",
+        metavar="NAME",
+        panel=OUTPUT,
+    )
     unverified: bool = option(
         False,
-        "For gguf, where xllamacpp is not installed to run the file: write also what only a run would prove.",
+        "For {engines_later}, where the program that runs the file is not installed: write also what only a run would "
+        "prove.",
         panel=OUTPUT,
     )
 
@@ -83,7 +89,9 @@ class ConvertConfig(HubOptions, EngineFileOptions, CheckpointOptions):
     """The options of `headscope convert`."""
 
     out: Path = option(help="Directory to write.", metavar="OUT", argument=True, written=True)
-    to: str = option(help="native, huggingface, fairseq, gguf (llama.cpp), ctranslate2 or onnx.", panel=OUTPUT)
+    to: str = option(
+        help="{goals}; or for an engine, which runs it before it is kept: {engines}.", metavar="NAME", panel=OUTPUT
+    )
     device: str = "cpu"
     device_map: str | None = None
     force: bool = option(False, "Replace an earlier conversion in the output.", panel=OUTPUT, identity=False)

@@ -15,13 +15,6 @@ from headscope.files.writing import TEMPORARY
 RECORDS = ("run.json", "pruning.json", "sweep.json", "lambdas.json", "conversion.json", "demo.json")
 """The records of all kinds of runs."""
 
-_ENDINGS = (
-    *("json", "safetensors", "toml", "txt", "py", "pt", "npz", "model", "codes", "bpe", "voc", "vocab", "jinja", "md"),
-    *("onnx", "onnx.data", "bin", "gguf"),
-)
-MODEL_FILES = tuple(f"*.{ending}" for ending in _ENDINGS)
-"""Files of a checkpoint directory, of whatever format."""
-
 
 @dataclass(frozen=True)
 class OutputKind:

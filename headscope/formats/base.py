@@ -18,17 +18,17 @@ from headscope.data.encoded import IGNORED as IGNORED
 from headscope.data.encoded import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.output_checks import check_folder
-from headscope.files.output_kind import MODEL_FILES, OutputKind
+from headscope.files.output_kind import OutputKind
 from headscope.files.reading import exists
 from headscope.files.replace import replacing
 from headscope.formats.devices import pick_device
 from headscope.formats.digest import weights_digest
 from headscope.formats.exports import MASKED as MASKED
+from headscope.formats.exports import MODEL_FILES, Conversion, Probe
 from headscope.formats.exports import SAME as SAME
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.finite import refuse_damaged_model
-from headscope.formats.probe import Conversion, Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention

@@ -14,11 +14,11 @@ from torch import Tensor
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
 from headscope.files.output_checks import Input
-from headscope.files.output_kind import MODEL_FILES, OutputKind
+from headscope.files.output_kind import OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
 from headscope.formats.card import Card, hub_metadata, write_card
+from headscope.formats.exports import MODEL_FILES, Conversion, Probe
 from headscope.formats.huggingface.native_models.from_native import special_ids
-from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.version import VERSION
 

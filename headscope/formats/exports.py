@@ -1,13 +1,24 @@
-"""What a format can write: the files that it wrote, and the ways to write a checkpoint without some of its heads."""
+"""What a format can write: its files, ways to write a checkpoint without some of its heads, and conversions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch import Tensor
+
+from headscope.config.engines import declared_engines
 from headscope.model.removal_plan import RemovalPlan
+
+CHECKPOINTS = "json safetensors toml txt py pt npz model codes bpe voc vocab jinja md"
+MODEL_FILES = tuple(
+    f"*.{ending}"
+    for written in (CHECKPOINTS.split(), *(each.endings for each in declared_engines()))
+    for ending in written
+)
+"""Files of a folder that a model was written into: as a checkpoint of whatever format, and for engines."""
 
 Build = Callable[[Any, RemovalPlan], Any]
 """Makes a checkpoint of another and a plan; ConfigError where these heads cannot go."""
@@ -50,3 +61,27 @@ class Export:
 
 SAME = Export(name="same", build=lambda checkpoint, plan: checkpoint.without_heads(plan))
 MASKED = Export(name="masked", build=lambda checkpoint, plan: checkpoint.with_zeroed_heads(plan), whole_groups=False)
+
+
+class Probe(NamedTuple):
+    """Random ids that two models are compared on: sources [2 s], which of them are real [2 s], targets [2 t]."""
+
+    source: Tensor
+    real: Tensor
+    target: Tensor
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a format made of a native model: its class there, and logits [2 t V] of the probe from the files.
+
+    `opens` and `limits` are lines of the card: which programs open it, and which do not. `file` is what to open in the
+    folder, where it is not the folder itself.
+    """
+
+    architecture: str
+    logits: Tensor
+    notes: tuple[str, ...] = ()
+    opens: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+    file: str = ""

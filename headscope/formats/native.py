@@ -27,8 +27,8 @@ from headscope.files.reading import read_bytes, read_json
 from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.digest import file_digest
+from headscope.formats.exports import Conversion, Probe
 from headscope.formats.finite import refuse_damaged_file
-from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer import Transformer

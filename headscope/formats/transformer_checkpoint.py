@@ -13,8 +13,8 @@ from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, DataError, NumericalError
 from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
+from headscope.formats.exports import Probe
 from headscope.formats.finite import finite, refuse_overflow
-from headscope.formats.probe import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.decoding.beams import Hypothesis
 from headscope.model.decoding.config import SearchConfig

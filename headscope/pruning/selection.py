@@ -22,9 +22,10 @@ from headscope.data.unknown_subwords import count_unknown
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
-from headscope.files.output_kind import MODEL_FILES, OutputKind
+from headscope.files.output_kind import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
+from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
 from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
 from headscope.pruning.gate_layout import GateLayout, gate_layout

@@ -20,8 +20,8 @@ from headscope.config import Companions
 from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.formats.base import FORMATS, Checkpoint, CheckpointFormat, open_checkpoint, write_checkpoint
 from headscope.formats.convert import convert, goals
+from headscope.formats.exports import Probe
 from headscope.formats.native import NATIVE
-from headscope.formats.probe import Probe
 from headscope.heads import HeadId
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal

@@ -120,6 +120,15 @@ def test_save_pushes_too_and_public_is_asked_for(hub: Hub, bert: Path, tmp_path:
     assert hub.calls == []
 
 
+def test_a_card_from_python_names_the_command_that_would_do_the_same(bert: Path, tmp_path: Path) -> None:
+    text = ["A dog runs.", "Two men sit on the grass.", "We saw it."] * 4
+    small = hs.load(bert, device="cpu").remove("encoder-self.1.2", export="masked", text=text, compensate="mean")
+    small.save(tmp_path / "small")
+    card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+    typed = card.split("`headscope ")[1].split("`")[0]
+    assert typed == "prune remove bert --heads encoder-self.1.2 --export masked --compensate mean"
+
+
 def test_convert_pushes_and_says_so(hub: Hub, tmp_path: Path, command: Command) -> None:
     status, printed, _ = command(
         *("convert", hs.assets.trained(), tmp_path / "native", "--to", "native", "--hub-name", "someone/pair", "--json")

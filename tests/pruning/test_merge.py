@@ -23,7 +23,7 @@ from headscope.pruning.closed_form.compensate import refitted_model
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal import decoding_speed
+from headscope.pruning.removal import savings
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.remove import run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
@@ -194,11 +194,11 @@ def test_other_exports_and_a_refit(
 
 def test_decoding_is_timed_where_a_cache_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = checkpoint("wide")
-    timing = decoding_speed.decoding_speed(whole, whole, rounds=1)
+    timing = savings.decoding_speed(whole, whole, rounds=1)
     assert timing is not None and timing.what == "decoding after 111 tokens" and timing.tokens == 128
     assert timing.before > 0 < timing.after and timing.speedup == timing.before / timing.after
     monkeypatch.setattr(type(whole.model), "forward", lambda *_, **__: SimpleNamespace(past_key_values=None))
-    assert decoding_speed.decoding_speed(whole, whole, rounds=1) is None
+    assert savings.decoding_speed(whole, whole, rounds=1) is None
 
 
 def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> None:

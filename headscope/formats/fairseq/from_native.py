@@ -18,9 +18,9 @@ from torch import Tensor
 
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError
+from headscope.formats.exports import Probe
 from headscope.formats.fairseq.config import ACTIVATIONS, OFFSET
 from headscope.formats.fairseq.keys import ATTENTION, BOTH, SITES, Origin, fairseq_weights
-from headscope.formats.probe import Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.model.native.folding import folded_weights
 from headscope.model.native.positions import sinusoids

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from headscope.config import engines
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.pruning.model_inputs import InputTexts
-from headscope.registry import Registry
-
-QUANTIZATIONS = ("none", "q8_0")
+from headscope.registry import Registry, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +27,9 @@ class EngineOptions:
     unverified: bool = False
 
     def __post_init__(self) -> None:
-        if self.quantize not in QUANTIZATIONS:
-            raise ConfigError(f"unknown quantization {self.quantize!r}; available: {', '.join(QUANTIZATIONS)}")
+        known = ["none", *dict.fromkeys(kind for _, engine in ENGINES for kind in engine.quantizations)]
+        if self.quantize not in known:
+            raise ConfigError(unknown("quantization", self.quantize, known))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,27 +65,29 @@ class EngineFile:
 class EngineExport(ABC):
     """One kind of file for one engine.
 
-    `packages` are imported to write it and come with the `extra`; `quantizations` are those that it has. `runs_later`:
-    it can be written where the program that runs it is not installed.
+    Its docstring says what it can hold, `summary` what it is for `--help`. `packages` are imported to write it, and are
+    there after `pip install` of `install`. `quantizations` are other ways to store matrices, and what they are.
+    `endings` are those of its files, as far as no checkpoint has them. `runs_later`: it can be written where the
+    program that runs it is not installed. All of them are literals, because help reads them without importing the file.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    extra: ClassVar[str]
-    packages: ClassVar[tuple[str, ...]]
-    quantizations: ClassVar[tuple[str, ...]] = ("none",)
+    install: ClassVar[str] = ""
+    packages: ClassVar[tuple[str, ...]] = ()
+    quantizations: ClassVar[Mapping[str, str]] = {}
+    endings: ClassVar[tuple[str, ...]] = ()
     runs_later: ClassVar[bool] = False
 
     def require(self, options: EngineOptions) -> None:
         """ConfigError naming the extra where a package is not installed, and for a quantization that it has not."""
         if missing := [name for name in self.packages if importlib.util.find_spec(name) is None]:
             raise ConfigError(
-                f'--export {self.name} needs {", ".join(missing)}; install with pip install "headscope[{self.extra}]"'
+                f'--export {self.name} needs {", ".join(missing)}; install with pip install "{self.install}"'
             )
-        if options.quantize not in self.quantizations:
-            raise ConfigError(
-                f"--quantize {options.quantize} is not for {self.name}; available: {', '.join(self.quantizations)}"
-            )
+        if options.quantize not in ("none", *self.quantizations):
+            known = ", ".join(("none", *self.quantizations))
+            raise ConfigError(f"--quantize {options.quantize} is not for {self.name}; available: {known}")
 
     @abstractmethod
     def check(self, checkpoint: Checkpoint) -> None:
@@ -103,18 +106,26 @@ class EngineExport(ABC):
         """
 
 
-ENGINES: Registry[EngineExport] = Registry("export", package="headscope.pruning.engines", group="headscope.engines")
+ENGINES: Registry[EngineExport] = engines.ENGINES
+
+
+def engine(cls: type[EngineExport]) -> type[EngineExport]:
+    """Register an engine under its `name`."""
+    ENGINES.register(cls.name, cls(), where=cls.__module__)
+    return cls
 
 
 def engines_named(names: Any, options: EngineOptions) -> tuple[EngineExport, ...]:
     """The engines of these names, with their packages there; ConfigError where one is missing."""
     chosen = tuple(ENGINES.get(name) for name in names)
-    for engine in chosen:
-        engine.require(options)
+    for each in chosen:
+        each.require(options)
     if options.quantize != "none" and not chosen:
-        raise ConfigError(f"--quantize {options.quantize} is for exports that have it, such as --export gguf")
-    if options.unverified and not any(engine.runs_later for engine in chosen):
-        raise ConfigError("--unverified is for exports that are written without what runs them: --export gguf")
+        known = ", ".join(name for name, each in ENGINES if options.quantize in each.quantizations)
+        raise ConfigError(f"--quantize {options.quantize} is for exports that have it: --export {known}")
+    if options.unverified and not any(each.runs_later for each in chosen):
+        known = ", ".join(engines.engine_list(later=True))
+        raise ConfigError(f"--unverified is for exports that are written without what runs them: --export {known}")
     return chosen
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.model.native.positions import SinusoidalPositions
-from headscope.pruning.engines.base import ENGINES, EngineExport, EngineFile, EngineOptions, refuse_difference
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
 from headscope.pruning.engines.onnx_decoder import (
     CacheShape,
     Decoding,
@@ -30,13 +30,15 @@ FILES = (FILE, ENCODER, FIRST, NEXT)
 LONGEST = 1024  # positions of a native model with sinusoids
 
 
+@engine
 class OnnxGraph(EngineExport):
     """Any model that torch can export: a decoder with its cache, others as one forward pass; in float32."""
 
     name = "onnx"
-    summary = "one graph for onnxruntime"
-    extra = "onnx"
+    summary = "graphs for onnxruntime, of whatever torch exports"
+    install = "headscope[onnx]"
     packages = ("onnx", "onnxscript", "onnxruntime")
+    endings = ("onnx", "onnx.data")
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Whether torch can export a model shows when it does."""
@@ -199,6 +201,3 @@ def _max_difference(session: Any, checkpoint: Checkpoint, batch: ModelInputs) ->
     if batch.real is not None and logits.ndim == 3:
         logits = logits[batch.real.cpu()]
     return max_abs_difference(logits, outputs(checkpoint.model, batch).cpu())
-
-
-ENGINES.register("onnx", OnnxGraph(), where=__name__)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from headscope.errors import ConfigError
@@ -54,9 +54,25 @@ def as_export(checkpoint: Checkpoint, built: Export, plan: RemovalPlan, name: st
     return export.refine(checkpoint.with_model(copy.deepcopy(checkpoint.model)), plan), export
 
 
-def kind_of_folder(kinds: Sequence[str], checkpoint: Checkpoint, *, merges: bool) -> str | None:
-    """The kind of folder: as asked, else the default, which for merged key/value heads is a plain class."""
-    if kinds or not merges:
-        return kinds[0] if kinds else None
-    names = [export.name for export in FORMATS.get(checkpoint.format).exports]
-    return "native" if "native" in names else None
+def split_export(names: Iterable[str]) -> tuple[str | None, tuple[str, ...]]:
+    """The kind of folder (None: the default) and the engines of `--export`; ConfigError for more than one kind."""
+    asked = tuple(names)
+    kinds = [name for name in asked if name not in ENGINES.names()]
+    if len(kinds) > 1:
+        engines = " and ".join(ENGINES.names())
+        raise ConfigError(f"--export {','.join(asked)}: one kind of folder at a time, and {engines} besides")
+    return (kinds[0] if kinds else None), tuple(name for name in asked if name not in kinds)
+
+
+def export_for(names: Iterable[str], checkpoint: Checkpoint, *, merges: bool = False, pad: bool = False) -> Export:
+    """The kind of folder, as far as all engines can follow it; ConfigError where one never can.
+
+    The default for merged key/value heads is a plain class.
+    """
+    kind, engines = split_export(names)
+    if kind is None and merges and any(export.name == "native" for export in FORMATS.get(checkpoint.format).exports):
+        kind = "native"
+    export, chosen = choose_export(kind, checkpoint, pad=pad), [ENGINES.get(name) for name in engines]
+    for engine in chosen:
+        engine.check(checkpoint)
+    return replace(export, adds_bias=export.adds_bias and all(engine.adds_bias(checkpoint) for engine in chosen))

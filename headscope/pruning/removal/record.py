@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from headscope.config import Companions, flag
 from headscope.evaluation.before_after import QualityChange, verdict_words
-from headscope.files.reading import exists
+from headscope.files.hub import HubTarget, push
+from headscope.files.reading import exists, is_file
 from headscope.formats.base import Checkpoint, Export, SavedFiles
 from headscope.formats.card import Card, hub_metadata
 from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
-from headscope.pruning.engines.base import EngineFile
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
 from headscope.pruning.model_inputs import InputTexts
-from headscope.pruning.removal.savings import Size
-from headscope.pruning.removal.timing import Timing
+from headscope.pruning.removal.export import choose_export
+from headscope.pruning.removal.savings import Size, Timing
 from headscope.pruning.removal.verify import Verification
 from headscope.results import Signature
 from headscope.version import VERSION
@@ -195,3 +198,48 @@ def removal_record(removed: Removed) -> dict[str, Any]:
         "signature": str(removed.signature),
         "seconds": round(removed.seconds, 3),
     }
+
+
+def pushed(removed: Removed, target: HubTarget | None) -> Removed:
+    """The same, once its folder is on the hub too; OutputError where that fails."""
+    if target is None:
+        return removed
+    counts = f"{removed.after.attention_heads} of {removed.before.attention_heads} attention heads"
+    return replace(removed, pushed=push(removed.out, target, title=f"{counts}, by headscope prune remove"))
+
+
+def list_made(done: Shrunk) -> dict[str, str | None]:
+    """The option of `prune remove` that says what went, where no such command was typed."""
+    if done.removal.merged:
+        count = next(len(sets) for sets in done.removal.merged.values())
+        return {"option": "--merge-kv", "list": str(count), "sha256": None}
+    return {"option": "--heads", "list": ",".join(map(str, done.removal.removed)), "sha256": None}
+
+
+def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineExport], options: EngineOptions) -> str:
+    """The command that would do the same, where none was typed; of a refit without its text."""
+    said, default = list_made(done), choose_export(None, done.checkpoint).name
+    calibration = None if done.compensated is None else done.compensated.options
+    compensate = "none" if calibration is None else calibration.compensate
+    chosen = {
+        **{name: getattr(companions, name) for name in companions.names()},
+        "quantize": options.quantize if options.quantize != "none" else "",
+        "unverified": options.unverified,
+        str(said["option"]).removeprefix("--"): said["list"],
+        "export": (*([done.export.name] if done.export.name != default else []), *(each.name for each in engines)),
+        "pad": bool(padding_note(done)),
+        "compensate": compensate if compensate != "none" else "",
+        "sequential": calibration is not None and calibration.sequential and not done.removal.merged,
+    }
+    return typed_command(done.source["path"], chosen)
+
+
+def typed_command(checkpoint: str, options: Mapping[str, Any]) -> str:
+    """The command with its options, files by their names."""
+    words = []
+    for name, value in options.items():
+        if value not in (None, (), "", False):
+            shown = ",".join(value) if isinstance(value, tuple) else str(value)
+            shown = Path(shown).name if is_file(shown) else shown
+            words += [flag(name)] if value is True else [flag(name), shlex.quote(shown)]
+    return " ".join(["prune remove", shlex.quote(Path(checkpoint).name), *words])

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from headscope.errors import CheckpointError, ConfigError
-from headscope.evaluation.before_after import Question, quality_change
+from headscope.assets import sample
+from headscope.config import Companions, ValidatedTextFiles
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.evaluation.before_after import Question, quality_change, question
+from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import MODEL_FILES, OutputKind
+from headscope.files.output_kind import OutputKind
 from headscope.files.reading import is_file
 from headscope.formats.base import (
     Checkpoint,
@@ -31,47 +36,55 @@ from headscope.formats.base import (
     write_checkpoint,
 )
 from headscope.formats.card import write_card
+from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, compensated
-from headscope.pruning.engines.base import ENGINES, EngineExport, EngineOptions, engines_named
+from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
 from headscope.pruning.options.refit import CalibrationOptions
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal.export import choose_export, kind_of_folder
-from headscope.pruning.removal.merge_plan import plan_merge
-from headscope.pruning.removal.push import pushed, typed_command
-from headscope.pruning.removal.quality import MEASURED, corpora, quality_question, sample_text
-from headscope.pruning.removal.record import Removed, Shrunk, padding_note, removal_card, removal_record
-from headscope.pruning.removal.savings import size, timings
-from headscope.pruning.removal.timing import Timing
+from headscope.pruning.removal.export import export_for, split_export
+from headscope.pruning.removal.merge_plan import Merge, plan_merge
+from headscope.pruning.removal.record import (
+    Removed,
+    Shrunk,
+    command_made,
+    list_made,
+    padding_note,
+    pushed,
+    removal_card,
+    removal_record,
+    typed_command,
+)
+from headscope.pruning.removal.savings import Timing, size, timings
 from headscope.pruning.removal.verify import reference, require, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results import Signature, signature_of
 
 RECORD = "pruning.json"
 REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL_FILES)
+MEASURED = 1000
+"""Lines of a text that nothing was fitted to, which quality is measured on."""
 
 
-def folder_kinds(export: Sequence[str]) -> tuple[str, ...]:
-    """Exports that are folders; ConfigError for more than one kind."""
-    kinds = tuple(name for name in export if name not in ENGINES.names())
-    if len(kinds) > 1:
-        engines = " and ".join(ENGINES.names())
-        raise ConfigError(f"--export {','.join(export)}: one kind of folder at a time, and {engines} besides")
-    return kinds
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """Where a smaller checkpoint is written, and what besides: files of its `companions` and for `engines`.
 
+    Both models are timed in `rounds` runs, with `batch` sentences at once. `heads` is the list as it was given, for the
+    record, and `command` what was typed, for the card: by default what would do the same.
+    """
 
-def engine_options(config: RemoveConfig) -> EngineOptions:
-    """How files for engines store weights, and whether they must be proved."""
-    return EngineOptions(quantize=config.quantize, unverified=config.unverified)
-
-
-def engines_of(config: RemoveConfig) -> tuple[EngineExport, ...]:
-    """The engines that files are written for; ConfigError where there is no such export or a package is missing."""
-    folder_kinds(config.export)
-    return engines_named([name for name in config.export if name in ENGINES.names()], engine_options(config))
+    out: Path
+    companions: Companions = field(default_factory=Companions)
+    engines: tuple[EngineExport, ...] = ()
+    options: EngineOptions = field(default_factory=EngineOptions)
+    rounds: int = 0
+    batch: int = 64
+    heads: Mapping[str, str | None] | None = None
+    command: str = ""
 
 
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removed:
@@ -80,51 +93,133 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     HeadscopeError for whatever the user can fix; then nothing was written. The result's `pruning.json` has
     everything that is returned.
     """
-    target = hub_target(config.hub_name, public=config.hub_public)
-    engines = engines_of(config)
+    target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
+    options = EngineOptions(quantize=config.quantize, unverified=config.unverified)
+    engines = engines_named(split_export(config.export)[1], options)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
-        removed = _run(config, engines, build, progress)
+        checkpoint = open_configured(config)
+        done = _removed(config, checkpoint, progress)
+        to = Destination(
+            out=config.out,
+            companions=config.companions,
+            engines=engines,
+            options=options,
+            rounds=config.rounds,
+            batch=config.batch,
+            heads=_list_file(config),
+            command=typed_command(config.checkpoint, _shaping(config)),
+        )
+        pooled = checkpoint.with_pooled_groups(done.removal) if done.removal.merged else checkpoint
+        whole = pooled if done.compensated is None else done.compensated.checkpoint
+        wanted = reference(whole, done.removal.removed, done.data.feeds[0])
+        removed = write_shrunk(done, to, build, wanted=wanted, whole=checkpoint, began=began, progress=progress)
     return pushed(removed, target)
 
 
-def _run(
-    config: RemoveConfig, engines: Sequence[EngineExport], build: Build, progress: Callable[[str], None]
-) -> Removed:
-    began = time.monotonic()
-    checkpoint = open_configured(config)
-    kind = kind_of_folder(folder_kinds(config.export), checkpoint, merges=config.merge_kv is not None)
-    export = export_for(kind, checkpoint, engines, pad=config.pad)
-    removal = _plan(config, checkpoint, export)
+def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[str], None]) -> Shrunk:
+    """What the options of the command ask of an open checkpoint."""
+    layout, merge = checkpoint.layout, None
+    heads: Sequence[HeadId] = ()
+    if config.merge_kv is not None:
+        by = config.merge_by
+        merge = Merge(config.merge_kv, None if by is None else read_scores(by, layout, column=config.column)[1])
+    elif config.heads is not None:
+        heads = select_heads(config.heads, layout)
+    else:
+        heads = keeping(layout, select_heads(config.keep_only or "", layout))
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
-    corpus, valid = corpora(config, checkpoint)
-    text = calibration_text(config.calibration, corpus, valid)
-    held_out = text.held_out if text else valid or (corpus and corpus.first(MEASURED))
-    measured = held_out or sample_text(checkpoint, data, config.max_sentences)
-    asked, why = quality_question(checkpoint, measured, metric=config.metric, margin=config.margin)
-    done = shrink(
+    corpus, valid = _corpora(config, checkpoint)
+    return remove_heads(
+        checkpoint,
+        heads,
+        merge=merge,
+        export=config.export,
+        pad=config.pad,
+        data=data,
+        corpus=corpus,
+        valid=valid,
+        otherwise=_sample_text(checkpoint, data, config.max_sentences),
+        calibration=config.calibration,
+        metric=config.metric,
+        margin=config.margin,
+        progress=progress,
+    )
+
+
+def remove_heads(
+    checkpoint: Checkpoint,
+    heads: Sequence[HeadId],
+    *,
+    merge: Merge | None = None,
+    export: Sequence[str] = (),
+    pad: bool = False,
+    data: InputTexts,
+    corpus: Corpus | None = None,
+    valid: Corpus | None = None,
+    otherwise: Corpus | None = None,
+    calibration: CalibrationOptions,
+    metric: str = "",
+    margin: str | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Shrunk:
+    """A smaller copy in memory: without `heads`, or with key/value heads merged; compared with the whole one on `data`.
+
+    It is refitted on `corpus` and measured on `valid`, else on what of `corpus` was held out, `otherwise` on the last.
+    ConfigError for heads that cannot go and for an export that cannot hold what is left.
+    """
+    chosen = export_for(export, checkpoint, merges=merge is not None, pad=pad)
+    if merge is None:
+        removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)
+    else:
+        removal = plan_merge(checkpoint.attention_sites, merge.count, scores=merge.scores)
+    text = calibration_text(calibration, corpus, valid)
+    measured = (text.held_out if text else valid or (corpus and corpus.first(MEASURED))) or otherwise
+    asked, why = _quality_question(checkpoint, measured, metric=metric, margin=margin)
+    return shrink(
         checkpoint,
         removal,
-        export=export,
+        export=chosen,
         data=data,
         text=text,
-        calibration=config.calibration,
+        calibration=calibration,
         asked=asked or why,
         progress=progress,
     )
-    pooled = checkpoint.with_pooled_groups(removal) if removal.merged else checkpoint
-    whole = pooled if done.compensated is None else done.compensated.checkpoint
-    wanted = reference(whole, done.removal.removed, data.feeds[0])
-    return write_shrunk(done, config, build, wanted=wanted, whole=checkpoint, began=began, progress=progress)
 
 
-def export_for(
-    kind: str | None, checkpoint: Checkpoint, engines: Sequence[EngineExport], *, pad: bool = False
-) -> Export:
-    """The kind of folder, as far as all engines can follow it; ConfigError where one never can."""
-    export = choose_export(kind, checkpoint, pad=pad)
-    for engine in engines:
-        engine.check(checkpoint)
-    return replace(export, adds_bias=export.adds_bias and all(engine.adds_bias(checkpoint) for engine in engines))
+def _corpora(files: ValidatedTextFiles, checkpoint: Checkpoint) -> tuple[Corpus | None, Corpus | None]:
+    """The text to calibrate on and the one to measure on, with their labels, as far as they are given."""
+    corpus = with_labels(checkpoint, open_text(files), files.labels) if files.has_text else None
+    if files.valid_text is None:
+        return corpus, None
+    return corpus, with_labels(checkpoint, open_text(files.valid_text), files.valid_labels, option="--valid-labels")
+
+
+def _sample_text(checkpoint: Checkpoint, data: InputTexts, sentences: int) -> Corpus | None:
+    """The sample that ships, for a model that reads text, as `data` says."""
+    if not data.sources:
+        return None
+    both = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
+    return open_corpus(sample("en"), target=sample("de") if both else None).first(sentences)
+
+
+def _quality_question(
+    checkpoint: Checkpoint, corpus: Corpus | None, *, metric: str, margin: str | None
+) -> tuple[Question | None, str]:
+    """What is measured on a text, or why nothing is.
+
+    ConfigError where a `metric` or `margin` is asked for and cannot be had.
+    """
+    if corpus is None:
+        if metric or margin is not None:
+            raise ConfigError("--metric and --margin are about text to measure on; give --source, or --valid-source")
+        return None, "quality was not measured: there is no text"
+    try:
+        return question(checkpoint, corpus, metric=metric, margin=margin), ""
+    except HeadscopeError as error:
+        if metric or margin is not None:
+            raise
+        return None, f"quality was not measured: {error}"
 
 
 def shrink(
@@ -176,7 +271,7 @@ def shrink(
 
 def write_shrunk(
     done: Shrunk,
-    config: RemoveConfig,
+    to: Destination,
     build: Build,
     *,
     wanted: Tensor,
@@ -186,28 +281,28 @@ def write_shrunk(
 ) -> Removed:
     """Write a shrunk checkpoint where `build` says, open it again, and compare its outputs with `wanted` [n V].
 
-    Times are measured against the `whole` checkpoint, where there is one and `config.rounds` says so. CheckpointError
+    Times are measured against the `whole` checkpoint, where there is one and `to.rounds` says so. CheckpointError
     where the files compute something else; then nothing was written.
     """
     with build.writing() as made:
-        written = write_checkpoint(done.checkpoint, made, config.companions)
+        written = write_checkpoint(done.checkpoint, made, to.companions)
         verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
         files = []
-        for engine in engines_of(config):
+        for engine in to.engines:
             progress(f"exporting to {engine.name}")
-            files.append(engine.write(done.checkpoint, done.data, made, engine_options(config)))
+            files.append(engine.write(done.checkpoint, done.data, made, to.options))
     times: tuple[Timing, ...] = ()
-    if config.rounds and whole is not None:
+    if to.rounds and whole is not None:
         progress("timing")
-        times = tuple(timings(whole, done.checkpoint, done.data, batch=config.batch, rounds=config.rounds))
+        times = tuple(timings(whole, done.checkpoint, done.data, batch=to.batch, rounds=to.rounds))
     result = Removed(
-        path=config.out / written.path.relative_to(made),
-        out=config.out,
-        heads=_list_file(config),
-        command=typed_command(config),
+        path=to.out / written.path.relative_to(made),
+        out=to.out,
+        heads=to.heads or list_made(done),
+        command=to.command or command_made(done, to.companions, to.engines, to.options),
         format=written.format,
         export=done.export.name,
-        source={**done.source, **{name: str(getattr(config, name)) for name in config.companions.names()}},
+        source={**done.source, **{name: str(getattr(to.companions, name)) for name in to.companions.names()}},
         removal=done.removal,
         verified=verified,
         before=done.before,
@@ -231,20 +326,10 @@ def write_shrunk(
     return result
 
 
-def _plan(config: RemoveConfig, checkpoint: Checkpoint, export: Export) -> RemovalPlan:
-    """What goes or is merged; ConfigError where that cannot be."""
-    if config.merge_kv is not None:
-        by = config.merge_by
-        scores = None if by is None else read_scores(by, checkpoint.layout, column=config.column)[1]
-        return plan_merge(checkpoint.attention_sites, config.merge_kv, scores=scores)
-    return plan_removal(checkpoint.attention_sites, _chosen(config, checkpoint), whole_groups=export.whole_groups)
-
-
-def _chosen(config: RemoveConfig, checkpoint: Checkpoint) -> Sequence[HeadId]:
-    if config.heads is not None:
-        return select_heads(config.heads, checkpoint.layout)
-    assert config.keep_only is not None
-    return keeping(checkpoint.layout, select_heads(config.keep_only, checkpoint.layout))
+def _shaping(config: RemoveConfig) -> dict[str, Any]:
+    """The options that were given and shape the result; not where it was written to, nor on what machine it ran."""
+    entries = [entry for entry in fields(config) if entry.metadata.get("identity")]
+    return {entry.name: value for entry in entries if (value := getattr(config, entry.name)) != entry.default}
 
 
 def _list_file(config: RemoveConfig) -> dict[str, str | None]:

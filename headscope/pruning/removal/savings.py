@@ -1,25 +1,35 @@
-"""What a removal saves: parameters, bytes, floating point operations, cache, and measured time."""
+"""What a removal saves: parameters, bytes, floating point operations, cache, and measured time.
+
+Times are wall seconds of the models before and after in turns, so that a machine whose pace changes slows both.
+"""
 
 from __future__ import annotations
 
+import copy
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.discovery import eval_mode
 from headscope.model.gradients import frozen_parameters
-from headscope.model.interface import through_attend
+from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
+from headscope.model.threads import threads_for_pass
 from headscope.pruning.model_inputs import InputTexts, ModelInputs, outputs, vocabularies
-from headscope.pruning.removal.decoding_speed import decoding_speed
-from headscope.pruning.removal.timing import Timing, measure_timing
 from headscope.pruning.removal.verify import BEAM, decodes_from_cache, parameters, search_some
 
 MOST_BYTES = 2 << 30  # of logits in a pass that is timed
+FILLED, TEXTS, STEPS = 256, 8, 16
+"""Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens written to each."""
 
 
 @dataclass(frozen=True)
@@ -107,3 +117,92 @@ def _cache(checkpoint: Checkpoint) -> tuple[int, int]:
         for attention_site in checkpoint.attention_sites.order:  # a layer without heads keeps one stand-in in the cache
             sums[attention_site.site] += max(attention_site.groups, 1) * 2 * attention_site.width * width
     return sums[Site.DECODER_SELF], sums[Site.CROSS]
+
+
+# Time.
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median seconds of one run before and after, and their ratio; `tokens` that a run writes, where it decodes."""
+
+    what: str
+    sentences: int
+    before: float
+    after: float
+    speedup: float
+    tokens: int = 0
+
+
+def measure_timing(
+    what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int
+) -> Timing:
+    """Time two functions in turns, after one run of each that does not count."""
+    before(), after()
+    return in_turns(what, sentences, partial(_seconds, before), partial(_seconds, after), rounds)
+
+
+def in_turns(
+    what: str, sentences: int, before: Callable[[], float], after: Callable[[], float], rounds: int, *, tokens: int = 0
+) -> Timing:
+    """Medians of what two functions say that they took, one after the other in every round."""
+    pairs = [(before(), after()) for _ in range(rounds)]
+    old, new = (median(seconds) for seconds in zip(*pairs, strict=True))
+    return Timing(what, sentences, old, new, old / new, tokens=tokens)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    wait_for_device()
+    start = time.perf_counter()
+    work()
+    wait_for_device()
+    return time.perf_counter() - start
+
+
+def wait_for_device() -> None:
+    """Until an accelerator has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Timing | None:
+    """Seconds of `STEPS` steps of greedy decoding of `TEXTS` texts; of models of one side with a cache.
+
+    The models take turns. Filling the cache is not timed. None for architectures that hand no cache on, or one that
+    cannot be copied for several texts.
+    """
+    filled = max(1, min(FILLED, (before.limit or FILLED) - STEPS - 1))
+    both = (before, after)
+    try:
+        caches = [_filled(checkpoint, filled) for checkpoint in both]
+        for checkpoint, start in zip(both, caches, strict=True):
+            _steps(checkpoint, start)  # the first does not count
+    except Exception:  # whatever an architecture's own code raises (RecurrentGemma)
+        return None
+    old, new = (partial(_steps, checkpoint, start) for checkpoint, start in zip(both, caches, strict=True))
+    return in_turns(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
+
+
+def _filled(checkpoint: Checkpoint, length: int) -> Any:
+    """The cache of `TEXTS` texts of random tokens, all the same."""
+    noise = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabularies(checkpoint)[0], (1, length), generator=noise).to(checkpoint.device)
+    with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
+        cache = checkpoint.model(input_ids=ids, use_cache=True).past_key_values
+        cache.batch_repeat_interleave(TEXTS)
+    return cache
+
+
+def _steps(checkpoint: Checkpoint, start: Any) -> float:
+    """Seconds of all steps from a copy of a cache."""
+    model: Any = checkpoint.model
+    tokens = torch.zeros(TEXTS, 1, dtype=torch.long, device=checkpoint.device)
+    with eval_mode(model), torch.inference_mode(), suppress_warnings(), threads_for_pass(model, TEXTS):
+        cache = copy.deepcopy(start)
+        wait_for_device()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            logits: Tensor = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+            tokens = logits[:, -1:].argmax(dim=-1)
+        wait_for_device()
+        return time.perf_counter() - began

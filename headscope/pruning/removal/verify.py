@@ -6,13 +6,14 @@ parts through the key/value cache, and translations (or continuations) found by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint
@@ -20,12 +21,12 @@ from headscope.formats.finite import refuse_overflow
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
+from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.model.nonfinite import is_finite
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.model_inputs import InputTexts, ModelInputs, max_abs_difference, outputs
-from headscope.pruning.removal.single_precision import computes_in_single
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF = 5e-2
@@ -89,11 +90,31 @@ def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId
 
 
 def _rounds(checkpoint: Checkpoint, batch: ModelInputs) -> bool:
-    """Whether a model in double precision computes parts in single precision, so that its rounding shows."""
+    """Whether a model in double precision computes parts in single precision (mixtures, state spaces, norms)."""
     if checkpoint.dtype != torch.float64:
         return False
-    with through_attend(checkpoint.model):
-        return computes_in_single(checkpoint.model, lambda: checkpoint.model(**batch.given))
+    model = checkpoint.model
+    with through_attend(model), frozen_parameters(model, trainable=True), torch.enable_grad(), _Casts() as casts:
+        model(**batch.given)
+    return bool(casts.noticed)
+
+
+class _Casts(TorchFunctionMode):
+    """Notices functions that make single precision of double precision that depends on the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noticed: bool = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.float32:
+            self.noticed = self.noticed or any(
+                isinstance(given, Tensor) and given.dtype == torch.float64 and given.requires_grad for given in args
+            )
+        return result
 
 
 @contextmanager

@@ -20,10 +20,9 @@ from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.model_inputs import texts
-from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
-from headscope.pruning.removal.remove import REMOVAL, shrink, write_shrunk
+from headscope.pruning.removal.remove import REMOVAL, Destination, shrink, write_shrunk
 from headscope.pruning.removal.verify import reference
 from headscope.pruning.selection import PRUNED
 from headscope.pruning.sweep.config import UNPRUNED, Cell
@@ -50,19 +49,9 @@ def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, 
         written = write_checkpoint(checkpoint, made, companions).path
     else:
         done = without_heads(checkpoint, removed)
-        config = RemoveConfig(
-            checkpoint=options.checkpoint,
-            out=made,
-            heads=",".join(map(str, removed)),
-            export=(done.export.name,),
-            rounds=0,
-            dicts=companions.dicts,
-            hp=companions.hp,
-            bpe=companions.bpe,
-        )
         with Build(made, REMOVAL) as build:
             wanted = reference(checkpoint, removed, done.data.feeds[0])
-            written = write_shrunk(done, config, build, wanted=wanted).path
+            written = write_shrunk(done, Destination(out=made, companions=companions), build, wanted=wanted).path
     shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
     made.replace(folder)
     return folder / written.relative_to(made)

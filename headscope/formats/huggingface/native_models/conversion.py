@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from headscope.data.vocabulary import Vocabulary
+from headscope.formats.exports import Conversion, Probe
 from headscope.formats.huggingface.generation import CLOSED
 from headscope.formats.huggingface.native_models.from_native import make, quiet_transformers
 from headscope.formats.huggingface.native_models.sentencepiece_tokenizer import tokenizer_of
 from headscope.formats.huggingface.native_models.targets import table_ends
-from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 
 OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision

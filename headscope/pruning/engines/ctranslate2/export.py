@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, one_line
 from headscope.formats.base import Checkpoint
-from headscope.pruning.engines.base import ENGINES, EngineExport, EngineFile, EngineOptions, refuse_difference
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
 from headscope.pruning.engines.ctranslate2.specification import specification
 from headscope.pruning.engines.ctranslate2.translations import source_tokens, translated
 from headscope.pruning.engines.ctranslate2.translators import (
@@ -31,13 +31,15 @@ LIMIT = 1e-5
 QUANTITY = "log-probabilities differ by"
 
 
+@engine
 class CTranslate2(EngineExport):
     """Translation models whose stacks have one number of heads each."""
 
     name = "ctranslate2"
-    summary = "a folder for CTranslate2"
-    extra = "engines"
+    summary = "a folder for CTranslate2, of translation models"
+    install = "headscope[engines]"
     packages = ("ctranslate2",)
+    endings = ("bin",)
 
     def check(self, checkpoint: Checkpoint) -> None:
         check_translator(checkpoint)
@@ -123,6 +125,3 @@ def _sides(checkpoint: Checkpoint, batch: ModelInputs) -> tuple[list[list[int]],
 
 def _rows(ids: Tensor, real: Tensor) -> list[list[int]]:
     return [row[mask.bool()].tolist() for row, mask in zip(ids, real, strict=True)]
-
-
-ENGINES.register("ctranslate2", CTranslate2(), where=__name__)

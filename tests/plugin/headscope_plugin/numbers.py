@@ -1,0 +1,53 @@
+"""An engine of somebody else's: all parameters in a row, which NumPy reads."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from headscope.formats.base import Checkpoint
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
+from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
+
+FILE = "model.numbers"
+
+
+@engine
+class Numbers(EngineExport):
+    """Every model in single precision, also without some of its heads."""
+
+    name = "numbers"
+    summary = "all parameters in a row, for NumPy"
+    packages = ("numpy",)
+    install = "headscope-plugin"
+    quantizations: ClassVar = {"float16": "numbers in 16 bits"}
+    endings = ("numbers",)
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """There is none that cannot be written."""
+
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+        dtype = "float16" if options.quantize == "float16" else "float32"
+        row = torch.nn.utils.parameters_to_vector(checkpoint.model.parameters()).detach()
+        row.cpu().numpy().astype(dtype).tofile(folder / FILE)
+        again = copy.deepcopy(checkpoint.model)
+        read = torch.from_numpy(np.fromfile(folder / FILE, dtype).astype("float32"))
+        torch.nn.utils.vector_to_parameters(read, again.parameters())
+        batch = data.feeds[0]
+        difference = max_abs_difference(outputs(again, batch), outputs(checkpoint.model, batch))
+        limit = 1e-6 if dtype == "float32" else 5e-2
+        refuse_difference(difference, limit, FILE, "outputs differ by")
+        return EngineFile(
+            export=self.name,
+            file=FILE,
+            runtime=f"NumPy {np.__version__}",
+            quantity="outputs differ by",
+            difference=difference,
+            limit=limit,
+            sizes=f"{len(row)} numbers in {dtype}",
+            opens=(f"`{FILE}`: `numpy.fromfile`",),
+        )

@@ -1,0 +1,89 @@
+"""What every engine declares, and one of another package (tests/plugin): in help, errors and both commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import headscope as hs
+from headscope.config import engines
+from headscope.config.engines import declared_engines
+from headscope.errors import ConfigError
+from headscope.formats.convert import goals
+from headscope.formats.exports import MODEL_FILES
+from headscope.formats.native import NATIVE
+from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
+from headscope.registry import Registry
+from tests.oracles import checkpoints
+from tests.oracles.plugin import registered
+
+
+@pytest.fixture
+def numbers() -> Iterator[None]:
+    with registered(ENGINES, "numbers"):
+        yield
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Any:
+    NATIVE.save(checkpoints.small(), tmp_path / "whole")
+    return hs.load(str(tmp_path / "whole"), device="cpu")
+
+
+def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    unread: Registry[Any] = Registry("export", package=ENGINES.package, group=ENGINES.group)
+    monkeypatch.setattr(engines, "ENGINES", unread)
+    read = {each.name: each for each in declared_engines()}
+    assert not unread.registered() and sorted(read) == ENGINES.names()
+    for name, engine in ENGINES:
+        assert vars(read[name]) == {attribute: getattr(engine, attribute) for attribute in vars(read[name])}
+        assert {f"*.{ending}" for ending in engine.endings} <= set(MODEL_FILES)
+        assert engine.install.startswith("headscope[") and engine.__doc__
+    assert engines.goal_list() == goals()
+
+
+@pytest.mark.usefixtures("numbers")
+def test_an_engine_of_another_package_is_in_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headscope.cli import main
+
+    monkeypatch.setenv("COLUMNS", "200")
+    for module, words, option in (("convert", ("convert",), "--to"), ("prune_remove", ("prune", "remove"), "--export")):
+        for name in (module, words[0]):
+            monkeypatch.delitem(sys.modules, f"headscope.cli.{name}", raising=False)
+        monkeypatch.setattr(sys, "argv", ["headscope", *words, "--help"])
+        with pytest.raises(SystemExit):
+            main.run()
+        shown = " ".join(capsys.readouterr().out.split())
+        assert option in shown and "numbers (all parameters in a row, for NumPy)" in shown
+        assert "float16 (numbers: numbers in 16 bits)" in shown
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("numbers")
+def test_an_engine_of_another_package_writes_and_proves(model: Any, tmp_path: Path) -> None:
+    done = model.convert(tmp_path / "engine", to="numbers", quantize="float16")
+    assert 0 < done.difference < 5e-2 and (tmp_path / "engine" / "model.numbers").stat().st_size > 0
+    removed = model.remove("cross.0.1").save(tmp_path / "small", export="numbers")
+    assert removed.engines[0].difference < 1e-6
+    record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
+    assert record["engines"][0]["export"] == "numbers" and "model.numbers" in record["files"]
+    assert "numpy.fromfile" in (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("numbers")
+def test_errors_list_the_engines_that_there_are(model: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown quantization 'float8'.*available: none, q8_0, float16"):
+        model.convert(tmp_path / "out", to="numbers", quantize="float8")
+    with pytest.raises(ConfigError, match="quantize q8_0 is not for numbers; available: none, float16"):
+        model.convert(tmp_path / "out", to="numbers", quantize="q8_0")
+    with pytest.raises(ConfigError, match="for exports that have it: --export numbers"):
+        engines_named((), EngineOptions(quantize="float16"))
+    with pytest.raises(ConfigError, match=r"export='number' is|export number is not for .* gguf, numbers, onnx"):
+        model.remove("cross.0.1", export="number")
