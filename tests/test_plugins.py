@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from headscope import registry
@@ -57,10 +58,14 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
     pairs = [*text, "--target", german]
     valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
+    sweep = [*valid[:4], "--methods", "random", "--keep", "40", "--seeds", "1"]
+    off = ["--metrics", "length-ratio", "--each-head", "--heads", "cross.0.*", "--out", "off.csv"]
     commands = [
         ["analyze", model, *text, "--only", "last_key", "--last-keys", "2", "--out", "run"],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
+        ["evaluate", model, *pairs, *off],
+        ["prune", "sweep", model, *pairs, *sweep, "--metric", "length-ratio", "--out", "sweep"],
         ["train", "patient", *pairs, *small, *valid, "--max-updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
     environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
@@ -78,6 +83,8 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
     assert (tmp_path / "run" / "figures" / "last_key.png").exists() and (tmp_path / "red.png").exists()
     gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
     assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
+    assert 0.5 < pd.read_csv(tmp_path / "off.csv")["length-ratio"][0] < 2
+    assert pd.read_csv(tmp_path / "sweep" / "sweep.csv")["metric"].tolist() == ["length-ratio"] * 2
     course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()
     assert float(course[-1].split(",")[course[0].split(",").index("patient")]) == 2
 

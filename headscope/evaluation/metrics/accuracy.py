@@ -12,7 +12,6 @@ from headscope.evaluation.metrics.base import (
     LikelihoodMetric,
     ValidationText,
     metric,
-    ratio_of,
     total_and_count,
 )
 from headscope.formats.base import IGNORED, Checkpoint
@@ -28,9 +27,6 @@ class Accuracy(LikelihoodMetric):
 
     def sums(self, read: Likelihood) -> Array:
         return total_and_count(read.right)
-
-    def of(self, sums: Array) -> Array:
-        return ratio_of(sums)
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         counts = label_counts(checkpoint, data)

@@ -104,9 +104,9 @@ class Metric(ABC):
     def sums(self, read: Any) -> Array:
         """Sums by group of sentences and mask [g mask c] of what the pass has read."""
 
-    @abstractmethod
     def of(self, sums: Array) -> Array:
-        """The metric of sums [n c]: [n]."""
+        """The metric of sums [n c]: [n]; as a rule Σ values / Σ counts of sums [n 2]."""
+        return ratio_of(sums)
 
     @abstractmethod
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
@@ -177,9 +177,9 @@ class LikelihoodMetric(Metric):
             return _why_no_words(checkpoint, has_target=has_target)
         return _why_unlabelled(checkpoint, has_labels=has_labels) if cls.labels else "needs a model that predicts words"
 
-    @abstractmethod
     def sums(self, read: Likelihood) -> Array:
-        """Sums by group of sentences and mask [g mask c], as `total_and_count` makes them of `read.nll`."""
+        """Sums by group of sentences and mask [g mask c]: Σ -log p and counts [g mask 2]."""
+        return total_and_count(read.nll)
 
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
         scored = whole_likelihood(checkpoint, data)
@@ -204,9 +204,6 @@ class StateMetric(Metric):
     def sums(self, read: StateComparison) -> Array:
         """Sums and counts of the measure [g mask 2]."""
         return total_and_count(read.tokens if self.tokens else read.pooled, self.column)
-
-    def of(self, sums: Array) -> Array:
-        return ratio_of(sums)
 
     def columns(self, values: Array) -> dict[str, Array]:
         return {self.name: values}

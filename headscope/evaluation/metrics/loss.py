@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 
 from headscope.bootstrap import Array
-from headscope.evaluation.likelihood import Likelihood
 from headscope.evaluation.metrics.accuracy import label_counts
 from headscope.evaluation.metrics.base import (
     Floor,
     LikelihoodMetric,
     ValidationText,
     metric,
-    ratio_of,
-    total_and_count,
 )
 from headscope.formats.base import Checkpoint
 
@@ -28,12 +25,6 @@ class Loss(LikelihoodMetric):
     higher_is_better = False
     words = False
     says_loss = True
-
-    def sums(self, read: Likelihood) -> Array:
-        return total_and_count(read.nll)
-
-    def of(self, sums: Array) -> Array:
-        return ratio_of(sums)
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         counts = label_counts(checkpoint, data)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from headscope.bootstrap import Array, Bootstrap, Estimate, interval
-from headscope.evaluation.likelihood import Likelihood, hides_tokens
+from headscope.evaluation.likelihood import hides_tokens
 from headscope.evaluation.metrics.base import (
     Floor,
     LikelihoodMetric,
@@ -14,7 +14,6 @@ from headscope.evaluation.metrics.base import (
     metric,
     ratio_of,
     resampled_sums,
-    total_and_count,
 )
 from headscope.formats.base import Checkpoint
 
@@ -30,9 +29,6 @@ class Perplexity(LikelihoodMetric):
     higher_is_better = False
     labels = False
     says_loss = True
-
-    def sums(self, read: Likelihood) -> Array:
-        return total_and_count(read.nll)
 
     def of(self, sums: Array) -> Array:
         return perplexity(ratio_of(sums))
