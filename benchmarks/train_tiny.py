@@ -22,8 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from headscope.bootstrap import Bootstrap
 from headscope.distributed import process_group
-from headscope.evaluation.quality import text_scores
+from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
 from headscope.files.lines import read_lines
 from headscope.files.writing import write_json
@@ -108,7 +109,8 @@ def bleu(model: Checkpoint, sides: tuple[Sequence[str], Sequence[str]]) -> dict[
     """BLEU of a model's translations of a text, with its 95 % interval."""
     translated = translate_lines(model, sides[0], options=TranslateOptions(beam=5, power=1.0), tokens=4096)
     hypotheses = [each[0].text for each in translated]
-    (score,) = text_scores(hypotheses, sides[1], ["bleu"], mode="tokenised-lowercase", replicates=1000)
+    bootstrap = Bootstrap(seed=1, replicates=1000)
+    score = text_score("bleu", hypotheses, sides[1], text="tokenised-lowercase", bootstrap=bootstrap)
     return {"bleu": score.value, "low": score.low, "high": score.high, "signature": score.signature}
 
 

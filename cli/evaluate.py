@@ -15,7 +15,7 @@ from headscope.config import EvaluateConfig
 if TYPE_CHECKING:
     from headscope.distributed import Processes
     from headscope.evaluation.each_head import EachHead
-    from headscope.evaluation.quality import Evaluation
+    from headscope.evaluation.quality import Evaluation, Score
 
 SHOWN = 20
 
@@ -81,16 +81,12 @@ def _as_json(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _decimals(score: Any) -> int:
-    return 2 if score.metric in ("bleu", "chrf", "perplexity") else 4
+def _score(score: Score) -> str:
+    return f"{score.value:.{score.decimals}f}"
 
 
-def _score(score: Any) -> str:
-    return f"{score.value:.{_decimals(score)}f}"
-
-
-def _score_with_interval(score: Any) -> str:
-    width = _decimals(score)
+def _score_with_interval(score: Score) -> str:
+    width = score.decimals
     within = "" if score.low != score.low else f" ({score.low:.{width}f}–{score.high:.{width}f})"
     return f"{score.name} {_score(score)}{within}"
 
@@ -101,14 +97,13 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
     screen = console.out()
     table = _table("metric", "value", "95 %")
     for score in evaluation.scores:
-        width = _decimals(score)
+        width = score.decimals
         within = "" if score.low != score.low else f"{score.low:.{width}f}–{score.high:.{width}f}"
         table.add_row(score.name, _score(score), within)
     if evaluation.scores:
         screen.print(table)
     if evaluation.tokens is not None:
-        what = "tokens" if any(score.metric == "perplexity" for score in evaluation.scores) else "labels"
-        screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} {what}"), soft_wrap=True)
+        screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} {evaluation.unit}"), soft_wrap=True)
     for remark in evaluation.remarks:
         screen.print(Text(f" {remark}"), soft_wrap=True)
     for score in evaluation.scores:
@@ -139,8 +134,7 @@ def _show_heads(heads: EachHead, out: Path | None) -> None:
     from rich.text import Text
 
     columns = [name for name in heads.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
-    per = "nll/token" if "perplexity" in columns else "loss"
-    titles = [_title(name, per) for name in columns]
+    titles = [_title(name, heads.loss) for name in columns]
     table = _table("head off", *titles)
     for row in heads.table.head(SHOWN + 1).to_dict("records"):
         head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
@@ -153,22 +147,22 @@ def _show_heads(heads: EachHead, out: Path | None) -> None:
     for remark in heads.remarks:
         screen.print(Text(f" {remark}"), soft_wrap=True)
     screen.print(Text(str(heads.signature), style="dim"), soft_wrap=True)
-    console.show(console.ending(_heads_answer(heads, per), out or ""))
+    console.show(console.ending(_heads_answer(heads), out or ""))
 
 
-def _title(name: str, per: str) -> str:
+def _title(name: str, loss: str) -> str:
     """A column of the table of heads; what is a difference to the model as it is says so."""
     metric, difference, _ = name.partition("_difference")
-    metric = {"nll_per_token": per}.get(metric, metric)
+    metric = {"nll_per_token": loss}.get(metric, metric)
     return f"Δ {metric}" if difference else metric
 
 
-def _heads_answer(heads: EachHead, per: str) -> Iterator[str]:
+def _heads_answer(heads: EachHead) -> Iterator[str]:
     """Which head matters most and least, and how many change nothing that can be told."""
     table, by = heads.table, heads.by
     if len(table) < 2:
         return
-    change, title = f"{by}_difference", _title(by, per)
+    change, title = f"{by}_difference", _title(by, heads.loss)
     worst, least = ({**table.iloc[row].to_dict()} for row in (1, -1))
     named = []
     for row in (worst, least):

@@ -10,6 +10,7 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from headscope import registry
@@ -58,6 +59,8 @@ def test_an_installed_package_adds_an_analysis_a_criterion_a_variant_and_an_engi
     valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
     numbers = ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"]
+    sweep = [*valid[:4], "--methods", "random", "--keep", "40", "--seeds", "1"]
+    off = ["--metrics", "length-ratio", "--each-head", "--heads", "cross.0.*", "--out", "off.csv"]
     commands = [
         ["convert", "--help"],
         numbers,
@@ -66,6 +69,8 @@ def test_an_installed_package_adds_an_analysis_a_criterion_a_variant_and_an_engi
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
         ["prune", "sigmoid", model, *pairs, *valid[:4], "--keep", "48", "--updates", "2", "--out", "learnt"],
+        ["evaluate", model, *pairs, *off],
+        ["prune", "sweep", model, *pairs, *sweep, "--metric", "length-ratio", "--out", "sweep"],
         ["train", "patient", *pairs, *small, *valid, "--max-updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
     environment = {
@@ -91,6 +96,8 @@ def test_an_installed_package_adds_an_analysis_a_criterion_a_variant_and_an_engi
     gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
     assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
     assert json.loads((tmp_path / "learnt" / "pruning.json").read_text(encoding="utf-8"))["kept"] == 48
+    assert 0.5 < pd.read_csv(tmp_path / "off.csv")["length-ratio"][0] < 2
+    assert pd.read_csv(tmp_path / "sweep" / "sweep.csv")["metric"].tolist() == ["length-ratio"] * 2
     course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()
     assert float(course[-1].split(",")[course[0].split(",").index("patient")]) == 2
 

@@ -18,7 +18,7 @@ from variants.design import RECIPE, TEST, Arm
 
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
-from headscope.evaluation.quality import text_scores
+from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
 from headscope.files.lines import read_lines
 from headscope.files.writing import write_json
@@ -169,7 +169,7 @@ def translated(setting: Setting, checkpoint: Path) -> dict[str, Any]:
     translations = translate_lines(model, lines["de"], options=LENGTHS, tokens=4096)
     hypotheses = [candidates[0].text.lower() for candidates in translations]
     references = [line.lower() for line in lines["en"]]
-    (score,) = text_scores(hypotheses, references, ["bleu"], mode="raw", replicates=1)
+    score = text_score("bleu", hypotheses, references)
     return {"bleu": score.value, "bleu_signature": score.signature}
 
 

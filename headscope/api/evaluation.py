@@ -16,9 +16,9 @@ from headscope.api.texts import LabelList, Text, TextPair, one_text, text_pair
 from headscope.config import CheckpointOptions, EvaluateOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.each_head import score_each_head
-from headscope.evaluation.intact import Against, Intact, named, recorded
-from headscope.evaluation.opened import OpenedEvaluation, matched
-from headscope.evaluation.quality import Evaluation, TextMode, score_corpus
+from headscope.evaluation.metrics.base import TextMode
+from headscope.evaluation.opened import Against, Intact, OpenedEvaluation, matched, named, recorded
+from headscope.evaluation.quality import Evaluation, score_corpus
 from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.files.lines import raw_lines
 from headscope.formats.base import DTYPES, Checkpoint

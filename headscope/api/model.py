@@ -20,7 +20,7 @@ from headscope.config import Companions
 from headscope.data.batching import BatchingOptions
 from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError
-from headscope.evaluation.intact import Intact, made_of
+from headscope.evaluation.opened import Intact, made_of
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.formats.convert import Converted

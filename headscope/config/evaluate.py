@@ -42,9 +42,8 @@ class EvaluateOptions(SearchOptions, TextOptions):
 
     metrics: tuple[str, ...] = option(
         (),
-        "bleu,chrf,perplexity,accuracy; of classifiers loss,accuracy,macro-f1; of every model cosine,token-cosine,l2,"
-        "token-l2 to the intact model. Default: all that fit, the last ones for encoders without a head and with "
-        "--against.",
+        "{metrics}. Default: all that fit; those that compare states with the intact model's for encoders without a "
+        "head and with --against.",
         metavar="NAMES",
         panel=SCORES,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.engine.base import ANALYSES
-from headscope.evaluation.fitting_metrics import fitting_metrics, predictions_of
+from headscope.evaluation.metrics.base import fitting_metrics
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES
 from headscope.model.mixing.base import mixing_name, mixings_of
@@ -40,7 +40,7 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
         "mixing": _mixing(checkpoint),
         "parameters": checkpoint.parameters_by_part(),
         "labels": list(checkpoint.label_names),
-        "metrics": _metrics(checkpoint),
+        "metrics": [{"name": name, "needs": needs} for name, needs in fitting_metrics(checkpoint).items()],
         "objectives": _objectives(checkpoint),
         "analyses": _analyses(checkpoint, facts),
     }
@@ -56,16 +56,6 @@ def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
         {"site": site, "layers": layers, "mixing": name, "summary": summary}
         for (site, name, summary), layers in found.items()
     ]
-
-
-def _metrics(checkpoint: Checkpoint) -> list[dict[str, Any]]:
-    """What `evaluate` measures, and the option that it needs for that."""
-    rows = []
-    for name in fitting_metrics(checkpoint):
-        labels = checkpoint.label_names and predictions_of([name])
-        needs = "--labels" if labels else "--target" if checkpoint.needs_target else ""
-        rows.append({"name": name, "needs": needs})
-    return rows
 
 
 def _objectives(checkpoint: Checkpoint) -> list[dict[str, Any]]:

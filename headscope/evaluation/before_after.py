@@ -11,8 +11,7 @@ from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
 from headscope.evaluation.comparison import Comparison, compare_scores, resampled
-from headscope.evaluation.fitting_metrics import STATE_METRICS
-from headscope.evaluation.likelihood import LikelihoodOptions, hides_tokens
+from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric
 from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, judge
@@ -92,12 +91,12 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
     old_loss, new_loss = (float(total / count) for total, count in (each.loss.sum(axis=0) for each in scores))
     return QualityChange(
         metric=metric.name,
-        title=f"masked-token {metric.title}" if hides_tokens(before) and metric.name == "perplexity" else metric.title,
+        title=metric.title_of(before),
         text=corpus.name,
         sentences=corpus.count,
         before=compare_scores(metric, first, first, bootstrap),
         after=compare_scores(metric, second, first, bootstrap),
-        loss=None if metric.name in (*STATE_METRICS, "perplexity") else (old_loss, new_loss),
+        loss=None if metric.says_loss else (old_loss, new_loss),
         margin=str(asked.margin),
         verdict=verdict,
         why=why or "",

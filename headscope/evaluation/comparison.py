@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headscope.bootstrap import LEVEL, Array, Bootstrap
-from headscope.evaluation.metrics.base import Metric
+from headscope.evaluation.metrics.base import Metric, resampled_sums
 
 _TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
@@ -37,8 +37,7 @@ def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Boo
 
 def resampled(metric: Metric, sums: Array, bootstrap: Bootstrap) -> Array:
     """The metric of sums of groups [g c], and of every resample of groups: [1 + replicates]."""
-    draws = bootstrap.draws(len(sums)).numpy()
-    return metric.of(np.vstack([sums.sum(axis=0), draws @ sums]))
+    return metric.of(resampled_sums(sums, bootstrap))
 
 
 def compare(values: Array, others: Array) -> Comparison:

@@ -1,29 +1,54 @@
-"""A checkpoint, a corpus and the intact model of an evaluation, opened and checked against each other."""
+"""A checkpoint, a corpus and the intact model of an evaluation, opened and checked against each other.
+
+The intact model, which states are compared with, is one that is named, or the one that a smaller model was made of.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
-from headscope.config import EvaluateConfig, EvaluateOptions
+from headscope.config import CheckpointOptions, EvaluateConfig, EvaluateOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.distributed import ALONE, Processes
-from headscope.errors import ConfigError
-from headscope.evaluation.fitting_metrics import (
-    STATE_METRICS,
-    check_metric_names,
-    choose_metrics,
-    compares_states,
-    needs_translation,
-    predictions_of,
-)
-from headscope.evaluation.intact import NO_OTHER, Against, against_option, check_comparable
+from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.formats.base import Checkpoint, open_configured
+from headscope.evaluation.metrics.base import METRICS, Metric, Pass, fitting_metrics, metrics_in_order
+from headscope.files.hub import is_cached
+from headscope.files.reading import exists, read_record
+from headscope.formats.base import Checkpoint, detect_format, open_configured
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
+
+RECORD = "pruning.json"
+COMPANIONS = ("dicts", "hp", "bpe")
+COMPARED = 16  # lines that both models must split into the same subwords
+
+
+@dataclass(frozen=True)
+class Intact:
+    """A model to compare states with, None where there is none, and what the user should know of it."""
+
+    checkpoint: Checkpoint | None = None
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Against:
+    """How the intact model is found, once it is needed; `named` says that the user asked for this one."""
+
+    find: Callable[[], Intact] = Intact
+    named: bool = False
+
+
+NO_OTHER = Against()
 
 
 @dataclass
@@ -41,6 +66,10 @@ class OpenedEvaluation:
     unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
     processes: Processes = ALONE
     intact: Checkpoint | None = None
+
+    def asked(self, reads: Pass | None = None) -> list[Metric]:
+        """The metrics that are measured, of all passes or one, in their order."""
+        return metrics_in_order(self.metrics, reads=reads)
 
 
 def open_all(config: EvaluateConfig) -> OpenedEvaluation:
@@ -71,10 +100,11 @@ def matched(
     if checkpoint.needs_target and not corpus.has_target:
         raise ConfigError(f"{kind} needs --target, the references")
     metrics = choose_metrics(config, checkpoint, against=against.named)
-    if checkpoint.label_names and predictions_of(metrics) and not corpus.has_labels:
-        raise ConfigError(
-            f"{metrics[0]} needs --labels FILE, what is right; without labels there are {', '.join(STATE_METRICS)}"
-        )
+    given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
+    why = {name: METRICS.get(name).applies(checkpoint, **given) for name in fitting_metrics(checkpoint)}
+    if refused := [name for name in metrics if why[name]]:
+        others = ", ".join(name for name, reason in why.items() if reason is None)
+        raise ConfigError(f"{refused[0]} {why[refused[0]]}; this text allows {others}")
     batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
     limit = sentence_limit(checkpoint, batching)
     likelihood_options = LikelihoodOptions(config.batch_tokens, limit, config.long, config.hiding, config.seed)
@@ -85,11 +115,11 @@ def matched(
         max_extra=config.max_len_b,
         longest=config.max_length,
     )
-    if needs_translation(metrics):
+    if metrics_in_order(metrics, reads="translations"):
         checkpoint.search_facts(translate_options)
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
     opened = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
-    if compares_states(metrics):
+    if opened.asked("states"):
         _find_intact(opened, against, altered=altered or bool(masked_heads) or config.each_head)
     return opened
 
@@ -107,9 +137,121 @@ def _find_intact(opened: OpenedEvaluation, against: Against, *, altered: bool) -
     elif altered:
         opened.remarks += ["states are compared with those of the same model without --mask"] if found.remarks else []
     else:
-        left_out = [name for name in opened.metrics if name in STATE_METRICS]
+        left_out = [metric.name for metric in opened.asked("states")]
         opened.metrics = tuple(name for name in opened.metrics if name not in left_out)
         opened.remarks.append(
             f"left out: {', '.join(left_out)}: no head is masked and there is no other model to compare with; give "
             "--against CKPT, the intact model, or --mask LIST"
         )
+
+
+def check_metric_names(names: Sequence[str]) -> None:
+    """ConfigError for a name that is no metric."""
+    known = [metric.name for metric in metrics_in_order()]
+    if strange := [name for name in names if name not in known]:
+        raise ConfigError(f"--metrics {strange[0]!r} is not known; available: {', '.join(known)}")
+
+
+def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: bool = False) -> tuple[str, ...]:
+    """The metrics of the config, or all that fit (with `--each-head` those that need no translation).
+
+    Those of states are among them where another model is given to compare with (`against`). ConfigError for metrics
+    that do not fit, and for `against` where none compares states.
+    """
+    check_metric_names(config.metrics)
+    fitting = fitting_metrics(checkpoint)
+    if unfit := [name for name in config.metrics if name not in fitting]:
+        given = {"has_target": checkpoint.needs_target, "has_labels": bool(checkpoint.label_names)}
+        raise ConfigError(
+            f"{unfit[0]} {METRICS.get(unfit[0]).applies(checkpoint, **given)}; a model of type "
+            f"{checkpoint.model_type!r} can be asked for {', '.join(fitting)}"
+        )
+    if against and config.metrics and not metrics_in_order(config.metrics, reads="states"):
+        states = ", ".join(metric.name for metric in metrics_in_order(reads="states"))
+        raise ConfigError(f"--against names a model to compare states with; add some of {states} to --metrics")
+    if config.metrics:
+        return config.metrics
+    metrics = metrics_in_order(fitting)
+    usual = [metric for metric in metrics if metric.default or (against and metric.reads == "states")]
+    slow = "translations" if config.each_head else ""
+    return tuple(metric.name for metric in usual or metrics if metric.reads != slow)
+
+
+# The intact model that states are compared with.
+
+
+def against_option(config: EvaluateConfig) -> Against:
+    """The checkpoint of `--against`; without it the one that the record beside the checkpoint names."""
+    if config.against is None:
+        return Against(partial(recorded, config))
+    return Against(partial(named, config.against, config), named=True)
+
+
+def named(path: str, options: CheckpointOptions) -> Intact:
+    """A checkpoint that runs where `options` say, with those companions of theirs that its format has a use for."""
+    takes = detect_format(path).takes
+    useless: dict[str, Any] = dict.fromkeys(name for name in COMPANIONS if name not in takes)
+    return Intact(open_configured(replace(options, checkpoint=path, format=None, **useless)))
+
+
+def recorded(options: CheckpointOptions) -> Intact:
+    """What the `pruning.json` of a removal says that the checkpoint was made of; nothing for any other checkpoint."""
+    path = Path(options.checkpoint)
+    if not exists(path):
+        return Intact()
+    folder = path if path.is_dir() else path.parent
+    record = read_record(folder / RECORD)
+    output, source = record.get("output"), record.get("source")
+    is_its = isinstance(output, Mapping) and output.get("file") in (".", path.name)
+    if record.get("kind") != "removal" or not is_its or not isinstance(source, Mapping):
+        return Intact()
+    return made_of(source, options, beside=folder.resolve().parent)
+
+
+def made_of(source: Mapping[str, Any], options: CheckpointOptions, *, beside: Path | None = None) -> Intact:
+    """The checkpoint that a record's `source` names, if it is there and has the digest that it had.
+
+    Looked for where it was, and where a folder that was moved as a whole has it: under the end of its path, `beside`
+    the smaller one.
+    """
+    path, why = str(source.get("path")), "is not there"
+    companions: dict[str, Any] = {name: Path(source[name]) if source.get(name) else None for name in COMPANIONS}
+    for place in _places(path, beside):
+        try:
+            opened = open_configured(replace(options, checkpoint=place, format=source.get("format"), **companions))
+        except HeadscopeError:
+            why = "cannot be opened"
+            continue
+        if opened.digest == source.get("digest"):
+            return Intact(opened, (f"states are compared with those of {place}, which {RECORD} names",))
+        why = "has changed since (another digest)"
+    return Intact(None, (f"{RECORD} names {path} as the intact model, which {why}; --against CKPT names another",))
+
+
+def _places(path: str, beside: Path | None) -> Iterator[str]:
+    """Where a checkpoint may be: its path, or its name on the hub where that was fetched before."""
+    if exists(path) or is_cached(path):
+        yield path
+    if beside is not None:
+        parts = Path(path).parts
+        for count in range(1, min(len(parts), 3) + 1):
+            if exists(place := beside.joinpath(*parts[-count:])) and str(place) != path:
+                yield str(place)
+
+
+def check_comparable(checkpoint: Checkpoint, intact: Checkpoint, corpus: Corpus, *, limit: int) -> None:
+    """ConfigError where states of two models on a text are not of the same tokens."""
+    pair = f"{checkpoint.path} and the intact model {intact.path}"
+    if checkpoint.two_sided is not intact.two_sided:
+        raise ConfigError(f"{pair} cannot be compared: one has an encoder and a decoder, the other has not")
+    lines = list(islice(corpus, COMPARED))
+    texts = {"source": [line.source for line in lines]}
+    if checkpoint.two_sided and corpus.has_target:
+        texts["target"] = [line.target or "" for line in lines]
+    for side, sentences in texts.items():
+        split, other = (
+            [line.ids for line in each.encode(sentences, side=side, limit=limit)]  # type: ignore[arg-type]
+            for each in (checkpoint, intact)
+        )
+        if split != other:
+            raise ConfigError(f"{pair} cannot be compared: they split text into other subwords; give --against CKPT")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from headscope.evaluation.quality import TextMode, perplexity, text_scores
+from headscope.evaluation.metrics.base import TextMode
+from headscope.evaluation.metrics.perplexity import perplexity
+from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.translate_options import TranslateOptions
 from headscope.training.files.checkpoints import checkpoint
@@ -25,7 +27,7 @@ class Validation:
     @property
     def perplexity(self) -> float | None:
         """exp(nll)."""
-        return None if self.nll is None else perplexity(self.nll)
+        return None if self.nll is None else float(perplexity(self.nll))
 
     def value(self, by: Literal["loss", "bleu"]) -> float:
         """What is compared, lower is better."""
@@ -62,4 +64,4 @@ def validation_bleu(run: TrainingRun) -> float:
     if low:
         hypotheses, references = [text.lower() for text in hypotheses], [text.lower() for text in references]
     mode: TextMode = "tokenised-lowercase" if run.config.normalise.startswith("moses") else "raw"
-    return text_scores(hypotheses, references, ["bleu"], mode=mode, replicates=1)[0].value
+    return text_score("bleu", hypotheses, references, text=mode).value

@@ -202,7 +202,7 @@ def test_bad_labels_are_one_line(kind: str, lines: list[str], message: str, tmp_
     ("extra", "message"),
     [
         ({"source2": ["ah"]}, "have different numbers of lines"),
-        ({}, "needs --labels FILE, what is right; without labels there are cosine"),
+        ({}, "the right class of every line; this text allows cosine"),
     ],
 )
 def test_bad_texts_are_one_line(extra: dict[str, list[str]], message: str, tmp_path: Path, command: Any) -> None:

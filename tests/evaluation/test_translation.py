@@ -137,7 +137,7 @@ def test_lines_that_are_not_utf_8_are_named() -> None:
 
 @pytest.mark.slow
 def test_beam_5_translations_of_the_fork_are_reproduced_sentence_for_sentence(shared: Path) -> None:
-    from headscope.evaluation.quality import text_scores
+    from headscope.evaluation.quality import text_score
 
     folder = shared / "oracles" / "mhr"
     log = (folder / "alpha" / "generate" / "generate-base.log").read_text(encoding="utf-8")
@@ -146,7 +146,7 @@ def test_beam_5_translations_of_the_fork_are_reproduced_sentence_for_sentence(sh
     found = best(checkpoints.mhr(shared), lines)
     assert found == [expected[n] for n in range(200)]
     references = (folder / "data" / "test.en").read_text(encoding="utf-8").splitlines()
-    (bleu,) = text_scores(found, references, ("bleu",), mode="tokenised-lowercase", replicates=0)
+    bleu = text_score("bleu", found, references, text="tokenised-lowercase")
     assert f"BLEU4 = {bleu.value:.2f}," in log
 
 

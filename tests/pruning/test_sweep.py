@@ -26,8 +26,7 @@ from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.evaluation.comparison import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.metrics.base import METRICS, ValidationText, grouped
-from headscope.evaluation.metrics.bleu import bleu_sums
+from headscope.evaluation.metrics.base import METRICS, Translations, ValidationText, grouped
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.translate_options import TranslateOptions
@@ -65,7 +64,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_sums_of_groups_give_sacrebleus_corpus_score() -> None:
     hypotheses, references = letters(1031, "abcde", 3), letters(1031, "abcde", 4)
-    found = bleu_sums(hypotheses, references, raw=True)
+    found = METRICS.get("bleu").sums(Translations(hypotheses, references))[:, 0]
     wanted = BLEU().corpus_score(hypotheses, [references]).score
     assert found.shape == (1024, 10) and wanted > 3
     assert METRICS.get("bleu").of(found.sum(axis=0, keepdims=True))[0] == pytest.approx(wanted, abs=1e-10)
@@ -119,7 +118,7 @@ def test_p_is_about_twice_that_of_sacrebleus_one_tailed_test() -> None:
     (_, other_score) = scores["BLEU"]
     assert not isinstance(other_score, str) and other_score.p_value is not None
     theirs = other_score.p_value
-    first, second = (bleu_sums(each, references, raw=True) for each in (one, other))
+    first, second = (METRICS.get("bleu").sums(Translations(each, references))[:, 0] for each in (one, other))
     mine = compare_scores(METRICS.get("bleu"), first, second, Bootstrap(seed=1, replicates=2000)).p
     assert 0.005 < theirs < 0.3 and mine == pytest.approx(2 * theirs, abs=0.05)
 
@@ -416,6 +415,8 @@ def test_what_a_model_reaches_that_has_learnt_nothing() -> None:
     assert values == {
         "accuracy": 4 / 7,
         "bleu": 1.0,
+        "chrf": 0.0,
+        "loss": pytest.approx(-sum(share * math.log(share) for share in (4 / 7, 2 / 7, 1 / 7))),
         "macro-f1": pytest.approx(classifiers.macro_f1([0] * 7, wanted)),
         "perplexity": len(tiny.PIECES),
     }

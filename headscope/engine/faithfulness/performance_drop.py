@@ -14,7 +14,7 @@ from headscope.bootstrap import Array, GroupSums, Ratio
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
-from headscope.evaluation.quality import text_scores
+from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
@@ -90,5 +90,5 @@ def bleu_drop(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: i
             lines = (sentence.source for sentence in corpus)
             best = translate_lines(checkpoint, lines, options=TranslateOptions(), tokens=tokens, progress=step)
             hypotheses = [translations[0].text for translations in best]
-        scores.append(text_scores(hypotheses, references, ["bleu"], mode="raw", replicates=0)[0].value)
+        scores.append(text_score("bleu", hypotheses, references).value)
     return PerformanceDrop(values={"bleu": np.array(scores)})

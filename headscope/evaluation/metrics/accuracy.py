@@ -1,54 +1,48 @@
-"""Accuracy of a classifier: the share of sentences, or of tagged words, that get the right label."""
+"""Accuracy: the share of tokens that are the likeliest, or of sentences and tagged words that get the right label."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from headscope.bootstrap import Array
-from headscope.evaluation.labels import no_labels
+from headscope.data.batching import Omissions
+from headscope.evaluation.likelihood import Likelihood, labelled
 from headscope.evaluation.metrics.base import (
     Floor,
-    Metric,
-    SentenceScores,
+    LikelihoodMetric,
     ValidationText,
-    group_columns,
     metric,
-    ratio_of,
+    total_and_count,
 )
-from headscope.evaluation.metrics.perplexity import whole_likelihood
-from headscope.formats.base import Checkpoint
+from headscope.formats.base import IGNORED, Checkpoint
 
 
 @metric
-class Accuracy(Metric):
-    """Hits over labels."""
+class Accuracy(LikelihoodMetric):
+    """Hits over labels, or over tokens."""
 
     name = "accuracy"
     title = "accuracy"
+    order = 50
 
-    @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        return why_unlabelled(checkpoint, has_labels=has_labels)
-
-    def of(self, sums: Array) -> Array:
-        return ratio_of(sums)
+    def sums(self, read: Likelihood) -> Array:
+        return total_and_count(read.right)
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
-        return Floor(most_frequent(data)[0], "the share of the most frequent label")
+        counts = label_counts(checkpoint, data)
+        return Floor(max(counts.values()) / counts.total(), f"the share of the most frequent {_unit(checkpoint)}")
 
-    def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
-        scored = whole_likelihood(checkpoint, data)
-        return SentenceScores(group_columns(scored.right), group_columns(scored.nll))
-
-
-def most_frequent(data: ValidationText) -> tuple[float, int]:
-    """The share of the most frequent of the right labels, and how many labels there are among them."""
-    counts = Counter(label for sentence in data.corpus for label in (sentence.labels.ids if sentence.labels else ()))
-    return max(counts.values()) / counts.total(), len(counts)
+    def title_of(self, checkpoint: Checkpoint) -> str:
+        return {"words": "token accuracy", "tags": "word accuracy"}.get(checkpoint.predicts, self.title)
 
 
-def why_unlabelled(checkpoint: Checkpoint, *, has_labels: bool) -> str | None:
-    """Why a checkpoint has no labels to be right about, None where it has."""
-    if why := no_labels(checkpoint):
-        return f"needs a classifier, and {why}"
-    return None if has_labels else "needs --labels FILE (or --valid-labels), the right class of every line"
+def _unit(checkpoint: Checkpoint) -> str:
+    return "token" if checkpoint.predicts == "words" else "label"
+
+
+def label_counts(checkpoint: Checkpoint, data: ValidationText) -> Counter[int]:
+    """How often each label is the right one; where the corpus has none, each token that the model is to predict."""
+    if data.corpus.has_labels:
+        return Counter(label for line in data.corpus for label in (line.labels.ids if line.labels else ()))
+    parts = labelled(checkpoint, data.corpus, data.reading, Omissions())
+    return Counter(label for part in parts for label in part.labels[part.labels != IGNORED].tolist())

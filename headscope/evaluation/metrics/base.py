@@ -3,38 +3,62 @@
 A metric is a function of sums over the corpus: BLEU of matches, n-grams and lengths, perplexity of Σ -log p and
 tokens, accuracy of hits and sentences. Sums are kept for groups of sentences, as `headscope.bootstrap` does, so
 intervals and paired tests (`headscope.evaluation.comparison`) need no second pass over the text.
+
+What the sums are made of is one of three passes, which all metrics of a kind share: translations, the likelihood of
+tokens or labels, final states beside those of the intact model.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from headscope.bootstrap import GROUPS, Array, GroupSums
+from headscope.bootstrap import GROUPS, Array, Bootstrap, Estimate, GroupSums, interval
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
-from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.labels import no_labels
+from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, likelihood
+from headscope.evaluation.states import StateComparison, compare_states
+from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.registry import Registry
+
+TextMode = Literal["raw", "tokenised-lowercase"]
+Pass = Literal["translations", "likelihood", "states"]
 
 
 @dataclass(frozen=True)
 class ValidationText:
     """A corpus (with labels where the model is measured by them), and how it is read and translated.
 
-    `text` says what BLEU compares: "raw" or "tokenised-lowercase". `intact` is the model that states are compared with.
+    `text` says what translations are compared as. `intact` is the model that states are compared with.
     """
 
     corpus: Corpus
     reading: LikelihoodOptions
     options: TranslateOptions
-    text: str
+    text: TextMode
     intact: Checkpoint | None = None
+
+
+@dataclass(frozen=True)
+class Translations:
+    """Translations of a corpus and their references; `text` says whether both are as they are, or tokenised."""
+
+    hypotheses: Sequence[str]
+    references: Sequence[str]
+    text: TextMode = "raw"
+
+    @property
+    def raw(self) -> bool:
+        """Whether texts are detokenised and their case counts."""
+        return self.text == "raw"
 
 
 @dataclass(frozen=True)
@@ -54,14 +78,22 @@ class Floor:
 
 
 class Metric(ABC):
-    """A number `of` sums, how to `score` a model, and the `floor` at which losses mean nothing.
+    """A number `of` `sums` of what a pass over a text has read, and the `floor` at which losses mean nothing.
 
-    A file in this folder defines one final subclass and registers it.
+    A file in this folder defines one final subclass of `TranslationMetric`, `LikelihoodMetric` or `StateMetric`, which
+    say what pass it `reads`, and registers it. Metrics come in the order of `order`, with `decimals`. `default`: it is
+    measured where no metric is named; metrics without that only where there is none with. `says_loss`: the loss would
+    say the same once more.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
+    reads: ClassVar[Pass]
+    order: ClassVar[int] = 100
+    decimals: ClassVar[int] = 4
     higher_is_better: ClassVar[bool] = True
+    default: ClassVar[bool] = True
+    says_loss: ClassVar[bool] = False
 
     @classmethod
     @abstractmethod
@@ -69,22 +101,120 @@ class Metric(ABC):
         """Why the metric does not apply to a checkpoint on such a text, None where it does."""
 
     @abstractmethod
+    def sums(self, read: Any) -> Array:
+        """Sums by group of sentences and mask [g mask c] of what the pass has read."""
+
     def of(self, sums: Array) -> Array:
-        """The metric of sums [n c]: [n]."""
+        """The metric of sums [n c]: [n]; as a rule Σ values / Σ counts of sums [n 2]."""
+        return ratio_of(sums)
 
     @abstractmethod
     def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
-        """The sums of a model, as its masks and gates are now, on a text."""
+        """The sums of a model, as its masks and gates are now, on a text; KeyboardInterrupt where interrupted."""
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor | None:
         """What a model that has learnt nothing reaches; None where every model is a baseline."""
         return None
+
+    def signature(self, text: TextMode) -> str:
+        """The signature of the library that counts, empty where that is this one."""
+        return ""
+
+    def title_of(self, checkpoint: Checkpoint) -> str:
+        """The title, of what this checkpoint predicts."""
+        return self.title
+
+    def estimate(self, sums: Array, bootstrap: Bootstrap) -> Estimate:
+        """The metric of sums by group [g c], with percentiles of resamples of groups."""
+        return interval(torch.from_numpy(self.of(resampled_sums(sums, bootstrap))))
+
+    def columns(self, values: Array) -> dict[str, Array]:
+        """The columns of the table of `--each-head`, of values [mask]; those of the intact model are the first."""
+        return {self.name: values, f"{self.name}_difference": values - values[0]}
 
     def worse(self, values: Array, reference: Array) -> Array:
         """How much worse values are than a reference; below 0 they are better."""
         with np.errstate(invalid="ignore"):
             losses: Array = reference - values if self.higher_is_better else values - reference
         return losses
+
+
+class TranslationMetric(Metric):
+    """A metric of translations beside their references; every mask needs a translation of its own."""
+
+    reads = "translations"
+    decimals = 2
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        if not checkpoint.needs_target:
+            return "needs a model that translates"
+        return None if has_target else "needs --target and --valid-target, the translations"
+
+    @abstractmethod
+    def sums(self, read: Translations) -> Array:
+        """Sums by group of sentences [g 1 c]; `grouped` makes them of a row for each sentence."""
+
+    def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
+        loss = total_and_count(whole_likelihood(checkpoint, data).nll)[:, 0]
+        lines = (sentence.source for sentence in data.corpus)
+        translations = translate_lines(checkpoint, lines, options=data.options, tokens=data.reading.tokens)
+        hypotheses = [best[0].text for best in translations]
+        read = Translations(hypotheses, reference_texts(checkpoint, data.corpus), data.text)
+        return SentenceScores(self.sums(read)[:, 0], loss)
+
+
+class LikelihoodMetric(Metric):
+    """A metric of how likely the `words` of a text are, or its `labels`, or of how often they are the likeliest."""
+
+    reads = "likelihood"
+    words: ClassVar[bool] = True
+    labels: ClassVar[bool] = True
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        if cls.words and checkpoint.predicts == "words":
+            return _why_no_words(checkpoint, has_target=has_target)
+        return _why_unlabelled(checkpoint, has_labels=has_labels) if cls.labels else "needs a model that predicts words"
+
+    def sums(self, read: Likelihood) -> Array:
+        """Sums by group of sentences and mask [g mask c]: Σ -log p and counts [g mask 2]."""
+        return total_and_count(read.nll)
+
+    def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
+        scored = whole_likelihood(checkpoint, data)
+        return SentenceScores(self.sums(scored)[:, 0], total_and_count(scored.nll)[:, 0])
+
+
+class StateMetric(Metric):
+    """A mean over sentences or `tokens` of `column` of a `StateComparison`. The loss beside it is 1 − cosine."""
+
+    reads = "states"
+    default = False
+    says_loss = True
+    tokens: ClassVar[bool]
+    column: ClassVar[int]
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        if has_target and not checkpoint.two_sided:
+            return "reads one side only; leave out the targets"
+        return "needs --target, which the decoder is to read" if checkpoint.needs_target and not has_target else None
+
+    def sums(self, read: StateComparison) -> Array:
+        """Sums and counts of the measure [g mask 2]."""
+        return total_and_count(read.tokens if self.tokens else read.pooled, self.column)
+
+    def columns(self, values: Array) -> dict[str, Array]:
+        return {self.name: values}
+
+    def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
+        compared = compare_states(checkpoint, data.corpus, data.reading, intact=data.intact)
+        if not compared.complete:
+            raise KeyboardInterrupt
+        loss = total_and_count(compared.tokens if self.tokens else compared.pooled, 0)[:, 0]
+        loss[:, 0] = loss[:, 1] - loss[:, 0]
+        return SentenceScores(self.sums(compared)[:, 0], loss)
 
 
 METRICS: Registry[Metric] = Registry(
@@ -123,10 +253,60 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
     return fitting[0]
 
 
+def metrics_in_order(names: Collection[str] | None = None, *, reads: Pass | None = None) -> list[Metric]:
+    """All metrics, or those of `names`, of all passes or one, in their order."""
+    found = [each for name, each in METRICS if (names is None or name in names) and reads in (None, each.reads)]
+    return sorted(found, key=lambda each: (each.order, each.name))
+
+
+def fitting_metrics(checkpoint: Checkpoint) -> dict[str, str]:
+    """The metrics that can be measured of a checkpoint, in their order, and the option of a text that each needs."""
+    texts = {"": (False, False), "--target": (True, False), "--labels": (False, True)}
+    needs: dict[str, str] = {}
+    for each in metrics_in_order():
+        for option, (target, labels) in texts.items():
+            if each.name not in needs and each.applies(checkpoint, has_target=target, has_labels=labels) is None:
+                needs[each.name] = option
+    return needs
+
+
+def _why_no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
+    if checkpoint.two_sided is has_target:
+        return None
+    return "needs --target and --valid-target, the translations" if checkpoint.two_sided else "reads one side only"
+
+
+def _why_unlabelled(checkpoint: Checkpoint, *, has_labels: bool) -> str | None:
+    """Why a checkpoint has no labels to be right about, None where it has."""
+    if why := no_labels(checkpoint):
+        return f"needs a classifier, and {why}"
+    return None if has_labels else "needs --labels FILE (or --valid-labels), the right class of every line"
+
+
+def whole_likelihood(checkpoint: Checkpoint, data: ValidationText) -> Likelihood:
+    """The likelihood of all sentences; KeyboardInterrupt where it was interrupted."""
+    scored = likelihood(checkpoint, data.corpus, data.reading)
+    if not scored.complete:
+        raise KeyboardInterrupt
+    return scored
+
+
+def reference_texts(checkpoint: Checkpoint, corpus: Corpus) -> list[str]:
+    """References as translations are written, pieces put together."""
+    return [checkpoint.joined(sentence.target or "") for sentence in corpus]
+
+
 def ratio_of(sums: Array) -> Array:
-    """Σ values / Σ counts of sums [n 2]: [n]."""
-    ratios: Array = sums[:, 0] / sums[:, 1]
-    return ratios
+    """Σ values / Σ counts of sums [n 2]: [n]; NaN where nothing was counted."""
+    with np.errstate(invalid="ignore"):
+        ratios: Array = sums[:, 0] / sums[:, 1]
+        return ratios
+
+
+def resampled_sums(sums: Array, bootstrap: Bootstrap) -> Array:
+    """Sums of groups [g c] over the corpus, and over every resample of groups: [1 + replicates c]."""
+    draws = bootstrap.draws(len(sums)).numpy()
+    return np.vstack([sums.sum(axis=0), draws @ sums])
 
 
 def grouped(rows: Array) -> Array:
@@ -136,8 +316,10 @@ def grouped(rows: Array) -> Array:
     return sums
 
 
-def group_columns(sums: GroupSums) -> Array:
-    """Totals and counts of the first mask by group of sentences [g 2]."""
-    totals, counts = (part[: sums.used].reshape(sums.used, -1)[:, :1] for part in (sums.total, sums.count))
-    both: Array = torch.cat([totals, counts], dim=1).numpy()
+def total_and_count(sums: GroupSums, column: int | None = None) -> Array:
+    """Totals and counts by group of sentences and mask [g mask 2]; of sums with a further axis those of a `column`."""
+    total, count = sums.total[: sums.used], sums.count[: sums.used]
+    if column is not None:
+        total, count = total[..., column], count[..., 0]
+    both: Array = torch.stack([total, count.expand_as(total)], dim=-1).numpy()
     return both

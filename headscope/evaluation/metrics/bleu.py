@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headscope.bootstrap import Array
-from headscope.evaluation.metrics.base import Floor, Metric, SentenceScores, ValidationText, grouped, metric
-from headscope.evaluation.metrics.perplexity import token_loss
-from headscope.evaluation.translation import translate_lines
+from headscope.evaluation.metrics.base import (
+    Floor,
+    TextMode,
+    TranslationMetric,
+    Translations,
+    ValidationText,
+    grouped,
+    metric,
+)
 from headscope.formats.base import Checkpoint
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
 
 ORDERS = 4  # of n-grams
 
 
 @metric
-class Bleu(Metric):
+class Bleu(TranslationMetric):
     """sacreBLEU's corpus BLEU of matches [4], n-grams [4], and the lengths of translations and references."""
 
     name = "bleu"
     title = "BLEU"
+    order = 10
 
-    @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        if not checkpoint.needs_target:
-            return "needs a model that translates"
-        return None if has_target else "needs --target and --valid-target, the translations"
+    def sums(self, read: Translations) -> Array:
+        bleu, rows = sacrebleus(raw=read.raw), []
+        for hypothesis, reference in zip(read.hypotheses, read.references, strict=True):
+            score = bleu.corpus_score([hypothesis], [[reference]])
+            rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
+        return grouped(np.array(rows, dtype=np.float64))[:, None]
 
     def of(self, sums: Array) -> Array:
         from sacrebleu.metrics.bleu import BLEU
@@ -42,22 +54,14 @@ class Bleu(Metric):
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         return Floor(1.0, "near zero")
 
-    def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
-        loss = token_loss(checkpoint, data)
-        lines = (sentence.source for sentence in data.corpus)
-        translations = translate_lines(checkpoint, lines, options=data.options, tokens=data.reading.tokens)
-        hypotheses = [best[0].text for best in translations]
-        references = [checkpoint.joined(sentence.target or "") for sentence in data.corpus]
-        return SentenceScores(bleu_sums(hypotheses, references, raw=data.text == "raw"), loss)
+    def signature(self, text: TextMode) -> str:
+        bleu = sacrebleus(raw=text == "raw")
+        bleu.corpus_score([""], [[""]])  # says how many references there are
+        return str(bleu.get_signature())
 
 
-def bleu_sums(hypotheses: Sequence[str], references: Sequence[str], *, raw: bool) -> Array:
-    """Matches, n-grams and lengths by group of sentences [g 10]; their sum gives sacreBLEU's corpus BLEU."""
+def sacrebleus(*, raw: bool) -> BLEU:
+    """sacreBLEU's BLEU, with its tokenisation of raw text."""
     from sacrebleu.metrics.bleu import BLEU
 
-    metric = BLEU(tokenize="13a" if raw else "none", lowercase=not raw, force=True)
-    rows = []
-    for hypothesis, reference in zip(hypotheses, references, strict=True):
-        score = metric.corpus_score([hypothesis], [[reference]])
-        rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
-    return grouped(np.array(rows, dtype=np.float64))
+    return BLEU(tokenize="13a" if raw else "none", lowercase=not raw, force=True)

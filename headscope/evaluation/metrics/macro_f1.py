@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from headscope.bootstrap import Array
-from headscope.evaluation.metrics.accuracy import most_frequent, why_unlabelled
-from headscope.evaluation.metrics.base import Floor, Metric, SentenceScores, ValidationText, group_columns, metric
-from headscope.evaluation.metrics.perplexity import whole_likelihood
+from headscope.evaluation.likelihood import Likelihood
+from headscope.evaluation.metrics.accuracy import label_counts
+from headscope.evaluation.metrics.base import Floor, LikelihoodMetric, ValidationText, metric
 from headscope.formats.base import Checkpoint
 
 
 @metric
-class MacroF1(Metric):
+class MacroF1(LikelihoodMetric):
     """Mean of 2 right / (predicted + wanted) over the labels that are predicted or wanted at least once.
 
     That is scikit-learn's `f1_score(average="macro")` without `labels`. Of token classifiers it is over words, not
@@ -21,22 +21,20 @@ class MacroF1(Metric):
 
     name = "macro-f1"
     title = "macro-F1"
+    order = 60
+    words = False
 
-    @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        return why_unlabelled(checkpoint, has_labels=has_labels)
+    def sums(self, read: Likelihood) -> Array:
+        counts: Array = read.classes.total[: read.classes.used].flatten(2).numpy()
+        return counts
 
     def of(self, sums: Array) -> Array:
         return macro_f1(sums.reshape(len(sums), -1, 3))
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
-        share, labels = most_frequent(data)
-        return Floor(2 * share / (1 + share) / labels, "what the most frequent label alone reaches")
-
-    def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
-        scored = whole_likelihood(checkpoint, data)
-        counts = scored.classes.total[: scored.classes.used, 0].flatten(1)
-        return SentenceScores(counts.numpy(), group_columns(scored.nll))
+        counts = label_counts(checkpoint, data)
+        share = max(counts.values()) / counts.total()
+        return Floor(2 * share / (1 + share) / len(counts), "what the most frequent label alone reaches")
 
 
 def macro_f1(counts: Array) -> Array:

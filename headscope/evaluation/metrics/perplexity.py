@@ -3,58 +3,52 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from headscope.bootstrap import Array
-from headscope.evaluation.likelihood import Likelihood, likelihood
+from headscope.bootstrap import Array, Bootstrap, Estimate, interval
+from headscope.evaluation.likelihood import hides_tokens
 from headscope.evaluation.metrics.base import (
     Floor,
-    Metric,
-    SentenceScores,
+    LikelihoodMetric,
     ValidationText,
-    group_columns,
     metric,
     ratio_of,
+    resampled_sums,
 )
 from headscope.formats.base import Checkpoint
 
 
 @metric
-class Perplexity(Metric):
+class Perplexity(LikelihoodMetric):
     """exp(Σ -log p / tokens), of the tokens that `headscope.evaluation.likelihood` says."""
 
     name = "perplexity"
     title = "perplexity"
+    order = 30
+    decimals = 2
     higher_is_better = False
-
-    @classmethod
-    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        if checkpoint.predicts != "words":
-            return "needs a model that predicts words"
-        if checkpoint.two_sided is has_target:
-            return None
-        return "needs --target and --valid-target, the translations" if checkpoint.two_sided else "reads one side only"
+    labels = False
+    says_loss = True
 
     def of(self, sums: Array) -> Array:
-        with np.errstate(over="ignore"):
-            values: Array = np.exp(ratio_of(sums))
-            return values
+        return perplexity(ratio_of(sums))
+
+    def estimate(self, sums: Array, bootstrap: Bootstrap) -> Estimate:
+        nats = interval(torch.from_numpy(ratio_of(resampled_sums(sums, bootstrap))))
+        return Estimate(*map(perplexity, (nats.value, nats.low, nats.high)))
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         return Floor(float(checkpoint.vocabulary), "the number of pieces in the vocabulary, each as likely")
 
-    def score(self, checkpoint: Checkpoint, data: ValidationText) -> SentenceScores:
-        loss = token_loss(checkpoint, data)
-        return SentenceScores(loss, loss)
+    def title_of(self, checkpoint: Checkpoint) -> str:
+        return f"masked-token {self.title}" if hides_tokens(checkpoint) else self.title
+
+    def columns(self, values: Array) -> dict[str, Array]:
+        return {self.name: values}
 
 
-def whole_likelihood(checkpoint: Checkpoint, data: ValidationText) -> Likelihood:
-    """The likelihood of all sentences; KeyboardInterrupt where it was interrupted."""
-    scored = likelihood(checkpoint, data.corpus, data.reading)
-    if not scored.complete:
-        raise KeyboardInterrupt
-    return scored
-
-
-def token_loss(checkpoint: Checkpoint, data: ValidationText) -> Array:
-    """Σ -log p of tokens, and how many they are, by group of sentences [g 2]."""
-    return group_columns(whole_likelihood(checkpoint, data).nll)
+def perplexity(nats: Array | float) -> Array:
+    """Of means of -log p; infinite where it is too large for a number."""
+    with np.errstate(over="ignore"):
+        values: Array = np.exp(nats)
+        return values

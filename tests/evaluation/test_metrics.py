@@ -1,0 +1,137 @@
+"""Every metric, also of another package, is the same in `evaluate`, with each head off and in sweeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headscope.bootstrap import Bootstrap
+from headscope.config import EvaluateConfig
+from headscope.errors import ConfigError
+from headscope.evaluation.comparison import compare_scores
+from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, fitting_metrics
+from headscope.evaluation.opened import open_all
+from headscope.evaluation.run import run_each_head, run_evaluation
+from headscope.formats.native import NATIVE
+from headscope.heads import HeadId
+from headscope.model.gating import masked
+from headscope.pruning.options.sweep import SweepConfig
+from headscope.pruning.sweep.sweep import run_sweep
+from tests.oracles import checkpoints, classifiers, plugin
+from tests.oracles.checkpoints import SOURCES, TARGETS
+
+Command = Callable[..., tuple[int, str, str]]
+HEADS = {
+    "native": "cross.0.1",
+    "gpt2": "decoder-self.1.2",
+    "bert": "encoder-self.0.1",
+    "bert-encoder": "encoder-self.1.0",
+}
+MEASURED = {
+    "native": ["bleu", "chrf", "perplexity", "accuracy", "length-ratio"],
+    "gpt2": ["perplexity", "accuracy"],
+    "bert": ["loss", "accuracy", "macro-f1"],
+    "bert-encoder": [],
+}
+STATES = ["cosine", "token-cosine", "l2", "token-l2"]
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    """`length-ratio` is a metric of another package (tests/plugin)."""
+    with plugin.registered(METRICS, "length_ratio"):
+        yield
+
+
+def files(folder: Path, kind: str) -> dict[str, Any]:
+    """A checkpoint of a kind and a text, as options."""
+    sources = SOURCES if kind == "native" else classifiers.texts(13)
+    options: dict[str, Any] = {"checkpoint": str(folder / "model"), "source": lines(folder / "source", sources)}
+    if kind == "native":
+        NATIVE.save(checkpoints.small(), folder / "model")
+        options["target"] = lines(folder / "target", TARGETS)
+    elif kind == "gpt2":
+        made = checkpoints.hugging("gpt2")
+        made.model.save_pretrained(folder / "model")  # type: ignore[operator]
+        made.tokenizer.save_pretrained(folder / "model")
+    else:
+        classifiers.folder(folder / "model", kind)
+    if kind == "bert":
+        options["labels"] = lines(folder / "labels", [classifiers.NAMES[label] for label in classifiers.labels(13)])
+    return options | {"dtype": "float64"}
+
+
+def lines(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_every_metric_is_the_same_wherever_it_is_measured(kind: str, tmp_path: Path) -> None:
+    options = files(tmp_path, kind) | {"bootstrap": 23, "seed": 5}
+    opened = open_all(EvaluateConfig(**options))
+    order = [name for name in [*MEASURED[kind], *STATES] if name != "length-ratio"]
+    fitting = list(fitting_metrics(opened.checkpoint))
+    assert [name for name in fitting if name != "length-ratio"] == order
+    assert set(fitting) == {*MEASURED[kind], *STATES}
+    metrics = tuple(reversed(fitting))
+    found = run_evaluation(EvaluateConfig(**options, metrics=metrics, mask=HEADS[kind]))
+    assert [score.metric for score in found.scores] == fitting
+    table = run_each_head(EvaluateConfig(**options, metrics=metrics, each_head=True, heads=HEADS[kind])).table
+    text = ValidationText(
+        opened.corpus, opened.likelihood_options, opened.translate_options, "raw", intact=opened.checkpoint
+    )
+    with masked(opened.checkpoint.model, [HeadId.parse(HEADS[kind])]):
+        for score in found.scores:
+            metric = METRICS.get(score.metric)
+            sums = metric.score(opened.checkpoint, text).sums
+            swept = compare_scores(metric, sums, sums, Bootstrap(seed=5, replicates=23))
+            tolerance = 1e-3 if score.metric == "perplexity" else 1e-9  # its percentiles are of nats
+            assert score.value == pytest.approx(swept.value, abs=1e-12) and score.decimals == metric.decimals
+            assert (score.low, score.high) == pytest.approx((swept.low, swept.high), rel=tolerance, abs=1e-12)
+            column = "nll_per_token" if score.metric == "loss" else score.metric
+            assert table[column][1] == pytest.approx(score.value, abs=1e-12)
+
+
+def test_a_metric_of_another_package_is_in_evaluate_with_each_head_off_and_in_sweeps(
+    tmp_path: Path, command: Command
+) -> None:
+    options = files(tmp_path, "native")
+    references = sum(len(text.split()) for text in TARGETS)
+    found = run_evaluation(EvaluateConfig(**options, bootstrap=10))
+    said = sum(len(text.split()) for text in found.sentences["hypothesis"])
+    assert found["length-ratio"].value == pytest.approx(said / references)
+    heads = run_each_head(EvaluateConfig(**options, bootstrap=10, each_head=True, metrics=("length-ratio",)))
+    assert heads.by == "length-ratio" and heads.table["length-ratio"][0] == pytest.approx(said / references)
+    assert list(heads.table)[3:] == ["length-ratio", "length-ratio_difference"]
+    texts = {f"valid_{name}": options[name] for name in ("source", "target")}
+    swept = run_sweep(
+        SweepConfig(
+            **options,
+            **texts,
+            out=tmp_path / "out",
+            methods=("random",),
+            keep=(7,),
+            metric="length-ratio",
+            bootstrap=10,
+        )
+    )
+    assert swept.table["value"][0] == pytest.approx(said / references)
+    asked = ["evaluate", options["checkpoint"], "--source", options["source"], "--target", options["target"]]
+    status, shown, _ = command(*asked, "--metrics", "length-ratio", "--json")
+    assert status == 0 and [score["name"] for score in json.loads(shown)["scores"]] == ["length ratio"]
+    status, _, err = command(*asked, "--metrics", "length")
+    assert status == 2 and "length-ratio" in err
+    status, shown, _ = command("show", options["checkpoint"], "--json")
+    assert {"name": "length-ratio", "needs": "--target"} in json.loads(shown)["metrics"]
+
+
+def test_sweeps_measure_what_evaluate_measures(tmp_path: Path) -> None:
+    its = open_all(EvaluateConfig(**files(tmp_path, "gpt2"))).checkpoint
+    assert choose_metric("accuracy", its, has_target=False, has_labels=False) == "accuracy"
+    with pytest.raises(ConfigError, match="--metric loss: needs a classifier"):
+        choose_metric("loss", its, has_target=False, has_labels=False)

@@ -1,0 +1,21 @@
+"""A metric: how long translations are, in words, beside their references."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headscope.bootstrap import Array
+from headscope.evaluation.metrics.base import TranslationMetric, Translations, grouped, metric
+
+
+@metric
+class LengthRatio(TranslationMetric):
+    """Words of all translations over words of all references."""
+
+    name = "length-ratio"
+    title = "length ratio"
+
+    def sums(self, read: Translations) -> Array:
+        pairs = zip(read.hypotheses, read.references, strict=True)
+        lengths = [(len(hypothesis.split()), len(reference.split())) for hypothesis, reference in pairs]
+        return grouped(np.array(lengths, dtype=float))[:, None]
