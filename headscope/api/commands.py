@@ -50,7 +50,7 @@ evaluate = of_loaded(Model.evaluate)
 
 @in_python
 def prune(
-    checkpoint: PathName,
+    checkpoint: str | PathLike[str],
     method: Literal["rank", "l0", "subset"],
     *,
     out: PathName,
@@ -174,8 +174,12 @@ def plot(
     if out is not None:
         check_path(Path(out), force=force)
     show_in_notebook()
+    one = isinstance(runs, (Study, str, PathLike)) or not isinstance(runs, Sequence)
+    chosen: list[Any] = [runs] if one else list(runs)
+    if strange := [run for run in chosen if not isinstance(run, (Study, str, PathLike))]:
+        raise ConfigError(f"runs: a {type(strange[0]).__name__} is no run; give a study, a folder or a list of these")
     with figure_style(FigureStyle(style, width, title=title, signature=signature)):
-        figure = _drawn([runs] if isinstance(runs, (Study, str, PathLike)) else list(runs), name, options)
+        figure = _drawn(chosen, name, options)
         if out is not None:
             write_figure(figure, Path(out), dpi=dpi, force=force)
     return figure

@@ -84,7 +84,7 @@ def capture(model: nn.Module, tensors: Iterable[str] = ("weights",)) -> Iterator
     """
     names = tuple(tensors)
     if unknown := [name for name in names if name not in FIELDS]:
-        raise ConfigError(f"cannot capture {', '.join(unknown)}; what can be captured: {', '.join(FIELDS)}")
+        raise ConfigError(f"cannot capture {', '.join(map(str, unknown))}; what can be captured: {', '.join(FIELDS)}")
     captured = Captured()
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:

@@ -36,7 +36,7 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, compensated
 from headscope.pruning.engines.base import ENGINES, EngineExport, EngineOptions, engines_named
-from headscope.pruning.options.refit import CalibrationOptions
+from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.scores_file import read_scores
 from headscope.pruning.removal.export import choose_export, kind_of_folder
@@ -134,7 +134,7 @@ def shrink(
     export: Export,
     data: InputTexts,
     text: CalibrationText | None = None,
-    calibration: CalibrationOptions | None = None,
+    calibration: Refit | None = None,
     asked: Question | str = "",
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
@@ -148,7 +148,7 @@ def shrink(
     done, pooled = None, checkpoint.with_pooled_groups(removal) if removal.merged else None
     if text is not None:
         progress("refitting")
-        options = calibration or CalibrationOptions()
+        options = calibration or Refit(method="none")
         done = compensated(checkpoint, removal.removed, text, options, altered=pooled, add_bias=export.adds_bias)
     whole = done.checkpoint if done is not None else pooled or checkpoint
     progress("removing")
