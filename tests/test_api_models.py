@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,31 @@ def test_a_ranking_is_that_of_the_command(
     assert f"by:{by}{'-lowest' if by == 'similarity_cka' else ''}|" in ranking.signature
 
 
+@pytest.mark.parametrize(
+    ("by", "options"),
+    [
+        ("confidence", {"steps": 3}),
+        ("gradient", {"objective": "top1", "steps": 2, "allocate": "per-layer"}),
+        ("obs", {"allocate": "measured", "damping": 0.01}),
+        ("random", {"allocate": "uniform"}),
+    ],
+)
+def test_rankings_take_the_options_of_the_command(
+    pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path, by: str, options: dict[str, Any]
+) -> None:
+    source, target = caption_files
+    files = {"checkpoint": hs.assets.trained(), "out": tmp_path / "out", "source": source, "target": target}
+    choice = run_ranking(RankConfig(**files, device="cpu", by=by, keep=54, **options))  # type: ignore[arg-type]
+    ranking = pair.rank(by=by, text=SOURCES, target=TARGETS, **options)
+    assert ranking.lowest(18) == choice.removed and ranking.highest(54) == choice.kept
+    assert all(f"{name}:{value}" in ranking.signature for name, value in options.items())
+    if "steps" in options:
+        with pair.gated("cross.0.0"), pytest.raises(ConfigError, match="steps score anew, and the gates are"):
+            ranking.lowest(18)
+    again = pair.rank(by=str(tmp_path / "out" / "ranking.csv"), column="score")
+    assert len(again.scores) == 72 and len(repr(again)) < 200
+
+
 def test_rankings_by_layer_with_sites_protection_and_the_other_way_round(pair: hs.Model) -> None:
     ranking = pair.rank(by="magnitude", sites="cross, encoder-self", protect=["cross.0.*"], keep_lowest=True)
     plain = pair.rank(by="magnitude", sites=["cross", "encoder-self"], protect="cross.0.*")
@@ -99,6 +125,9 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
             rounds=0,
             device="cpu",
         )
+    )
+    assert re.fullmatch(
+        r"<Removed, in .*small.*: 48 of 72 heads stay, .* parameters; outputs differ by .*>", repr(saved)
     )
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("small", "command")]
     assert weights[0] == weights[1] and saved.removal.removed == small.removed
@@ -259,7 +288,10 @@ def test_captured_tensors_are_found_by_names(pair: hs.Model) -> None:
     assert weights.shape[:3] == (3, 8, logits.shape[1])
     assert torch.equal(heads["cross.1.5"]["weights"], weights[:, 5])
     assert torch.equal(heads[hs.HeadId.parse("cross.1.5")]["context"], heads[hs.Site.CROSS, 1]["context"][:, 5])
+    assert repr(heads).startswith("<Captured weights, context of encoder-self.0, ") and len(repr(heads)) < 300
     for wrong, message in {
+        5: "5 names no layer and no head; write",
+        ("cross", 1, 2): "cross.1.2 was not captured",
         ("cross", 7): "cross.7 was not captured; captured: encoder-self.0, ",
         "cross.1.8": "cross.1 has no head 8",
         "cros.1.1": "'cros.1.1' is no head",

@@ -195,7 +195,7 @@ class Model(ScoredModel):
         valid: Text | None = None,
         metric: str = "",
         margin: str | None = None,
-        export: str | None = None,
+        export: str | Iterable[str] | None = None,
         pad: bool = False,
         **old: Unpack[OldRefit],
     ) -> SmallModel:
@@ -319,7 +319,7 @@ class SmallModel(Model):
         self,
         folder: PathName,
         *,
-        export: str | None = None,
+        export: str | Iterable[str] | None = None,
         onnx: bool = False,
         quantize: str = "none",
         force: bool = False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from numbers import Real
 from os import PathLike
@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypedDict
 
 import torch
 
-from headscope.api.options import PathName, wrong_type
+from headscope.api.options import PathName, checked_value, wrong_type
 from headscope.api.selection import Heads, head_ids_of
 from headscope.api.texts import LabelList, Text, Texts, texts_of
 from headscope.config import Companions
@@ -54,7 +54,7 @@ def shrunk_copy(
     checkpoint: Checkpoint,
     heads: Sequence[HeadId],
     *,
-    export: str | None,
+    export: str | Iterable[str] | None,
     text: Texts,
     max_sentences: int,
     calibration: Refit,
@@ -166,9 +166,9 @@ def refit_and_valid(refit: Refit | None, valid: Text | None, old: Mapping[str, A
     return refit, Texts(**texts) if texts else texts_of(valid)
 
 
-def split_export(export: str | None) -> tuple[list[str], list[str]]:
-    """Kinds of folders and engines of an `export`, names with commas between them."""
-    names = [name.strip() for name in (export or "").split(",") if name.strip()]
+def split_export(export: str | Iterable[str] | None) -> tuple[list[str], list[str]]:
+    """Kinds of folders and engines of an `export`: names in a list, or with commas between them."""
+    names = () if export is None else checked_value("export", tuple[str, ...], export)
     engines = [name for name in names if name in ENGINES.names()]
     return [name for name in names if name not in engines], engines
 
@@ -195,7 +195,7 @@ def save_shrunk(
     folder: PathName,
     *,
     companions: Companions,
-    export: str | None,
+    export: str | Iterable[str] | None,
     onnx: bool,
     options: EngineOptions,
     force: bool,

@@ -53,6 +53,7 @@ class Study:
         """Names of the tables for `table`, "heads" first."""
         return ["heads", *self._measurement.study.tables]
 
+    @in_python
     def table(self, name: str) -> pd.DataFrame:
         """The detail of one analysis, one observation a row; ConfigError for a name that is not in `tables`."""
         if name not in self.tables:
@@ -64,6 +65,7 @@ class Study:
         """Names of the arrays for `array`."""
         return list(self._arrays())
 
+    @in_python
     def array(self, name: str) -> Array:
         """A matrix [h h] such as "similarity/encoder-self/2/cka", or "detail/confidence/0/encoder-self" [layer h].
 

@@ -51,6 +51,11 @@ class Removed:
     command: str = "prune remove"
     pushed: str = ""
 
+    def __repr__(self) -> str:
+        heads = f"{self.after.attention_heads} of {self.before.attention_heads} heads stay"
+        sizes = f"{self.after.parameters:,} of {self.before.parameters:,} parameters"
+        return f"<Removed, in {self.path}: {heads}, {sizes}; outputs differ by {self.verified.difference:.1e}>"
+
 
 @dataclass(frozen=True)
 class Shrunk:
