@@ -136,6 +136,29 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
     assert small.analyze(SOURCES, **CHEAP).record["checkpoint"]["digest"] != pair.checkpoint.digest
 
 
+def test_what_stays_may_be_named_and_both_models_timed(pair: hs.Model) -> None:
+    small = pair.remove(keep_only="cross.0.*,cross.1.0", max_sentences=4, export=["native"][:0])
+    assert [str(head) for head in small.removed] == [f"cross.1.{head}" for head in range(1, 8)] + [
+        f"cross.2.{head}" for head in range(8)
+    ]
+    times = small.times(rounds=1, batch=2)
+    assert {each.what for each in times} == {"forward", "beam search"} and all(each.before > 0 for each in times)
+    with pytest.raises(ConfigError, match="^rounds 0, batch 64: at least 1"):
+        small.times(rounds=0)
+
+
+def test_a_text_with_all_that_belongs_to_it(pair: hs.Model, tmp_path: Path) -> None:
+    both = hs.Texts(SOURCES, target=TARGETS)
+    assert pair.analyze(both, **CHEAP).signature == pair.analyze(SOURCES, target=TARGETS, **CHEAP).signature
+    with pytest.raises(ConfigError, match="Texts holds all that belongs to a text; leave out target"):
+        pair.analyze(both, target=TARGETS)
+    (tmp_path / "pairs.tsv").write_text("".join(f"{line}\t{line}\n" for line in sentences()))
+    bert = loaded("bert")
+    tabs = bert.analyze(hs.Texts(tmp_path / "pairs.tsv", pairs=True), **CHEAP)
+    assert_frame_equal(tabs.heads, bert.analyze(sentences(), second=sentences(), **CHEAP).heads)
+    assert tabs.record["options"]["pairs"] is True
+
+
 def test_a_small_transformers_model_can_be_trained_on_and_saved(tmp_path: Path) -> None:
     model, tokenizer = in_memory("bert")
     opened = hs.load(model, tokenizer=tokenizer)

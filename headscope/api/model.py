@@ -223,7 +223,7 @@ class Model(ScoredModel):
         """
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
-        check_one_given({"heads, those that go": heads, "keep_only": keep_only, "merge_kv": merge_kv})
+        check_one_given({"heads, those that go": heads, "merge_kv": merge_kv, "keep_only": keep_only})
         refit, held_out = refit_and_valid(refit, valid, old)
         done = shrunk_copy(
             self.checkpoint,

@@ -127,7 +127,7 @@ def ranking_of(
     gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe)
     context = context_of(config, OpenedSelection(checkpoint, gating, corpus, None, 0))
     table = None if study is None else _table_of(study, checkpoint)
-    scoring = scoring_of(config, context, heads=table, parsed=parse is not None)
+    scoring = scoring_of(config, context, heads=None if table is None else lambda: table, parsed=parse is not None)
     noted = gates()
 
     def score(removed: list[HeadId]) -> Scores:

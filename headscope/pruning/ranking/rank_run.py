@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
     gates, keep = opened.gating, _keep(config, opened.gating)
     check_keep(gates, keep, config.allocation)
     context = context_of(config, opened, processes)
-    heads = None if config.run is None or config.is_file else read_heads(config.run, opened.checkpoint.layout)
+    run = config.run
+    heads = None if run is None else partial(read_heads, run, opened.checkpoint.layout)
     scoring = scoring_of(config, context, heads=heads)
     with progress("ranking", config.steps) as step:
         ranked = rank_heads(
@@ -225,9 +227,13 @@ class Scoring:
 
 
 def scoring_of(
-    config: RankConfig, context: ScoringContext, *, heads: pd.DataFrame | None = None, parsed: bool = False
+    config: RankConfig,
+    context: ScoringContext,
+    *,
+    heads: Callable[[], pd.DataFrame] | None = None,
+    parsed: bool = False,
 ) -> Scoring:
-    """How heads are scored: by a file, a table of heads that was measured before, or a criterion that is measured.
+    """How heads are scored: by a file, a table of `heads` that was measured before, or a criterion that is measured.
 
     `parsed` says that the text has parses. ConfigError for options that fit none of these.
     """
@@ -242,7 +248,7 @@ def scoring_of(
             raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
         column = column_named(config.by)
         facts = {"by": config.by, "column": config.by, "from": str(config.run)}
-        return _fixed(config, column, column.of(heads), label=config.by, facts=facts)
+        return _fixed(config, column, column.of(heads()), label=config.by, facts=facts)
     criterion = criterion_named(config.by, parsed=parsed)
     if criterion.reads_text and context.corpus is None:
         raise ConfigError(f"--by {criterion.name} is measured on text: give --source FILE, or --from RUN that has it")
