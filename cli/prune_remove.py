@@ -71,7 +71,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> 
         title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
         screen.print(Text(title, style="italic"), soft_wrap=True)
         screen.print(_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed"))
-        masked = masked if removed.compensated.options.compensate == "none" else f"refitted {masked}"
+        masked = masked if removed.compensated.options.method == "none" else f"refitted {masked}"
     done = merges or f"{len(removed.removal.removed)} heads removed"
     verdict = [] if removed.quality is None else [verdict_words(removed.quality.record())]
     lines = [
@@ -117,7 +117,7 @@ def _performance_table(compensated: Compensated, change: str) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column({"representation": "cosine to the intact model"}.get(objective, objective), justify="right")
     table.add_column("worse than intact by", justify="right")
-    rows = {"intact": "intact", "removed": change, "refitted": f"and {compensated.options.compensate}"}
+    rows = {"intact": "intact", "removed": change, "refitted": f"and {compensated.options.method}"}
     for name, row in rows.items():
         if name in performance:
             table.add_row(row, f"{performance[name].value:.4f}", f"{performance[name].damage:.4f}")

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from headscope.api.model import SmallModel as SmallModel
     from headscope.api.ranking import Ranking as Ranking
     from headscope.api.study import Study as Study
+    from headscope.api.texts import Texts as Texts
     from headscope.errors import HeadscopeError as HeadscopeError
     from headscope.heads import HeadId as HeadId
     from headscope.heads import Site as Site
+    from headscope.pruning.options.refit import Refit as Refit
 
 __version__ = VERSION
 
@@ -33,7 +35,9 @@ _HEAVY = {
     **dict.fromkeys(("analyze", "evaluate", "plot", "prune", "train"), "api.commands"),
     **dict.fromkeys(("Model", "SmallModel"), "api.model"),
     "Ranking": "api.ranking",
+    "Refit": "pruning.options.refit",
     "Study": "api.study",
+    "Texts": "api.texts",
     "load": "api.loading",
 }
 __all__ = ["__version__", "assets", *sorted({**_LIGHT, **_HEAVY})]
@@ -52,4 +56,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """The names of the API, without modules that were imported meanwhile."""
+    return sorted(__all__)

@@ -105,6 +105,6 @@ def _load(point: EntryPoint, kind: str) -> None:
 
 def unknown(kind: str, name: str, available: list[str]) -> str:
     """The message for a name that is not in `available`, with the nearest one and all of them."""
-    near = get_close_matches(name, available, n=1)
+    near = get_close_matches(str(name), available, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {kind} {name!r}; {hint}available: {', '.join(available)}"

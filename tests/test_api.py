@@ -6,9 +6,8 @@ import inspect
 import json
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -17,9 +16,8 @@ from pandas.testing import assert_frame_equal
 
 import headscope as hs
 from headscope.api.analysis import run_analysis
-from headscope.api.options import AnalysisOptions, AnalyzeMore, EvaluateMore, python_errors, python_words
-from headscope.config import AnalyzeConfig, AnalyzeOptions, EvaluateConfig, EvaluateOptions
-from headscope.engine.declarations import analysis_options
+from headscope.api.options import python_errors, python_words
+from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError, options_as_flags
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
@@ -53,28 +51,9 @@ def test_nothing_below_the_api_imports_it() -> None:
 def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
     assert callable(hs.load) and all(getattr(hs, name) is not None for name in hs.__all__)
     assert all(isinstance(getattr(hs, name), types.FunctionType) for name in ("analyze", "evaluate", "plot", "train"))
+    assert dir(hs) == sorted(hs.__all__)  # also now that modules are imported
     with pytest.raises(AttributeError, match="no attribute 'anlyze'"):
         hs.anlyze  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    ("function", "more", "options", "elsewhere"),
-    [
-        (hs.Model.analyze, AnalyzeMore, AnalyzeOptions, set()),
-        (hs.Model.evaluate, EvaluateMore, EvaluateOptions, {"text", "each_head", "heads"}),
-    ],
-)
-def test_methods_take_every_option_of_their_config(function: Any, more: Any, options: Any, elsewhere: set[str]) -> None:
-    own = set(function.__wrapped__.__annotations__)
-    names = {each.name for each in fields(options)}
-    listed = set(more.__annotations__) - set(AnalysisOptions.__annotations__)
-    assert listed | (own & names) | elsewhere == names
-    assert not set(more.__annotations__) & own
-
-
-def test_options_of_analyses_are_typed_as_they_are_declared() -> None:
-    declared = {name: each.type for name, each in analysis_options().items()}
-    assert {name: declared.get(name) for name in get_type_hints(AnalysisOptions)} == get_type_hints(AnalysisOptions)
 
 
 def test_commands_take_what_methods_take() -> None:
@@ -226,16 +205,24 @@ def test_removal_with_refitted_output_projections(pair: hs.Model) -> None:
     more: dict[str, Any] = {
         "text": SOURCES * 3,
         "target": TARGETS * 3,
-        "valid_text": SOURCES[:5],
-        "valid_target": TARGETS[:5],
+        "valid": hs.Texts(SOURCES[:5], TARGETS[:5]),
     }
-    plain, refitted = (pair.remove(heads, compensate=method, **more) for method in ("none", "least-squares"))
+    plain, refitted = (
+        pair.remove(heads, refit=hs.Refit(method=method), **more) for method in ("none", "least-squares")
+    )
+    with pytest.warns(
+        FutureWarning, match=r"^remove: instead of compensate, valid_text, valid_target give refit=hs\.R"
+    ):
+        old: dict[str, Any] = {"valid_text": SOURCES[:5], "valid_target": TARGETS[:5]}
+        again = pair.remove(heads, compensate="least-squares", text=SOURCES * 3, target=TARGETS * 3, **old)
+    assert again.compensation is not None
     assert all(torch.equal(old, new) for old, new in zip(before, pair.model.parameters(), strict=True))
     assert plain.removed == refitted.removed and plain.sizes == refitted.sizes
     assert plain.compensation is not None and refitted.compensation is not None
     losses = refitted.compensation["performance"]
     assert losses["removed"] == plain.compensation["performance"]["removed"]
     assert losses["intact"]["value"] < losses["refitted"]["value"] < losses["removed"]["value"]
+    assert again.compensation["performance"] == losses
     assert refitted.verified.difference < 1e-5 and pair.remove(heads).compensation is None
 
 
@@ -262,6 +249,9 @@ def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Pa
     assert found.scores == expected.scores and str(found.signature) == str(expected.signature)
     assert_frame_equal(found.sentences, expected.sentences)
     assert found["bleu"].name == "BLEU"
+    assert repr(found).splitlines()[0] == f"<Evaluation on {N} sentences>" and len(repr(found).splitlines()) < 7
+    with pytest.raises(ConfigError, match="unknown metric 3; available"):
+        found[3]  # type: ignore[index]
     with pytest.raises(ConfigError, match="unknown metric 'belu'; did you mean 'bleu'"):
         found["belu"]
 
@@ -311,14 +301,14 @@ WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
     (lambda m: m.analyze(["a", " "]), DataError, "sentence 2 of the list is empty"),
     (lambda m: m.analyze(["a", 3]), DataError, "sentence 2 of the list is a int; it must be a string"),
     (lambda m: m.analyze(["a", "\ud800"]), DataError, "sentence 2 of the list: character 1 is half a surrogate"),
-    (lambda m: m.analyze(5), DataError, "a int is no text; give a file's path"),
-    (lambda m: m.analyze({"a", "b"}), DataError, "a set is no text; give a file's path"),
-    (lambda m: m.analyze(pd.DataFrame({"en": ["a"]})), DataError, "a DataFrame is no text; give a file's path"),
+    (lambda m: m.analyze(5), ConfigError, "a int is no text; give a file's path"),
+    (lambda m: m.analyze({"a", "b"}), ConfigError, "a set is no text; give a file's path"),
+    (lambda m: m.analyze(pd.DataFrame({"en": ["a"]})), ConfigError, "a DataFrame is no text; give a file's path"),
     (lambda m: m.analyze(("a", "b", "c")), DataError, "a tuple of 3: a tuple is a pair"),
     (lambda m: m.analyze((["a"], ["b"]), target=["c"]), DataError, "has its target already"),
     (lambda m: m.analyze([("a", "b")], target=["c"]), DataError, "has its target already"),
     (lambda m: m.analyze(["a"], target=["b", "c"]), DataError, "the list of 1 sentences and the list of 2 sentences"),
-    (lambda m: m.analyze(), DataError, "no text: give a file's path or a list of sentences"),
+    (lambda m: m.analyze(), ConfigError, "no text: give a file's path or a list of sentences"),
     (lambda m: m.analyze(["a"], onyl="x"), ConfigError, "unknown option of analyze 'onyl'; did you mean 'only'"),
     (lambda m: m.analyze(["a"], only="confidance"), ConfigError, "unknown analysis 'confidance'; did you mean"),
     (lambda m: m.analyze(["a"], seed="1"), ConfigError, "seed='1' is of the wrong type; give a whole number"),
@@ -338,9 +328,30 @@ WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
     (lambda m: m.rank(by="confidence"), ConfigError, "by='confidence' is measured on text: give text="),
     (lambda m: m.rank(by="random", sites="encoder"), ConfigError, "^sites encoder: this model has encoder-self"),
     (lambda m: m.remove([]), ConfigError, "no head is to be removed"),
-    (lambda m: m.remove("cross.0.0", compensate="mean"), ConfigError, "^compensate mean measures contexts on text"),
-    (lambda m: m.remove("cross.0.0", text=["a"] * 9, sequential=True), ConfigError, "^sequential is for compensate"),
-    (lambda m: m.remove("cross.0.0", text=["a"], compensate="mean"), DataError, "too few to refit output projections"),
+    (
+        lambda m: m.remove("cross.0.0", refit=hs.Refit()),
+        ConfigError,
+        "^compensate least-squares measures contexts",
+    ),
+    (
+        lambda m: hs.Refit(method="mean", sequential=True),
+        ConfigError,
+        "^sequential is for method least-squares, not",
+    ),
+    (lambda m: hs.Refit(method="median"), ConfigError, "^unknown compensation 'median'; did you mean 'mean'"),
+    (lambda m: m.remove("cross.0.0", text=["a"], refit=hs.Refit()), DataError, "too few to refit output projections"),
+    (lambda m: m.remove("cross.0.0", refti=3), ConfigError, "^unknown option of remove 'refti'; did you mean 'refit'"),
+    (
+        lambda m: m.remove("cross.0.0", refit=hs.Refit(), damping=0.1),
+        ConfigError,
+        r"^damping: an old way to say what .* give refit=hs.Refit\(damping=…\)",
+    ),
+    (lambda m: m.remove("cross.0.0", keep_only="cross.*.*"), ConfigError, "^give heads, .*keep_only.*; not both"),
+    (lambda m: m.rank(by="random", steps=0), ConfigError, "^steps 0 .*at least 1"),
+    (lambda m: m.rank(by="magnitude", steps=2), ConfigError, "^steps 2: scores by magnitude do not change"),
+    (lambda m: m.rank(by="random", damping=0.1), ConfigError, "^damping is for criteria and allocations that refit"),
+    (lambda m: m.rank(by="random", allocate="best"), ConfigError, "^allocate 'best' is not known; choose global"),
+    (lambda m: m.rank(by="random", objective="loss"), ConfigError, "^objective loss .* by random"),
     (lambda m: m.remove("cross.0.0", export="native"), ConfigError, "^export native is not for a native checkpoint"),
     (lambda m: m.evaluate(["a"]), ConfigError, "needs target, the references"),
     (lambda m: m.evaluate([("a", "b")], metrics="blue"), ConfigError, "^metrics 'blue' is not known; available: bleu"),
@@ -374,7 +385,48 @@ WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
     ),
     (lambda m: m.gated(7).__enter__(), ConfigError, "a int names no heads"),
     (lambda m: hs.load("no/such/thing/at/all"), CheckpointError, "there is no file or directory"),
-    (lambda m: untyped.load(7), ConfigError, "a int cannot be loaded; give a checkpoint's path"),
+    *(
+        (call, ConfigError, f"^{message}")
+        for call, message in (
+            (lambda m: untyped.load(7), "source: a int cannot be loaded; give a checkpoint's path"),
+            (lambda m: untyped.load("x", device=3), "device=3 is of the wrong type; give a string"),
+            (lambda m: m.analyze(None), "no text: give a file's path"),
+            (lambda m: m.analyze(["a"], target=5), "target: a int is no text; give a file's path or a list"),
+            (lambda m: m.analyze(["a"], labels=5), "labels: a int is no text"),
+            (lambda m: m.analyze(["a"], figures="no"), "figures='no' is of the wrong type; give True or False"),
+            (lambda m: m.analyze(["a"], mask=5), "mask: a int names no heads; give names such as"),
+            (lambda m: m.analyze(["a"], max_length="9"), "max_length='9' is of the wrong type; give a whole number"),
+            (lambda m: m.analyze(["a"], out=5), "out=5 is of the wrong type; give a path"),
+            (lambda m: m.rank(by=3), "by=3 is of the wrong type; give a string"),
+            (lambda m: m.rank(by="random", study=3), "study=3 is of the wrong type; give what analyze returns"),
+            (lambda m: m.rank(by="random", sites=3), "sites=3 is of the wrong type; give a list"),
+            (lambda m: m.rank(by="random", protect=3), "protect: a int names no heads"),
+            (lambda m: m.rank(by="random").lowest("3"), "count='3' is of the wrong type; give a whole number"),
+            (lambda m: m.remove(5), "heads: a int names no heads"),
+            (lambda m: m.remove("cross.0.0", refit="mean"), r"refit='mean' is of the wrong type; give hs.Refit\("),
+            (lambda m: m.remove("cross.0.0", text=5), "text: a int is no text"),
+            (lambda m: m.remove("cross.0.0", metric=5), "metric=5 is of the wrong type; give a string"),
+            (
+                lambda m: m.remove(merge_kv=2, merge_by=5),
+                "merge_by=5 is of the wrong type; give a number for",
+            ),
+            (lambda m: untyped.Refit(damping="x"), "damping='x' is of the wrong type; give a number"),
+            (lambda m: untyped.Texts(["a"], pairs=1), "pairs=1 is of the wrong type; give True or False"),
+            (lambda m: m.evaluate(["a"], metrics=5), "metrics=5 is of the wrong type; give a list"),
+            (lambda m: m.evaluate(["a"], against=5), "against is of type int; give a checkpoint's path or a Model"),
+            (lambda m: m.translate(5), "text: a int is no text"),
+            (lambda m: m.translations(["a"], nbest="2"), "nbest='2' is of the wrong type; give a whole number"),
+            (lambda m: m.gated(pd.DataFrame([[1]])).__enter__(), "gates: .* is no head"),
+            (lambda m: m.capture(5).__enter__(), "cannot capture 5; what can be captured"),
+            (lambda m: m.convert(5, to="native"), "folder=5 is of the wrong type; give a path"),
+            (lambda m: m.convert("x", to=5), "to=5 is of the wrong type; give a string"),
+            (lambda m: untyped.plot(5), "runs: a int is no run; give a study, a folder or a list of these"),
+            (lambda m: untyped.plot([5]), "runs: a int is no run"),
+            (lambda m: untyped.plot("x", 5), "name=5 is of the wrong type; give a string"),
+            (lambda m: untyped.train(5, out="x"), "variant=5 is of the wrong type; give a string"),
+            (lambda m: untyped.prune("x", 5, out="x"), "method=5 is of the wrong type; give a string"),
+        )
+    ),
     (lambda m: hs.load(torch.nn.Linear(2, 2)), ConfigError, "a Linear cannot be loaded"),
     (lambda m: hs.load(in_memory("gpt2")[0], device="cpu"), ConfigError, "device= is for checkpoints on disk"),
     (lambda m: hs.load(hs.assets.trained(), tokenizer=1), ConfigError, "tokenizer= is for a model in memory"),
@@ -481,6 +533,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
         progress=lambda *entry: told.append(entry),
         **shared,
     )
+    assert repr(choice).endswith("subset: 16 of 24 stay (encoder-self 16 of 24)>")
     assert len(choice.removed) == 8 and ("learning", 2, 2) in told
     assert len((tmp_path / "subset" / "removed.txt").read_text().splitlines()) == 8
     ranked = hs.prune(hs.assets.trained(), "rank", out=tmp_path / "rank", by="magnitude", keep=20, device="cpu")

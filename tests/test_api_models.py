@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,31 @@ def test_a_ranking_is_that_of_the_command(
     assert f"by:{by}{'-lowest' if by == 'similarity_cka' else ''}|" in ranking.signature
 
 
+@pytest.mark.parametrize(
+    ("by", "options"),
+    [
+        ("confidence", {"steps": 3}),
+        ("gradient", {"objective": "top1", "steps": 2, "allocate": "per-layer"}),
+        ("obs", {"allocate": "measured", "damping": 0.01}),
+        ("random", {"allocate": "uniform"}),
+    ],
+)
+def test_rankings_take_the_options_of_the_command(
+    pair: hs.Model, caption_files: tuple[Path, Path], tmp_path: Path, by: str, options: dict[str, Any]
+) -> None:
+    source, target = caption_files
+    files = {"checkpoint": hs.assets.trained(), "out": tmp_path / "out", "source": source, "target": target}
+    choice = run_ranking(RankConfig(**files, device="cpu", by=by, keep=54, **options))  # type: ignore[arg-type]
+    ranking = pair.rank(by=by, text=SOURCES, target=TARGETS, **options)
+    assert ranking.lowest(18) == choice.removed and ranking.highest(54) == choice.kept
+    assert all(f"{name}:{value}" in ranking.signature for name, value in options.items())
+    if "steps" in options:
+        with pair.gated("cross.0.0"), pytest.raises(ConfigError, match="steps score anew, and the gates are"):
+            ranking.lowest(18)
+    again = pair.rank(by=str(tmp_path / "out" / "ranking.csv"), column="score")
+    assert len(again.scores) == 72 and len(repr(again)) < 200
+
+
 def test_rankings_by_layer_with_sites_protection_and_the_other_way_round(pair: hs.Model) -> None:
     ranking = pair.rank(by="magnitude", sites="cross, encoder-self", protect=["cross.0.*"], keep_lowest=True)
     plain = pair.rank(by="magnitude", sites=["cross", "encoder-self"], protect="cross.0.*")
@@ -100,11 +126,37 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
             device="cpu",
         )
     )
+    assert re.fullmatch(
+        r"<Removed, in .*small.*: 48 of 72 heads stay, .* parameters; outputs differ by .*>", repr(saved)
+    )
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("small", "command")]
     assert weights[0] == weights[1] and saved.removal.removed == small.removed
     again = hs.load(tmp_path / "small", device="cpu")
     assert torch.equal(again(SOURCES, target=TARGETS), small(SOURCES, target=TARGETS))
     assert small.analyze(SOURCES, **CHEAP).record["checkpoint"]["digest"] != pair.checkpoint.digest
+
+
+def test_what_stays_may_be_named_and_both_models_timed(pair: hs.Model) -> None:
+    small = pair.remove(keep_only="cross.0.*,cross.1.0", max_sentences=4, export=["native"][:0])
+    assert [str(head) for head in small.removed] == [f"cross.1.{head}" for head in range(1, 8)] + [
+        f"cross.2.{head}" for head in range(8)
+    ]
+    times = small.times(rounds=1, batch=2)
+    assert {each.what for each in times} == {"forward", "beam search"} and all(each.before > 0 for each in times)
+    with pytest.raises(ConfigError, match="rounds 0, batch 64: at least 1"):
+        small.times(rounds=0)
+
+
+def test_a_text_with_all_that_belongs_to_it(pair: hs.Model, tmp_path: Path) -> None:
+    both = hs.Texts(SOURCES, target=TARGETS)
+    assert pair.analyze(both, **CHEAP).signature == pair.analyze(SOURCES, target=TARGETS, **CHEAP).signature
+    with pytest.raises(ConfigError, match="Texts holds all that belongs to a text; leave out target"):
+        pair.analyze(both, target=TARGETS)
+    (tmp_path / "pairs.tsv").write_text("".join(f"{line}\t{line}\n" for line in sentences()))
+    bert = loaded("bert")
+    tabs = bert.analyze(hs.Texts(tmp_path / "pairs.tsv", pairs=True), **CHEAP)
+    assert_frame_equal(tabs.heads, bert.analyze(sentences(), second=sentences(), **CHEAP).heads)
+    assert tabs.record["options"]["pairs"] is True
 
 
 def test_a_small_transformers_model_can_be_trained_on_and_saved(tmp_path: Path) -> None:
@@ -259,7 +311,10 @@ def test_captured_tensors_are_found_by_names(pair: hs.Model) -> None:
     assert weights.shape[:3] == (3, 8, logits.shape[1])
     assert torch.equal(heads["cross.1.5"]["weights"], weights[:, 5])
     assert torch.equal(heads[hs.HeadId.parse("cross.1.5")]["context"], heads[hs.Site.CROSS, 1]["context"][:, 5])
+    assert repr(heads).startswith("<Captured weights, context of encoder-self.0, ") and len(repr(heads)) < 300
     for wrong, message in {
+        5: "5 names no layer and no head; write",
+        ("cross", 1, 2): "cross.1.2 was not captured",
         ("cross", 7): "cross.7 was not captured; captured: encoder-self.0, ",
         "cross.1.8": "cross.1 has no head 8",
         "cros.1.1": "'cros.1.1' is no head",

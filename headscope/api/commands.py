@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from headscope.api.loading import load
 from headscope.api.model import Model
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from headscope.pruning.sweep.sweep import Sweep
     from headscope.training.trainer import TrainingResult
 
 
@@ -48,44 +49,69 @@ analyze = of_loaded(Model.analyze)
 evaluate = of_loaded(Model.evaluate)
 
 
+@overload
+def prune(
+    checkpoint: str | PathLike[str],
+    method: Literal["rank", "l0", "subset"],
+    *,
+    out: PathName,
+    force: bool = False,
+    progress: Report = False,
+    **options: Any,
+) -> Selection: ...
+@overload
+def prune(
+    checkpoint: str | PathLike[str],
+    method: Literal["sweep"],
+    *,
+    out: PathName,
+    force: bool = False,
+    progress: Report = False,
+    **options: Any,
+) -> Sweep: ...
 @in_python
 def prune(
-    checkpoint: PathName,
+    checkpoint: str | PathLike[str],
     method: str,
     *,
     out: PathName,
     force: bool = False,
     progress: Report = False,
     **options: Any,
-) -> Selection:
+) -> Selection | Sweep:
     """Choose heads to remove, by a ranking or by learned gates, and write the choice: `headscope prune METHOD`.
 
     checkpoint: a path or a hub id.
     method: "rank" (`by=`, `keep=` or `fraction=`), "l0" (`strength=` or `keep=`), "subset" (`keep=`) or a learner of
-        another package.
+        another package; or "sweep", which compares `methods=` at several sizes (`keep=` or `fractions=`).
     out: the folder to write; it must be empty unless `force` is given.
     options: those of the command, with underscores: `source=` and `target=` (files), `sites=`, `protect=`, `updates=`,
-        `remove=True`, …; see `RankConfig` and `LearnConfig` in `headscope.pruning.options`, and the files in
-        `headscope.pruning.learning.learners`.
+        `remove=True`, …; see `RankConfig`, `LearnConfig` and `SweepConfig` in `headscope.pruning.options`, and the
+        files in `headscope.pruning.learning.learners`.
 
-    The result's `removed` and `kept` are the heads, `ranking` a table. ConfigError for unknown options.
+    The result's `removed` and `kept` are the heads, `ranking` a table; that of a sweep is a `Sweep`, with its `table`.
+    ConfigError for unknown options.
     """
     from headscope.pruning.learning.learn import run_learning
     from headscope.pruning.options.learn import LEARNERS, LearnConfig
     from headscope.pruning.options.rank import RankConfig
+    from headscope.pruning.options.sweep import SweepConfig
     from headscope.pruning.ranking.rank_run import run_ranking
+    from headscope.pruning.sweep.sweep import run_sweep
 
     if not isinstance(checkpoint, (str, PathLike)):
         raise ConfigError(
             "prune takes a checkpoint's path, as it writes checkpoints; a loaded model has rank and remove"
         )
-    if method not in (ways := ["rank", *LEARNERS.names()]):
+    if method not in (ways := ["rank", *LEARNERS.names(), "sweep"]):
         raise ConfigError(unknown("way to prune", method, ways))
     common = {**options, "checkpoint": str(checkpoint), "out": out, "force": force}
     report = progress_of(progress)
     function = f"prune {method}"
     if method == "rank":
         return run_ranking(configured(RankConfig, common, function=function), progress=report)
+    if method == "sweep":
+        return run_sweep(configured(SweepConfig, common, function=function), progress=report)
     options_class = LEARNERS.get(method).Options
     method_options, run_options = _split(common, options_class)
     learnt = {**run_options, "method": configured(options_class, method_options, function=function)}
@@ -175,8 +201,12 @@ def plot(
     if out is not None:
         check_path(Path(out), force=force)
     show_in_notebook()
+    several = isinstance(runs, Sequence) and not isinstance(runs, str)
+    chosen: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
+    if strange := [run for run in chosen if not isinstance(run, (Study, str, PathLike))]:
+        raise ConfigError(f"runs: a {type(strange[0]).__name__} is no run; give a study, a folder or a list of these")
     with figure_style(FigureStyle(style, width, title=title, signature=signature)):
-        figure = _drawn([runs] if isinstance(runs, (Study, str, PathLike)) else list(runs), name, options)
+        figure = _drawn(chosen, name, options)
         if out is not None:
             write_figure(figure, Path(out), dpi=dpi, force=force)
     return figure

@@ -12,7 +12,7 @@ from headscope.api.open_model import OpenModel
 from headscope.api.options import EvaluateMore, PathName, configured, in_python, python_words
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, head_ids_of, heads_option
-from headscope.api.texts import LabelList, Text, TextPair, one_text, text_pair
+from headscope.api.texts import LabelList, Text, Texts, one_text, texts_of
 from headscope.config import CheckpointOptions, EvaluateOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.each_head import score_each_head
@@ -48,7 +48,7 @@ class TranslateMore(TypedDict, total=False):
 
 def evaluation_of(
     checkpoint: Checkpoint,
-    texts: TextPair,
+    texts: Texts,
     options: Mapping[str, Any],
     *,
     against: Against,
@@ -67,7 +67,7 @@ def evaluation_of(
 
 def head_scores_of(
     checkpoint: Checkpoint,
-    texts: TextPair,
+    texts: Texts,
     options: Mapping[str, Any],
     *,
     against: Against,
@@ -86,7 +86,7 @@ def head_scores_of(
 
 def _open_evaluation(
     checkpoint: Checkpoint,
-    texts: TextPair,
+    texts: Texts,
     options: Mapping[str, Any],
     *,
     function: str,
@@ -94,7 +94,7 @@ def _open_evaluation(
     gates: str,
 ) -> OpenedEvaluation:
     heads: dict[str, Heads | None] = {name: options.get(name) for name in ("mask", "heads") if name in options}
-    selected = {name: heads_option(selection, checkpoint.layout) for name, selection in heads.items()}
+    selected = {name: heads_option(heads[name], checkpoint.layout, name=name) for name in heads}
     checked = configured(EvaluateOptions, {**options, **selected}, function=function)
     corpus = texts.corpus(checkpoint, max_sentences=checked.max_sentences)
     return matched(checkpoint, corpus, checked, against=against, altered=bool(gates))
@@ -113,7 +113,7 @@ def translations_of(
     tokens = options.pop("batch_tokens", 2048)
     search = {_SEARCH.get(name, name): value for name, value in options.items()}
     checked = configured(TranslateOptions, {**search, "best": nbest, "scores": scores}, function="translate")
-    off = [] if mask is None else head_ids_of(mask, checkpoint.layout)
+    off = [] if mask is None else head_ids_of(mask, checkpoint.layout, name="mask")
     source = one_text(text)
     lines, total = (_file_lines(Path(source)), 0) if isinstance(source, (str, Path)) else (iter(source), len(source))
     with eval_mode(checkpoint.model), masked(checkpoint.model, off), progress_of(report)("translating", total) as step:
@@ -155,7 +155,7 @@ class ScoredModel(OpenModel):
         options: further ones, of `headscope.config.EvaluateOptions` (`beam`, `max_sentences`, `seed`, …).
         """
         settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask}
-        texts = text_pair(text, target, second=second, labels=labels)
+        texts = texts_of(text, target, second=second, labels=labels)
         intact = self._against(against)
         return evaluation_of(self.checkpoint, texts, settings, against=intact, gates=self.gates, progress=progress)
 
@@ -181,7 +181,7 @@ class ScoredModel(OpenModel):
         and accuracy, of all heads in one pass; "bleu" and "chrf" translate the whole text for every head.
         """
         settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask, "heads": heads}
-        texts = text_pair(text, target, second=second, labels=labels)
+        texts = texts_of(text, target, second=second, labels=labels)
         intact = self._against(against)
         return head_scores_of(self.checkpoint, texts, settings, against=intact, gates=self.gates, progress=progress)
 

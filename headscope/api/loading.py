@@ -75,8 +75,8 @@ def load(
         return Model(opened, companions=companions)
     if not isinstance(source, PreTrainedModel):
         raise ConfigError(
-            f"a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a transformers model "
-            "(the model itself, not what wraps it)"
+            f"source: a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a "
+            "transformers model (the model itself, not what wraps it)"
         )
     checkpoint_options = {
         "device": device != "auto",

@@ -11,15 +11,24 @@ from weakref import ref
 from headscope.api.evaluation import ScoredModel
 from headscope.api.options import AnalyzeMore, FileMore, PathName, in_python
 from headscope.api.progress import Report
-from headscope.api.ranking import Ranking, gating_of, measured_ranking, ranking_of_study
-from headscope.api.removal import merge_of, save_shrunk, shrunk_copy, sizes_of
-from headscope.api.selection import Heads, head_ids_of
+from headscope.api.ranking import Ranking, ranking_of
+from headscope.api.removal import (
+    HeadScores,
+    OldRefit,
+    going,
+    merge_of,
+    refit_and_valid,
+    save_shrunk,
+    shrunk_copy,
+    sizes_of,
+    times_of,
+)
+from headscope.api.selection import Heads
 from headscope.api.study import Study, study_of
-from headscope.api.texts import AnswerList, LabelList, Text, prompt_texts, text_pair
+from headscope.api.texts import AnswerList, LabelList, Text, prompt_texts, texts_of
 from headscope.config import Companions
-from headscope.data.batching import BatchingOptions
 from headscope.engine.overview import checkpoint_overview
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, check_one_given
 from headscope.evaluation.opened import Intact, made_of
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
@@ -27,9 +36,10 @@ from headscope.formats.convert import Converted
 from headscope.heads import HeadId
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import converted
-from headscope.pruning.options.rank import given_end
-from headscope.pruning.options.refit import DAMPING, CalibrationOptions
+from headscope.pruning.options.rank import Allocation
+from headscope.pruning.options.refit import DAMPING, Refit
 from headscope.pruning.removal.record import Removed, Shrunk
+from headscope.pruning.removal.savings import Timing
 from headscope.pruning.removal.verify import Verification
 
 if TYPE_CHECKING:
@@ -89,7 +99,7 @@ class Model(ScoredModel):
         """
         settings = {**options, "only": () if only is None else only, "importance": importance, "parse": parse}
         if clean is corrupt is answer is None:
-            texts = text_pair(text, target, second=second, labels=labels)
+            texts = texts_of(text, target, second=second, labels=labels)
         elif any(other is not None for other in (text, second, labels)):
             raise ConfigError("clean has the text and answer what is right; leave out text, second and labels")
         else:
@@ -117,10 +127,15 @@ class Model(ScoredModel):
         labels: LabelList | None = None,
         parse: PathName | None = None,
         study: Study | None = None,
+        column: str | None = None,
         sites: str | Iterable[str] = (),
         protect: Heads | None = None,
         keep_lowest: bool = False,
         keep_highest: bool = False,
+        steps: int = 1,
+        allocate: Allocation = "global",
+        objective: str = "",
+        damping: float = DAMPING,
         max_sentences: int = 500,
         max_length: int | None = None,
         batch_tokens: int = 2048,
@@ -129,34 +144,37 @@ class Model(ScoredModel):
     ) -> Ranking:
         """Rank heads by a criterion: what `headscope prune rank --by` does.
 
-        by: a criterion ("gradient", "lrp", "confidence", "magnitude", "random", …) or a column of `study.heads`.
+        by: a criterion ("gradient", "lrp", "confidence", "magnitude", "random", …), a column of `study.heads`, or a CSV
+            file with site,layer,head and scores, of which `column` names one.
         text, target, second, labels, parse: what it is measured on, of which the first `max_sentences` are read; see
             `analyze`. Criteria about parameters need none.
         study: take the column of this study instead of measuring.
         sites: only heads of these sites may go; default: all. Heads to `protect` never go.
         keep_lowest, keep_highest: which heads stay; default: as is agreed for the criterion, which `Ranking.direction`
             says. Columns without an agreed direction (`sink`, `distance`, …) need one of them.
+        steps: how often heads are scored anew while some are taken out, each time that `Ranking.lowest` is asked.
+        allocate: how many heads each layer keeps: "global", "per-layer", "uniform", or "measured", as the loss says
+            once what is left is refitted.
+        objective: what heads are judged by, a name of `--objective`; default: what fits the model.
+        damping: ridge of criteria and allocations that refit, a share of the mean second moment.
         max_length, batch_tokens: subwords of a sentence, positions of a batch.
         seed: of criteria that draw random numbers.
 
         ConfigError for an unknown criterion, with the nearest one.
         """
-        gating = gating_of(self.checkpoint, sites=sites, protect=protect)
-        keep = given_end(keep_lowest=keep_lowest, keep_highest=keep_highest)
-        texts = text_pair(text, target, second=second, labels=labels)
-        if study is not None:
-            return ranking_of_study(self.checkpoint, gating, study, by, keep=keep)
-        return measured_ranking(
+        options = {
+            **{"by": by, "column": column, "sites": sites, "keep_lowest": keep_lowest, "keep_highest": keep_highest},
+            **{"steps": steps, "allocate": allocate, "objective": objective, "damping": damping, "seed": seed},
+            **{"score_sentences": max_sentences, "max_length": max_length, "batch_tokens": batch_tokens},
+        }
+        return ranking_of(
             self.checkpoint,
-            gating,
-            by,
-            None if texts.empty and parse is None else texts,
+            texts_of(text, target, second=second, labels=labels),
+            options,
+            protect=protect,
             parse=parse,
-            keep=keep,
-            max_sentences=max_sentences,
-            batching=BatchingOptions(tokens=batch_tokens, limit=max_length),
-            seed=seed,
-            gates=self.gates,
+            study=study,
+            gates=lambda: self.gates,
             progress=progress,
         )
 
@@ -165,47 +183,39 @@ class Model(ScoredModel):
         self,
         heads: Heads | None = None,
         *,
+        keep_only: Heads | None = None,
         merge_kv: int | None = None,
-        merge_by: Mapping[str, float] | Mapping[HeadId, float] | None = None,
-        export: str | None = None,
+        merge_by: HeadScores | None = None,
         text: Text | None = None,
         target: Text | None = None,
         second: Text | None = None,
         labels: LabelList | None = None,
         max_sentences: int = 32,
-        compensate: str = "none",
-        damping: float = DAMPING,
-        calibration_sentences: int = 1000,
-        sequential: bool = False,
-        valid_text: Text | None = None,
-        valid_target: Text | None = None,
-        valid_second: Text | None = None,
-        valid_labels: LabelList | None = None,
-        objective: str = "",
+        refit: Refit | None = None,
+        valid: Text | None = None,
         metric: str = "",
         margin: str | None = None,
+        export: str | Iterable[str] | None = None,
         pad: bool = False,
+        **old: Unpack[OldRefit],
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
         heads: names, or the result of `Ranking.lowest`.
+        keep_only: instead, the heads that stay, of the sites that they are of.
         merge_kv: instead, all heads stay, and the key/value heads of every layer become so many, each the mean of
-            several: of neighbours, or, with `merge_by`, of neighbours by these scores of heads.
+            several: of neighbours, or, with `merge_by`, of neighbours by these scores of heads (a mapping or a file).
+        text, target, second, labels: what both models are compared on, its first `max_sentences`; see `analyze`.
+            Default: a sample that ships with headscope.
+        refit: `hs.Refit(method="least-squares")` refits what is left of the output projections, in closed form, on
+            `text`; method "mean" moves the mean of the removed heads into the bias. The copy then has the outputs of
+            the refitted masked model, and its `compensation` says what that is worth on text that was held out.
+        valid: that text; default: the last fifth of `text`. `hs.Texts(…, labels=…)` has what belongs to it.
+        metric, margin: what it is measured by before and after, and the loss that counts as none ("0.5", "1%"), as
+            `quality` of the result says; default: accuracy of labels, perplexity, or the cosine of states, and 1%.
         export: how the copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the
             output of the heads to zero (for models whose heads cannot be removed one by one); "native" is a plain
             class; with "gguf" a refit adds no bias that llama.cpp could not read.
-        text, target: the text that both models are compared on; default: a sample that ships with headscope.
-        second, labels: the other texts of pairs, and what a classifier should say.
-        max_sentences: number of sentences of it.
-        compensate: "least-squares" refits what is left of the output projections, in closed form, on the first
-            `calibration_sentences` of `text`; "mean" moves the mean of the removed heads into the bias. The copy then
-            has the outputs of the refitted masked model, and its `compensation` says what that is worth on text that
-            was held out: `valid_text`, `valid_target` and so on, else the last fifth of `text`.
-        damping: ridge of least squares, a share of the mean second moment of the contexts.
-        sequential: refit module after module, so that later ones make up for what earlier ones changed.
-        objective: what held-out text is measured by, a name of `--objective`; default: what fits the model.
-        metric, margin: what text is measured by before and after, and the loss that counts as none ("0.5", "1%"), as
-            `quality` of the result says; default: accuracy of labels, perplexity, or the cosine of states, and 1%.
         pad: with export "native", fill every layer up with heads of zeros to as many as the layer that keeps most.
 
         ConfigError for heads that cannot be removed (such as part of a key/value group), CheckpointError where the
@@ -213,21 +223,17 @@ class Model(ScoredModel):
         """
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
+        check_one_given({"heads, those that go": heads, "merge_kv": merge_kv, "keep_only": keep_only})
+        refit, held_out = refit_and_valid(refit, valid, old)
         done = shrunk_copy(
             self.checkpoint,
-            [] if heads is None else head_ids_of(heads, self.layout),
-            merge=merge_of(merge_kv, merge_by, heads=heads),
+            going(self.checkpoint, heads, keep_only=keep_only),
+            merge=merge_of(self.checkpoint, merge_kv, merge_by),
             export=export,
-            text=text_pair(text, target, second=second, labels=labels),
+            text=texts_of(text, target, second=second, labels=labels),
             max_sentences=max_sentences,
-            calibration=CalibrationOptions(
-                compensate=compensate,
-                damping=damping,
-                sentences=calibration_sentences,
-                sequential=sequential,
-                objective=objective,
-            ),
-            held_out=text_pair(valid_text, valid_target, second=valid_second, labels=valid_labels),
+            calibration=refit,
+            held_out=held_out,
             metric=metric,
             margin=margin,
             pad=pad,
@@ -290,7 +296,7 @@ class SmallModel(Model):
 
     @property
     def compensation(self) -> dict[str, Any] | None:
-        """Method, errors of every refitted module, and the performance on held-out text; None without `compensate`."""
+        """Method, errors of every refitted module, and the performance on held-out text; None without `refit`."""
         return None if self._shrunk.compensated is None else self._shrunk.compensated.record()
 
     @property
@@ -304,11 +310,16 @@ class SmallModel(Model):
         return sizes_of(self._shrunk)
 
     @in_python
+    def times(self, *, rounds: int = 5, batch: int = 64) -> list[Timing]:
+        """Median seconds of the whole model and of this one, in turns: one sentence, `batch` of them, beam search."""
+        return times_of(self._shrunk, self._whole(), rounds=rounds, batch=batch)
+
+    @in_python
     def save(
         self,
         folder: PathName,
         *,
-        export: str | None = None,
+        export: str | Iterable[str] | None = None,
         onnx: bool = False,
         quantize: str = "none",
         force: bool = False,

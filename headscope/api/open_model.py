@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headscope.api.options import in_python, python_errors
 from headscope.api.selection import GateValues, Heads, gates_name, gates_of, head_ids_of
-from headscope.api.texts import Text, text_pair
+from headscope.api.texts import Text, texts_of
 from headscope.config import Companions
 from headscope.data.encoded import Batch, pad_side
 from headscope.errors import ConfigError, HeadscopeError
@@ -79,7 +79,7 @@ class OpenModel:
         of classifiers, final states [b t d] of other models. For use within `capture` and `gated`.
         """
         opened = self.checkpoint
-        corpus = text_pair(text, target).corpus()
+        corpus = texts_of(text, target).corpus()
         if corpus.has_target and not opened.two_sided:
             raise ConfigError(f"a model of type {opened.model_type!r} reads one side only; leave out target")
         batch = one_batch(opened, [(sentence.source, sentence.target) for sentence in corpus]).to(opened.device)

@@ -6,12 +6,14 @@ options of a method that are passed on to one, for editors and type checkers.
 
 from __future__ import annotations
 
+import inspect
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import wraps
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -25,6 +27,9 @@ C = TypeVar("C")
 P = ParamSpec("P")
 R = TypeVar("R")
 PathName = str | PathLike[str]
+SHOWN = 60  # letters of a wrong value in a message
+PLAIN: dict[Any, Any] = {"bool": bool, "int": int, "float": float, "str": str, "PathName": Path}
+PLAIN |= {f"{name} | None": kind | None for name, kind in PLAIN.items()}
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 
 
@@ -134,20 +139,32 @@ def _checked(options: Mapping[str, Any], types: Mapping[str, Any], *, function: 
     for name in options:
         if name not in types:
             raise ConfigError(unknown(f"option of {function}", name, sorted(types)))
-    return {name: _value(name, types[name], value) for name, value in options.items()}
+    return {name: checked_value(name, types[name], value) for name, value in options.items()}
 
 
-def _value(name: str, hint: Any, value: Any) -> Any:
+def checked_value(name: str, hint: Any, value: Any) -> Any:
     """A value as its field's type has it: paths and lists of names may be given as strings."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if value is None and type(None) in kinds:
         return None
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
     for kind in kinds:
         fitting = _fitting(kind, value)
         if fitting is not None:
             return fitting
-    expected = " or ".join(_words(kind) for kind in kinds if kind is not type(None))
-    raise ConfigError(f"{name}={value!r} is of the wrong type; give {expected}")
+    expected = " or ".join(map(_words, kinds))
+    raise wrong_type(name, value, expected)
+
+
+def wrong_type(name: str, value: object, expected: str) -> ConfigError:
+    """The error for an argument of a wrong type, in one short line whatever the value prints as."""
+    return ConfigError(f"{name}={shown(value)} is of the wrong type; give {expected}")
+
+
+def shown(value: object) -> str:
+    """A value in a message, short and in one line."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def _fitting(kind: Any, value: Any) -> Any:
@@ -165,13 +182,14 @@ def _fitting(kind: Any, value: Any) -> Any:
         return value if isinstance(value, Mapping) else None
     if get_origin(kind) is Literal:
         return value if isinstance(value, str) else None  # the config says which words there are
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+    if kind is float and not isinstance(value, bool) and isinstance(value, Real):
         return float(value)
+    if kind is int and not isinstance(value, bool) and isinstance(value, Integral):
+        return int(value)
     if kind is str and isinstance(value, PathLike):
         return str(value)
-    if isinstance(kind, type) and (type(value) is kind or kind not in (bool, int, float, str)):
-        return value
-    return None
+    plain = kind in (bool, int, float, str)
+    return value if type(value) is kind or (not plain and isinstance(value, kind)) else None
 
 
 def _words(kind: Any) -> str:
@@ -194,11 +212,18 @@ def python_errors() -> Iterator[None]:
 
 
 def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, within `python_errors`."""
+    """The function, within `python_errors`; its arguments of plain types are checked before it runs."""
+    hints = inspect.get_annotations(function)  # as they are written: names of types
+    names = list(inspect.signature(function).parameters)
+    plain = {name: PLAIN[hints[name]] for name in names if hints.get(name) in PLAIN}
+    plain |= {name: str for name in names if str(hints.get(name)).startswith("Literal[")}
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         with python_errors():
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            for name in plain.keys() & given.keys():
+                checked_value(name, plain[name], given[name])
             return function(*args, **kwargs)
 
     return wrapped

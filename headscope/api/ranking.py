@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from headscope.api.options import PathName
+from headscope.api.options import PathName, checked_value, configured, in_python, wrong_type
 from headscope.api.progress import Report, progress_of
-from headscope.api.selection import Heads, head_ids_of
+from headscope.api.selection import Heads, heads_option
 from headscope.api.study import Study
-from headscope.api.texts import TextPair
-from headscope.data.batching import BatchingOptions
-from headscope.engine.base import RunOptions
-from headscope.engine.faithfulness.orders import Scores
+from headscope.api.texts import Texts
+from headscope.data.corpus import Corpus
+from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId
+from headscope.heads import HeadId, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.pruning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.options.rank import End
-from headscope.pruning.ranking.criterion import Direction, ScoringContext, column_named, criterion_named
-from headscope.pruning.ranking.rank_run import ranking_table
-from headscope.pruning.ranking.ranking import rank_heads
-from headscope.pruning.scores_file import scores_in
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.ranking.criterion import Criterion, criterion_named
+from headscope.pruning.ranking.rank_run import context_of, ranking_table, scores_between, scoring_of
+from headscope.pruning.ranking.ranking import check_keep, rank_heads
+from headscope.pruning.selection import OpenedSelection
 from headscope.results import Signature, signature_of
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True)
+class Way:
+    """How heads are taken out: what scores them, given those that are gone, in how many steps, by which allocation."""
+
+    score: Callable[[list[HeadId]], Scores]
+    steps: int = 1
+    allocation: str = "global"
 
 
 class Ranking:
@@ -34,46 +44,45 @@ class Ranking:
 
     `by` is the criterion, `direction` says which end of it is removed first and why; `signature` is everything that the
     scores depend on. Heads that can only be removed together (those that share keys and values, or layers that share
-    a module) have the mean of their scores.
+    a module) have the mean of their scores. With `steps` the model is scored again when heads are asked for.
     """
 
-    def __init__(
-        self, scores: Scores, gating: GateLayout, *, by: str, direction: Direction, signature: Signature
-    ) -> None:
-        self._scores, self._gating = direction.apply(scores), gating
-        self.by, self.direction = by, str(direction)
-        self.signature = str(signature)
+    def __init__(self, way: Way, gating: GateLayout, *, by: str, direction: str, signature: str) -> None:
+        self._way, self._gating = way, gating
+        self.by, self.direction, self.signature = by, direction, signature
 
     @property
     def scores(self) -> pd.DataFrame:
         """A row per head that may be removed, the best first: site, layer, head, score, rank."""
-        ranked = rank_heads(self._gating, self._gating.heads, lambda removed: self._scores)
+        ranked = rank_heads(self._gating, self._gating.heads, self._way.score)
         return ranking_table(self._gating, ranked)[["site", "layer", "head", "score", "rank"]]
 
+    @in_python
     def lowest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
-        """The `count` heads to remove first, by site, layer and head; `per_layer` takes the same share of every layer.
+        """The `count` heads to remove first, by site, layer and head.
 
-        `uniform` leaves the same number in every layer of the encoder, and of the decoder, which classes of
-        transformers and most engines need.
+        `per_layer` takes the same share of every layer; `uniform` leaves the same number in every layer of the encoder,
+        and of the decoder, which classes of transformers and most engines need. Default: as `allocate` said.
 
         ConfigError where there are fewer, where groups of heads do not add up to `count`, or where a head has no score.
         """
         removable = self._gating.heads - len(self._gating.protected)
         if not 0 <= count <= removable:
             raise ConfigError(f"{count} heads cannot go; there are {removable} that may")
+        if per_layer and uniform:
+            raise ConfigError("per_layer and uniform both say how many heads each layer keeps; give one of them")
+        asked = "uniform" if uniform else "per-layer" if per_layer else self._way.allocation
+        keep = self._gating.heads - count
         try:
-            selection = rank_heads(
-                self._gating,
-                self._gating.heads - count,
-                lambda removed: self._scores,
-                allocation="uniform" if uniform else "per-layer" if per_layer else "global",
-            )
+            check_keep(self._gating, keep, asked)
+            ranked = rank_heads(self._gating, keep, self._way.score, steps=self._way.steps, allocation=asked)
         except ConfigError as error:
             raise ConfigError(f"{count} heads cannot go: {str(error).replace('--', '')}") from None
-        return self._gating.closed(selection.kept)
+        return self._gating.closed(ranked.kept)
 
     def highest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
         """The `count` heads to keep, including all protected ones; options and ConfigError as of `lowest`."""
+        checked_value("count", int, count)
         return self._gating.without(self.lowest(self._gating.heads - count, per_layer=per_layer, uniform=uniform))
 
     def __len__(self) -> int:
@@ -87,55 +96,89 @@ class Ranking:
         return table
 
 
-def gating_of(checkpoint: Checkpoint, *, sites: str | Iterable[str], protect: Heads | None) -> GateLayout:
-    """The heads that may be removed, in groups that can only be removed together."""
-    names = [site.strip() for site in sites.split(",")] if isinstance(sites, str) else list(sites)
-    safe = [] if protect is None else head_ids_of(protect, checkpoint.layout)
-    return gate_layout(checkpoint.attention_sites, sites=names, protect=safe)
-
-
-def ranking_of_study(checkpoint: Checkpoint, layout: GateLayout, study: Study, by: str, *, keep: End | None) -> Ranking:
-    """A ranking by a column of a study; ConfigError where the study does not have it, or is of another model."""
-    column = column_named(by)
-    scores, direction = scores_in(study.heads, by), column.direction(keep)
-    if strange := [head for head in scores if head.head >= checkpoint.layout.get((head.site, head.layer), 0)]:
-        raise ConfigError(f"the study is of another model: this one has no head {strange[0]}")
-    signature = Signature({"by": f"{by}{direction.suffix}", "study": study.signature})
-    return Ranking(scores, layout, by=by, direction=direction, signature=signature)
-
-
-def measured_ranking(
+def ranking_of(
     checkpoint: Checkpoint,
-    layout: GateLayout,
-    by: str,
-    text: TextPair | None,
+    texts: Texts,
+    options: Mapping[str, Any],
     *,
+    protect: Heads | None,
     parse: PathName | None,
-    keep: End | None,
-    max_sentences: int,
-    batching: BatchingOptions,
-    seed: int,
-    gates: str,
+    study: Study | None,
+    gates: Callable[[], str],
     progress: Report,
 ) -> Ranking:
-    """A ranking by a criterion, measured on the first `max_sentences` of a text; `gates` is for the signature."""
-    parse = None if parse is None else str(parse)
-    criterion = criterion_named(by, parsed=parse is not None)
-    direction = criterion.direction(keep)
+    """A ranking of the heads of an open checkpoint: what `prune rank` computes, from the same options.
+
+    `gates` says which are active, for the signature.
+    """
+    given = {
+        "source": None if texts.empty and parse is None else Path("text"),  # checked for being there only
+        "run": None if study is None else Path("study"),
+        "protect": heads_option(protect, checkpoint.layout, name="protect"),
+    }
+    fixed = {"checkpoint": checkpoint.path, "out": Path("ranking"), "keep": 0}
+    config = configured(RankConfig, {**options, **given, **fixed}, function="rank")
+    fixed_scores = study is not None or config.is_file
+    criterion = None if fixed_scores else criterion_named(config.by, parsed=parse is not None)
+    if config.objective and config.allocation != "measured" and not (criterion and criterion.explains):
+        raise ConfigError(f"objective {config.objective} means nothing for a ranking by {config.by}; leave it out")
+    corpus = _corpus_of(checkpoint, texts, config, criterion, parse=None if parse is None else str(parse))
+    safe = select_heads(config.protect, checkpoint.layout) if config.protect else []
+    gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe)
+    context = context_of(config, OpenedSelection(checkpoint, gating, corpus, None, 0))
+    table = None if study is None else _table_of(study, checkpoint)
+    scoring = scoring_of(config, context, heads=None if table is None else lambda: table, parsed=parse is not None)
+    noted = gates()
+
+    def score(removed: list[HeadId]) -> Scores:
+        if gates() != noted:
+            raise ConfigError("steps score anew, and the gates are others than when this ranking was made")
+        with eval_mode(checkpoint.model):
+            return scoring.score(removed)
+
+    with progress_of(progress)("ranking", 1) as step:
+        first = score([])
+        if config.allocation == "measured":
+            with eval_mode(checkpoint.model):
+                ranked = rank_heads(gating, gating.heads, lambda removed: first)
+                first = scores_between(context, gating, ranked)
+        step(1)
+    entries = {"by": scoring.name, **_settings(config), **({"gates": noted} if noted else {})}
+    if study is not None:
+        signature = Signature({**entries, "study": study.signature})
+    else:
+        data = None if corpus is None else (corpus.digest, corpus.count)
+        entries = {"m": "rank", **entries, "seed": str(config.seed)}
+        signature = signature_of(entries, data=data, checkpoint=checkpoint)
+    way = Way(lambda removed: score(removed) if removed else first, config.steps, config.allocation)
+    return Ranking(way, gating, by=config.by, direction=str(scoring.direction), signature=str(signature))
+
+
+def _settings(config: RankConfig) -> dict[str, str]:
+    """Options that shape a ranking and are not as they are by default, for the signature."""
+    names = ("steps", "allocate", "objective", "damping")
+    defaults = {entry.name: entry.default for entry in fields(RankConfig)}
+    return {name: str(getattr(config, name)) for name in names if getattr(config, name) != defaults[name]}
+
+
+def _corpus_of(
+    checkpoint: Checkpoint, texts: Texts, config: RankConfig, criterion: Criterion | None, *, parse: str | None
+) -> Corpus | None:
+    """The text to score on; ConfigError where a criterion needs one."""
     if parse == "stanza":
         raise ConfigError("parse='stanza' is for analyze; rank by the study that it gives, study=")
-    corpus = None if text is None else text.corpus(checkpoint, parse=parse, max_sentences=max_sentences)
-    if criterion.reads_text and corpus is None:
-        raise ConfigError(f"by={by!r} is measured on text: give text=, or a study= that has it")
-    with eval_mode(checkpoint.model), progress_of(progress)("ranking", 1) as step:
-        options = RunOptions(seed=seed)
-        context = ScoringContext(checkpoint, corpus, batching, options, candidates=layout.gated_heads)
-        scores = criterion.scores(context)
-        step(1)
-    shaped = {"seed": str(seed), **({"gates": gates} if gates else {})}
-    signature = signature_of(
-        {"m": "rank", "by": f"{by}{direction.suffix}", **shaped},
-        data=None if corpus is None else (corpus.digest, corpus.count),
-        checkpoint=checkpoint,
-    )
-    return Ranking(scores, layout, by=by, direction=direction, signature=signature)
+    if not texts.empty or parse is not None:
+        return texts.corpus(checkpoint, parse=parse, max_sentences=config.score_sentences)
+    if criterion is not None and criterion.reads_text:
+        raise ConfigError(f"by={config.by!r} is measured on text: give text=, or a study= that has it")
+    return None
+
+
+def _table_of(study: Study, checkpoint: Checkpoint) -> pd.DataFrame:
+    """The heads of a study; ConfigError where it is of another model."""
+    if not isinstance(study, Study):
+        raise wrong_type("study", study, "what analyze returns")
+    for head in heads_of_rows(study.heads):
+        if head.head >= checkpoint.layout.get((head.site, head.layer), 0):
+            raise ConfigError(f"the study is of another model: this one has no head {head}")
+    return study.heads

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
+from numbers import Real
+from os import PathLike
 from pathlib import Path
+from typing import Any, TypeAlias, TypedDict
 
 import torch
 
-from headscope.api.options import PathName
-from headscope.api.texts import TextPair
+from headscope.api.options import PathName, checked_value, wrong_type
+from headscope.api.selection import Heads, head_ids_of
+from headscope.api.texts import LabelList, Text, Texts, texts_of
 from headscope.config import Companions
-from headscope.errors import ConfigError, check_one_given
+from headscope.errors import ConfigError
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
@@ -20,26 +25,29 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
+from headscope.model.removal_plan import keeping
 from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.model_inputs import outputs, texts
-from headscope.pruning.options.refit import CalibrationOptions
+from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import check_merge
 from headscope.pruning.removal.export import as_export, split_export
 from headscope.pruning.removal.merge_plan import Merge
 from headscope.pruning.removal.record import Removed, Shrunk, pushed
 from headscope.pruning.removal.remove import REMOVAL, Destination, remove_heads, write_shrunk
-from headscope.pruning.removal.savings import size
+from headscope.pruning.removal.savings import Timing, size, timings
+from headscope.pruning.scores_file import read_scores
+from headscope.registry import unknown
 
 
 def shrunk_copy(
     checkpoint: Checkpoint,
     heads: Sequence[HeadId],
     *,
-    export: str | None,
-    text: TextPair,
+    export: str | Iterable[str] | None,
+    text: Texts,
     max_sentences: int,
-    calibration: CalibrationOptions,
-    held_out: TextPair,
+    calibration: Refit,
+    held_out: Texts,
     metric: str = "",
     margin: str | None = None,
     pad: bool = False,
@@ -50,12 +58,10 @@ def shrunk_copy(
     Or with all of them, and key/value heads merged.
     """
     if merge is not None:
-        check_merge(pad=pad, compensate=calibration.compensate)
-        calibration = replace(calibration, sequential=calibration.compensate == "least-squares")
-    if held_out.target is not None and held_out.source is None:
-        raise ConfigError("valid_target is for valid_text; give that too")
-    if calibration.compensate == "none" and held_out.empty and calibration.objective:
-        raise ConfigError("objective is what a refit is measured by; give compensate or valid_text")
+        check_merge(pad=pad, compensate=calibration.method)
+        calibration = replace(calibration, sequential=calibration.method == "least-squares")
+    if calibration.method == "none" and held_out.empty and calibration.objective:
+        raise ConfigError("objective is what a refit is measured by; give a method, or valid")
     corpus, valid = (None if pair.empty else pair.corpus(checkpoint) for pair in (text, held_out))
     with eval_mode(checkpoint.model):
         return remove_heads(
@@ -73,23 +79,89 @@ def shrunk_copy(
         )
 
 
-def merge_of(
-    count: int | None, scores: Mapping[str, float] | Mapping[HeadId, float] | None, *, heads: object
-) -> Merge | None:
-    """How key/value heads are merged; ConfigError unless either that or heads to remove are given."""
-    check_one_given({"heads, those that go": heads, "merge_kv, the key/value heads that stay": count})
+HeadScores: TypeAlias = "PathName | Mapping[str, float] | Mapping[HeadId, float]"
+"""Numbers by head, or a file or run that has them."""
+
+
+def going(checkpoint: Checkpoint, heads: Heads | None, *, keep_only: Heads | None) -> Sequence[HeadId]:
+    """The heads that go: those, or all but those that stay."""
+    if keep_only is not None:
+        return keeping(checkpoint.layout, head_ids_of(keep_only, checkpoint.layout, name="keep_only"))
+    return [] if heads is None else head_ids_of(heads, checkpoint.layout)
+
+
+def merge_of(checkpoint: Checkpoint, count: int | None, scores: HeadScores | None) -> Merge | None:
+    """How key/value heads are merged; None where heads are removed."""
     if count is None:
         if scores is not None:
             raise ConfigError("merge_by says which key/value heads merge_kv merges; give that too")
         return None
-    if scores is None:
-        return Merge(count)
-    return Merge(count, {HeadId.parse(str(head)): float(score) for head, score in scores.items()})
+    if isinstance(scores, (str, PathLike)):
+        return Merge(count, read_scores(Path(scores), checkpoint.layout)[1])
+    numbers = {} if scores is None else scores
+    if not isinstance(numbers, Mapping) or not all(isinstance(number, Real) for number in numbers.values()):
+        raise wrong_type("merge_by", scores, "a number for each head, {'decoder-self.0.1': 0.5}, or a file of scores")
+    by_head = {HeadId.parse(str(head)): float(score) for head, score in numbers.items()}
+    return Merge(count, None if scores is None else by_head)
 
 
-def _names(export: str | None) -> tuple[str, ...]:
-    """The names of an `export`, with commas between them."""
-    return tuple(name.strip() for name in (export or "").split(",") if name.strip())
+class OldRefit(TypedDict, total=False):
+    """Keywords of `Model.remove` that became fields of `refit` and `valid`; they work still."""
+
+    compensate: str
+    damping: float
+    calibration_sentences: int
+    sequential: bool
+    objective: str
+    valid_text: Text | None
+    valid_target: Text | None
+    valid_second: Text | None
+    valid_labels: LabelList | None
+
+
+_REFIT = {"compensate": "method", "calibration_sentences": "sentences"}
+_VALID = {"valid_text": "source", "valid_target": "target", "valid_second": "second", "valid_labels": "labels"}
+
+
+def refit_and_valid(refit: Refit | None, valid: Text | None, old: Mapping[str, Any]) -> tuple[Refit, Texts]:
+    """How is refitted and what is held out, also from `OldRefit`, with a warning that says what to write now.
+
+    ConfigError for a keyword that there is not, and for both kinds at once.
+    """
+    if strange := [name for name in old if name not in OldRefit.__annotations__]:
+        raise ConfigError(unknown("option of remove", strange[0], ["refit", "valid", *OldRefit.__annotations__]))
+    if refit is not None and not isinstance(refit, Refit):
+        raise wrong_type("refit", refit, "hs.Refit(method='least-squares')")
+    texts = {_VALID[name]: text for name, text in old.items() if name in _VALID and text is not None}
+    how = {_REFIT.get(name, name): value for name, value in old.items() if name not in _VALID}
+    new = [f"refit=hs.Refit({', '.join(f'{name}=…' for name in how)})"] if how else []
+    if texts:
+        new.append(f"valid=hs.Texts({', '.join(f'{name}=…' for name in texts)})")
+    if (how and refit is not None) or (texts and valid is not None):
+        raise ConfigError(f"{', '.join(old)}: an old way to say what refit and valid say; give {' and '.join(new)}")
+    if new:
+        warnings.warn(f"remove: instead of {', '.join(old)} give {' and '.join(new)}", FutureWarning, stacklevel=4)
+    if texts.keys() & {"target", "second"} and not texts.keys() & {"source"}:
+        raise ConfigError("valid_target and valid_second are for valid_text; give that too")
+    if refit is None:
+        refit = Refit(**{"method": "none", **how})
+    return refit, Texts(**texts) if texts else texts_of(valid)
+
+
+def _names(export: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The names of an `export`: in a list, or with commas between them."""
+    names: tuple[str, ...] = () if export is None else checked_value("export", tuple[str, ...], export)
+    return names
+
+
+def times_of(done: Shrunk, whole: Checkpoint | None, *, rounds: int, batch: int) -> list[Timing]:
+    """Times of the whole model and of the smaller one, in turns; ConfigError where the whole one is gone."""
+    if whole is None:
+        raise ConfigError("the whole model is no longer open, and times are of both; keep it while they are measured")
+    if rounds < 1 or batch < 1:
+        raise ConfigError(f"rounds {rounds}, batch {batch}: at least 1 is needed")
+    with eval_mode(whole.model), eval_mode(done.checkpoint.model):
+        return timings(whole, done.checkpoint, done.data, batch=batch, rounds=rounds)
 
 
 def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:
@@ -104,7 +176,7 @@ def save_shrunk(
     folder: PathName,
     *,
     companions: Companions,
-    export: str | None,
+    export: str | Iterable[str] | None,
     onnx: bool,
     options: EngineOptions,
     force: bool,

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from headscope.api.options import shown
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, select_heads
 from headscope.model.gating import Gates, closed
@@ -19,25 +20,30 @@ Heads: TypeAlias = "str | HeadId | Iterable[str | HeadId]"
 GateValues: TypeAlias = "Mapping[str | HeadId, float | Tensor] | Mapping[tuple[Site | str, int], Tensor]"
 """A number for each head, by its name, or gates [h] or [b h] for each (site, layer)."""
 
-SHOWN = 8  # heads that a signature lists by name
+LISTED = 8  # heads that a signature lists by name
 
 
-def head_ids_of(heads: Heads, layout: Layout) -> list[HeadId]:
-    """The selected heads of a model, without duplicates; ConfigError for a name that selects none."""
+def head_ids_of(heads: Heads, layout: Layout, *, name: str = "heads") -> list[HeadId]:
+    """The selected heads of a model, without duplicates; ConfigError for a name that selects none.
+
+    `name` is the argument's, for messages.
+    """
     entries = [heads] if isinstance(heads, (str, HeadId)) else heads
     if isinstance(entries, (bytes, Mapping)) or not isinstance(entries, Iterable):
-        raise ConfigError(f"a {type(heads).__name__} names no heads; give names such as 'encoder-self.2.5', or a list")
+        raise ConfigError(
+            f"{name}: a {type(heads).__name__} names no heads; give names such as 'encoder-self.2.5', or a list"
+        )
     head_ids: dict[HeadId, None] = {}
     for entry in entries:
         if not isinstance(entry, (str, HeadId)):
-            raise ConfigError(f"{entry!r} is no head; write it as 'encoder-self.2.5'")
+            raise ConfigError(f"{name}: {shown(entry)} is no head; write it as 'encoder-self.2.5'")
         head_ids.update(dict.fromkeys(select_heads(str(entry), layout)))
     return list(head_ids)
 
 
-def heads_option(heads: Heads | None, layout: Layout) -> str | None:
+def heads_option(heads: Heads | None, layout: Layout, *, name: str) -> str | None:
     """The selected heads as a comma-separated option; None for no heads."""
-    head_ids = [] if heads is None else head_ids_of(heads, layout)
+    head_ids = [] if heads is None else head_ids_of(heads, layout, name=name)
     return ",".join(map(str, head_ids)) or None
 
 
@@ -47,14 +53,14 @@ def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
     ConfigError for heads and layers that the model does not have, and for gates that are no numbers.
     """
     if not isinstance(gates, Mapping):
-        return closed(head_ids_of(gates, layout), layout)
+        return closed(head_ids_of(gates, layout, name="gates"), layout)
     by_layer: dict[tuple[Site, int], Tensor] = {}
     for key, value in gates.items():
         if isinstance(key, tuple):
             by_layer[_site_layer(key, layout)] = _numbers(key, value)
             continue
         number = _numbers(key, value, single=True)
-        for head in head_ids_of(key, layout):
+        for head in head_ids_of(key, layout, name="gates"):
             site_layer = (head.site, head.layer)
             row = by_layer.setdefault(site_layer, torch.ones(layout[site_layer]))
             by_layer[site_layer] = torch.where(torch.arange(len(row)) == head.head, number.to(row), row)
@@ -69,7 +75,7 @@ def _numbers(key: Any, value: Any, *, single: bool = False) -> Tensor:
         numbers = torch.empty(0)
     if not numbers.numel() or (single and (numbers.numel() > 1 or numbers.is_complex())):
         wanted = "a number" if single else "a number for each head, a tensor [h] or [b h]"
-        raise ConfigError(f"the gate of {key!r} is {' '.join(repr(value).split())[:60]}; give {wanted}")
+        raise ConfigError(f"the gate of {key!r} is {shown(value)}; give {wanted}")
     return numbers.reshape(()) if single else numbers
 
 
@@ -92,7 +98,7 @@ def gates_name(gates: Gates) -> str:
         for head, value in enumerate(gate.tolist())
         if value != 1
     ]
-    if len(single) == len(rows) and len(listed) <= SHOWN:
+    if len(single) == len(rows) and len(listed) <= LISTED:
         return ",".join(listed)
     digest = hashlib.sha1()
     for (site, layer), gate in sorted(rows.items(), key=lambda entry: (entry[0][0].value, entry[0][1])):

@@ -11,7 +11,7 @@ from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, 
 from headscope.api.options import PathName, analyze_options, in_python, python_words
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, heads_option
-from headscope.api.texts import TextPair
+from headscope.api.texts import Texts
 from headscope.bootstrap import Array
 from headscope.engine.result import LeftOut
 from headscope.engine.run_files import ANALYSIS
@@ -53,6 +53,7 @@ class Study:
         """Names of the tables for `table`, "heads" first."""
         return ["heads", *self._measurement.study.tables]
 
+    @in_python
     def table(self, name: str) -> pd.DataFrame:
         """The detail of one analysis, one observation a row; ConfigError for a name that is not in `tables`."""
         if name not in self.tables:
@@ -64,6 +65,7 @@ class Study:
         """Names of the arrays for `array`."""
         return list(self._arrays())
 
+    @in_python
     def array(self, name: str) -> Array:
         """A matrix [h h] such as "similarity/encoder-self/2/cka", or "detail/confidence/0/encoder-self" [layer h].
 
@@ -197,7 +199,7 @@ COMMAND = ("headscope.Model.analyze",)
 
 def study_of(
     checkpoint: Checkpoint,
-    texts: TextPair,
+    texts: Texts,
     options: Mapping[str, Any],
     *,
     mask: Heads | None,
@@ -211,8 +213,8 @@ def study_of(
 
     Options, text and folder are checked before the first pass.
     """
-    settings = analyze_options({**options, "mask": heads_option(mask, checkpoint.layout)})
-    chosen_analyses(settings, prompts=texts.answers is not None)
+    settings = analyze_options({**options, "mask": heads_option(mask, checkpoint.layout, name="mask")})
+    chosen_analyses(settings, prompts=texts.answer is not None)
     if out is not None:
         read = sources(checkpoint.path, {**settings.settings(), **texts.settings()})
         check_folder(Path(out), ANALYSIS, inputs=read, force=force)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from headscope.data.corpus import Corpus, open_corpus
+from headscope.config import TextFiles
+from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.labels import with_labels
+from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.prompts import with_answers
 from headscope.files.lines import Lines
 from headscope.formats.base import Checkpoint
 
-Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any]"
-"""A file's path (one sentence a line, `.gz` too), sentences, pairs of a sentence and its translation, or a pair
-`(source, target)` of two such texts, written as a tuple."""
+Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"
+"""A file's path (one sentence a line, `.gz` too), sentences, pairs of a sentence and its translation, a pair
+`(source, target)` of two such texts, written as a tuple, or `Texts`, a text with all that belongs to it."""
 LabelList: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[int]"
 """What a classifier should say: a file's path (as `--labels` takes it), or the class of every sentence, by name or
 number."""
@@ -28,18 +29,43 @@ wrong one."""
 
 
 @dataclass(frozen=True)
-class TextPair:
-    """Source and target text, the other texts of pairs and labels, from which a corpus is opened.
+class Texts:
+    """A text with all that belongs to it, wherever the API takes a text: files, or lists of sentences.
 
-    Where there are `answers` the source has prompts, and `corrupt` their corrupt versions.
+    source, target, second, labels: see `Model.analyze`; the source may hold the target as pairs do.
+    pairs: every line of the source is a pair of texts with a tab between, instead of `second`.
+    corrupt, answer: where the source has prompts, the same prompts with another answer, and the answers.
+
+    ConfigError for what is no text, DataError for a file that there is not.
     """
 
-    source: Lines | None
-    target: Lines | None
+    source: Lines | None = None
+    target: Lines | None = None
     second: Lines | None = None
     labels: Lines | None = None
+    pairs: bool = False
     corrupt: Lines | None = None
-    answers: Lines | None = None
+    answer: Lines | None = None
+
+    def __post_init__(self) -> None:
+        lines = {name: getattr(self, name) for name in ("second", "labels", "corrupt", "answer")}
+        lines = {name: None if text is None else _lines(text, name) for name, text in lines.items()}
+        lines["source"], lines["target"] = _source_and_target(self.source, self.target)
+        if isinstance(lines["labels"], list):
+            lines["labels"] = [str(label) for label in lines["labels"]]
+        if isinstance(lines["answer"], list):
+            lines["answer"] = [
+                "\t".join(map(str, each)) if isinstance(each, (tuple, list)) else each for each in lines["answer"]
+            ]
+        if not isinstance(self.pairs, bool):
+            raise ConfigError(f"pairs={self.pairs!r} is of the wrong type; give True or False")
+        for name, text in lines.items():
+            object.__setattr__(self, name, text)
+
+    @property
+    def source2(self) -> Lines | None:
+        """The other texts of pairs, as the command line calls them."""
+        return self.second
 
     @property
     def empty(self) -> bool:
@@ -53,90 +79,77 @@ class TextPair:
 
         A CoNLL-U file in `parse`, or CoNLL columns with labels, is also the text where there is no other.
         """
-        columns = self.labels if isinstance(self.labels, Path) and self.source is None else None
         parses = Path(parse) if parse is not None and parse != "stanza" else None
-        if self.source is None and parses is None and columns is None:
-            raise DataError(
+        if self.source is None and parses is None and not isinstance(self.labels, Path):
+            raise ConfigError(
                 "no text: give a file's path or a list of sentences, or parse='FILE.conllu', which has text"
             )
-        corpus = open_corpus(
-            self.source,
-            target=self.target,
-            second=self.second,
-            parses=parses,
-            columns=columns,
-            max_sentences=max_sentences,
-        )
+        if parse is not None and (self.second is not None or self.pairs):
+            raise ConfigError(f"parse={parse!r}: parses are of one text a line; leave out second and pairs")
+        corpus = open_text(cast(TextFiles, self), parses=parses, max_sentences=max_sentences)  # lists are as good
         if checkpoint is None:
             return corpus
-        if self.corrupt is not None and self.answers is not None:
-            return with_answers(checkpoint, corpus, self.corrupt, self.answers)
+        if self.corrupt is not None and self.answer is not None:
+            return with_answers(checkpoint, corpus, self.corrupt, self.answer)
         return with_labels(checkpoint, corpus, self.labels)
 
-    def settings(self) -> dict[str, str | None]:
+    def settings(self) -> dict[str, str | bool | None]:
         """Paths of the texts, None for a text in memory; for a run's record."""
         names = {"source": "source", "target": "target", "source2": "second", "labels": "labels"}
-        if self.answers is not None:
-            names = {"clean": "source", "corrupt": "corrupt", "answer": "answers", "target": "target"}
-        return {option: _path(getattr(self, name)) for option, name in names.items()}
+        if self.answer is not None:
+            names = {"clean": "source", "corrupt": "corrupt", "answer": "answer", "target": "target"}
+        paths: dict[str, str | bool | None] = {option: _path(getattr(self, name)) for option, name in names.items()}
+        return paths | ({"pairs": True} if self.pairs else {})
 
 
-def text_pair(
+def texts_of(
     text: Text | None, target: Text | None = None, *, second: Text | None = None, labels: LabelList | None = None
-) -> TextPair:
-    """The texts of the arguments of those names; DataError for an unsupported type."""
-    pair = _source_and_target(text, target)
-    if labels is not None and not isinstance(labels, (str, PathLike)):
-        labels = [str(label) for label in labels]
-    return replace(
-        pair,
-        second=None if second is None else _lines(second),
-        labels=None if labels is None else _lines(labels),
-    )
+) -> Texts:
+    """The texts of the arguments of those names; ConfigError for what is none."""
+    if not isinstance(text, Texts):
+        return Texts(*cast(Any, (text, target, second, labels)))
+    if any(other is not None for other in (target, second, labels)):
+        raise ConfigError("Texts holds all that belongs to a text; leave out target, second and labels")
+    return text
 
 
-def prompt_texts(
-    clean: Text | None, corrupt: Text | None, answer: AnswerList | None, *, target: Text | None
-) -> TextPair:
+def prompt_texts(clean: Text | None, corrupt: Text | None, answer: AnswerList | None, *, target: Text | None) -> Texts:
     """Prompts, their corrupt versions and answers; ConfigError where one of them is missing."""
     given = {"clean": clean, "corrupt": corrupt, "answer": answer}
     if missing := [name for name, text in given.items() if text is None]:
         raise ConfigError(f"clean, corrupt and answer belong together; give {' and '.join(missing)} too")
-    answers = _lines(answer)
-    if isinstance(answers, list):
-        answers = ["\t".join(entry) if isinstance(entry, (tuple, list)) else entry for entry in answers]
-    prefix = None if target is None else _lines(target)
-    return TextPair(_lines(clean), prefix, corrupt=_lines(corrupt), answers=answers)
+    return Texts(*cast(Any, (clean, target)), **cast(Any, {"corrupt": corrupt, "answer": answer}))
 
 
-def _source_and_target(text: Text | None, target: Text | None) -> TextPair:
+def _source_and_target(text: Any, target: Any) -> tuple[Lines | None, Lines | None]:
+    """Both sides of a text, which a pair of texts, or pairs of sentences, hold together."""
     if isinstance(text, tuple):
         if len(text) != 2:
             raise DataError(f"a tuple of {len(text)}: a tuple is a pair (source, target); sentences belong in a list")
         if target is not None:
             raise DataError("a pair (source, target) has its target already; leave out target=")
-        return TextPair(_lines(text[0]), _lines(text[1]))
-    lines = None if text is None else _lines(text, pairs=True)
+        return _lines(text[0], "text"), _lines(text[1], "target")
+    lines = None if text is None else _lines(text, "text", pairs=True)
     if isinstance(lines, list) and lines and all(isinstance(entry, tuple) and len(entry) == 2 for entry in lines):
         if target is not None:
             raise DataError("a list of pairs (sentence, translation) has its target already; leave out target=")
-        return TextPair([source for source, _ in lines], [translation for _, translation in lines])
-    return TextPair(lines, None if target is None else _lines(target))
+        return [source for source, _ in lines], [translation for _, translation in lines]
+    return lines, None if target is None else _lines(target, "target")
 
 
-def _lines(text: Any, *, pairs: bool = False) -> Any:
-    """A path, or a list; DataError for other types."""
+def _lines(text: Any, name: str, *, pairs: bool = False) -> Any:
+    """A path, or a list; ConfigError for other types, DataError for a file that there is not."""
     if isinstance(text, (str, PathLike)):
         path = Path(text)
         if isinstance(text, str) and not _exists(path):
             raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
         return path
     table = hasattr(text, "columns")  # of which a list would be the names of the columns
-    if isinstance(text, (bytes, Mapping, Set)) or table or not isinstance(text, Iterable):
+    if isinstance(text, (bytes, Mapping, Set, Texts)) or table or not isinstance(text, Iterable):
         kinds = (
             "a file's path, a list of sentences or a list of pairs" if pairs else "a file's path or a list of sentences"
         )
-        raise DataError(f"a {type(text).__name__} is no text; give {kinds}")
+        raise ConfigError(f"{name}: a {type(text).__name__} is no text; give {kinds}")
     return list(text)
 
 
@@ -153,7 +166,7 @@ def _path(lines: Lines | None) -> str | None:
 
 def one_text(text: Text) -> Lines:
     """A text without translation; ConfigError for pairs."""
-    texts = text_pair(text)
+    texts = texts_of(text)
     if texts.target is not None or texts.source is None:
         raise ConfigError("one text is wanted here, without its translation")
     return texts.source

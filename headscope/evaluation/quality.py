@@ -70,6 +70,10 @@ class Evaluation:
                 return score
         raise ConfigError(unknown("metric", metric, [score.metric for score in self.scores]))
 
+    def __repr__(self) -> str:
+        rows = [f"{score.name} {score.value:.5g} [{score.low:.5g}, {score.high:.5g}]" for score in self.scores]
+        return "\n".join([f"<Evaluation on {len(self.sentences)} sentences>", *rows])
+
 
 def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:
     """Score an open checkpoint on a text; writes nothing."""

@@ -19,6 +19,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, repeat_groups, tapped
 from headscope.model.discovery import AttentionSite, track_calls
 
+LAYERS = 12  # layers that a repr lists
 FIELDS = ("query", "key", "value", "weights", "context")
 
 
@@ -48,21 +49,33 @@ class Captured:
     def __getitem__(self, attention_site: tuple[Site | str, int] | HeadId | str) -> dict[str, Tensor]:
         if isinstance(attention_site, tuple):
             return self._last(attention_site)
+        if not isinstance(attention_site, (HeadId, str)):
+            raise ConfigError(f"{attention_site!r:.60} names no layer and no head; write ('cross', 1) or 'cross.1.5'")
         head = attention_site if isinstance(attention_site, HeadId) else HeadId.parse(attention_site)
         tensors = self._last((head.site, head.layer))
         if head.head >= next(iter(tensors.values())).shape[1]:
             raise ConfigError(f"{head.site}.{head.layer} has no head {head.head}; it was captured with fewer")
         return {name: tensor[:, head.head] for name, tensor in tensors.items()}
 
+    def __repr__(self) -> str:
+        layers = [f"{site}.{layer}" for site, layer in self.calls]
+        if not layers:
+            return "<Captured nothing yet: run the model within the block>"
+        calls = list(self.calls.values())
+        shown = layers if len(layers) <= LAYERS else [*layers[: LAYERS - 1], "…", layers[-1]]
+        return f"<Captured {', '.join(calls[0][-1])} of {', '.join(shown)}; {max(map(len, calls))} calls at most>"
+
     def _last(self, attention_site: tuple[Site | str, int]) -> dict[str, Tensor]:
         """The last call of a (site, layer); ConfigError where there was none."""
         by_name = {(site.value, layer): calls for (site, layer), calls in self.calls.items()}
         site = attention_site[0].value if isinstance(attention_site[0], Site) else attention_site[0]
-        if (site, attention_site[1]) not in by_name:
+        if len(attention_site) != 2 or (site, attention_site[1]) not in by_name:
             captured = (
                 ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
             )
-            raise ConfigError(f"{site}.{attention_site[1]} was not captured; captured: {captured}")
+            raise ConfigError(
+                f"{'.'.join(map(str, (site, *attention_site[1:])))} was not captured; captured: {captured}"
+            )
         return by_name[site, attention_site[1]][-1]
 
     def weights(self, site: Site) -> list[Tensor]:
@@ -84,7 +97,7 @@ def capture(model: nn.Module, tensors: Iterable[str] = ("weights",)) -> Iterator
     """
     names = tuple(tensors)
     if unknown := [name for name in names if name not in FIELDS]:
-        raise ConfigError(f"cannot capture {', '.join(unknown)}; what can be captured: {', '.join(FIELDS)}")
+        raise ConfigError(f"cannot capture {', '.join(map(str, unknown))}; what can be captured: {', '.join(FIELDS)}")
     captured = Captured()
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:

@@ -146,6 +146,10 @@ class Selection:
         kept = Counter(head.site.value for head in self.kept)
         return {site: (kept[site], total) for site, total in self.gating.per_site().items()}
 
+    def __repr__(self) -> str:
+        sites = ", ".join(f"{site} {kept} of {total}" for site, (kept, total) in self.per_site().items())
+        return f"<Selection by {self.method}, in {self.folder}: {len(self.kept)} of {self.gating.heads} stay ({sites})>"
+
     def record(self) -> dict[str, Any]:
         """What `pruning.json` says."""
         return {

@@ -26,7 +26,7 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
 from headscope.pruning.model_inputs import max_abs_difference, outputs, texts
-from headscope.pruning.options.refit import CalibrationOptions
+from headscope.pruning.options.refit import Refit
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import shrink
@@ -107,7 +107,7 @@ def gone(kind: str) -> list[HeadId]:
 
 def shrunk(kind: str, *, export: str | None = None, **options: Any) -> tuple[Checkpoint, Shrunk]:
     checkpoint = opened(kind)
-    calibration = CalibrationOptions(**{"compensate": "least-squares", **options})
+    calibration = Refit(**{"method": "least-squares", **options})
     done = shrink(
         checkpoint,
         plan_removal(checkpoint.attention_sites, gone(kind), whole_groups=export != "masked"),
@@ -180,7 +180,7 @@ def test_no_class_of_transformers_holds_an_added_bias() -> None:
     checkpoint, _ = shrunk("t5")
     heads = [HeadId(site, layer, 0) for site, layer in checkpoint.layout]
     pair = split_text(text("t5"), None, sentences=1000)
-    options = CalibrationOptions(compensate="least-squares")
+    options = Refit(method="least-squares")
     data = texts(checkpoint, None, None, sentences=3)
     plan = plan_removal(checkpoint.attention_sites, heads)
     done = shrink(
@@ -275,7 +275,7 @@ def test_fewer_tokens_than_columns_and_dead_heads_are_damped_and_said_so() -> No
         export=choose_export(None, checkpoint),
         data=texts(checkpoint, None, None, sentences=3),
         text=CalibrationText(few, few),
-        calibration=CalibrationOptions(compensate="least-squares", damping=0.0),
+        calibration=Refit(method="least-squares", damping=0.0),
     )
     assert done.compensated is not None
     (refit,) = done.compensated.refits
@@ -373,5 +373,5 @@ def test_a_decoder_needs_a_target() -> None:
             export=choose_export(None, checkpoint),
             data=texts(checkpoint, None, None, sentences=3),
             text=split_text(alone, None, sentences=100),
-            calibration=CalibrationOptions(compensate="least-squares"),
+            calibration=Refit(method="least-squares"),
         )

@@ -324,13 +324,14 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
     assert cosines["intact"].value == pytest.approx(1) and cosines["removed"].value < cosines["refitted"].value < 1
     again = {name.replace("source", "text"): path for name, path in (texts | valid).items() if path is not None}
     opened = hs.load(again.pop("checkpoint"), dtype=again.pop("dtype", "auto"))
-    small = opened.remove(gone.split(","), **again, compensate="least-squares", calibration_sentences=COUNT)
+    held = hs.Texts(again.pop("valid_text", None), labels=again.pop("valid_labels", None))
+    small = opened.remove(gone.split(","), **again, valid=held, refit=hs.Refit(sentences=COUNT))
     assert small.compensation is not None
     assert small.compensation["performance"] == {row: asdict(value) for row, value in table.items()}
     with pytest.raises(ConfigError, match="--objective is what a refit is measured by; give --compensate or"):
         RemoveConfig(checkpoint="", out=tmp_path, heads=gone, objective="representation")
     with pytest.raises(ConfigError, match="objective is what a refit is measured by"):
-        opened.remove(gone, objective="representation")
+        opened.remove(gone, refit=hs.Refit(method="none", objective="representation"))
 
 
 @pytest.mark.parametrize(

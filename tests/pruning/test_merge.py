@@ -214,7 +214,7 @@ def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> N
         ({}, "give heads, those that go, or merge_kv"),
         ({"heads": "decoder-self.0.0", "merge_by": scores}, "merge_by says which .* merge_kv"),
         ({"merge_kv": 2, "merge_by": {"decoder-self.0.0": 1.0}}, r"decoder-self\.0\.1 has no score"),
-        ({"merge_kv": 2, "compensate": "mean"}, "compensate mean is for removed heads; with merge_kv"),
+        ({"merge_kv": 2, "refit": hs.Refit(method="mean")}, "compensate mean is for removed heads; with merge_kv"),
     ):
         with pytest.raises(ConfigError, match=message):
             model.remove(**options)

@@ -73,11 +73,11 @@ def test_what_a_refit_is_worth_is_measured_on_text_that_was_held_out(folder: Pat
     lines, labels = ((folder / name).read_text().splitlines() for name in ("text", "labels"))
     model = hs.load(folder / "model", device="cpu")
     kept = len(lines) // 5
-    small = model.remove(GONE, text=lines, labels=labels, compensate="least-squares")
+    small = model.remove(GONE, text=lines, labels=labels, refit=hs.Refit())
     assert small.quality is not None and small.quality["sentences"] == kept
     found = small.evaluate(lines[-kept:], labels=labels[-kept:], bootstrap=10)["accuracy"].value
     assert small.quality["after"]["value"] == pytest.approx(found)
-    other = model.remove(GONE, valid_text=lines[:7], valid_labels=labels[:7], metric="macro-f1")
+    other = model.remove(GONE, valid=hs.Texts(lines[:7], labels=labels[:7]), metric="macro-f1")
     assert other.quality is not None and (other.quality["metric"], other.quality["sentences"]) == ("macro-f1", 7)
     assert model.remove(GONE).quality is None
     with pytest.raises(ConfigError, match="metric and margin are about text"):

@@ -19,7 +19,7 @@ from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.refit import CalibrationOptions, RefitOptions
+from headscope.pruning.options.refit import Refit, RefitOptions
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
 
@@ -131,7 +131,7 @@ def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
     checkpoint = speakers.wrapped(gemma2, speakers.SPEAKERS["llama"])
     heads = [HeadId.parse(f"decoder-self.0.{head}") for head in (0, 1)]
     text = CalibrationText(texts("llama"), texts("llama").first(8))
-    options = CalibrationOptions(compensate="least-squares", sequential=True)
+    options = Refit(method="least-squares", sequential=True)
     done = compensated(checkpoint, heads, text, options)
     assert [refit.residual for refit in done.refits] == [False, False]
     assert "2 of 2 attention modules are refitted to their own outputs only" in done.remarks()[0]

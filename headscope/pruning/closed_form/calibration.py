@@ -17,7 +17,7 @@ from headscope.pruning.closed_form.compensate import ModuleRefit, compensate, re
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.refit import CalibrationOptions, RefitOptions, check_texts
+from headscope.pruning.options.refit import Refit, RefitOptions, check_texts
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
@@ -33,15 +33,13 @@ class CalibrationText:
     held_out: Corpus
 
 
-def calibration_text(
-    options: CalibrationOptions, corpus: Corpus | None, valid: Corpus | None
-) -> CalibrationText | None:
+def calibration_text(options: Refit, corpus: Corpus | None, valid: Corpus | None) -> CalibrationText | None:
     """The texts of a calibration; None where nothing is to be refitted nor measured.
 
     ConfigError where a text is missing, DataError where it is too short.
     """
     check_texts(options, has_text=corpus is not None)
-    if corpus is None or (options.compensate == "none" and valid is None):
+    if corpus is None or (options.method == "none" and valid is None):
         return None
     return split_text(corpus, valid, sentences=options.sentences)
 
@@ -70,7 +68,7 @@ class Compensated:
     """
 
     checkpoint: Checkpoint
-    options: CalibrationOptions
+    options: Refit
     text: CalibrationText
     refits: Sequence[ModuleRefit]
     performance: dict[str, Performance]
@@ -79,7 +77,7 @@ class Compensated:
     def record(self) -> dict[str, Any]:
         """What `pruning.json` says of it; errors are shares of the energy of a module's output."""
         return {
-            "method": self.options.compensate,
+            "method": self.options.method,
             "damping": self.options.damping,
             "sequential": self.options.sequential,
             "calibration": {"text": self.text.calibration.name, "sentences": self.text.calibration.count},
@@ -91,12 +89,12 @@ class Compensated:
 
     def signature(self) -> dict[str, str]:
         """What of it shapes the weights, for the signature of a removal."""
-        if self.options.compensate == "none":
+        if self.options.method == "none":
             return {}
         text = self.text.calibration
         how = "-sequential" if self.options.sequential else ""
         return {
-            "compensate": f"{self.options.compensate}{how}",
+            "compensate": f"{self.options.method}{how}",
             "damping": f"{self.options.damping:g}",
             "calibration": f"{text.digest[:8]}x{text.count}",
         }
@@ -112,7 +110,7 @@ class Compensated:
                 f"{len(unfollowed)} of {len(self.refits)} attention modules are refitted to their own outputs only: "
                 "something else than an addition to the residual stream reads these first"
             )
-        if linear and self.options.compensate == "least-squares":
+        if linear and self.options.method == "least-squares":
             remarks.append(
                 f"{len(linear)} of {len(self.refits)} output projections have no bias, and this export adds none: "
                 "their refit is linear"
@@ -166,7 +164,7 @@ def compensated(
     checkpoint: Checkpoint,
     heads: Sequence[HeadId],
     text: CalibrationText,
-    options: CalibrationOptions,
+    options: Refit,
     *,
     altered: Checkpoint | None = None,
     add_bias: bool = False,
@@ -181,7 +179,7 @@ def compensated(
     """
     began = time.monotonic()
     refit = RefitOptions(
-        method=options.compensate, damping=options.damping, add_bias=add_bias, sequential=options.sequential
+        method=options.method, damping=options.damping, add_bias=add_bias, sequential=options.sequential
     )
     made, refits = refitted(checkpoint, text.calibration, heads, refit, altered=altered, batching=batching)
     seconds = time.monotonic() - began
@@ -189,6 +187,6 @@ def compensated(
     performance = {"intact": meter.measure()}
     with masked(checkpoint.model, heads):
         performance["removed"] = meter.measure(None if altered is None else altered.model)
-    if options.compensate != "none":
+    if options.method != "none":
         performance["refitted"] = meter.measure(made.model)
     return Compensated(made, options, text, refits, performance, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from headscope.errors import ConfigError
 from headscope.registry import unknown
@@ -41,38 +42,62 @@ class RefitOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrationOptions:
-    """How the heads that stay make up for those that go: `compensate` is "none", "mean" or "least-squares".
+class Refit:
+    """How the heads that stay make up for those that go: `method` is "least-squares", "mean" or "none".
 
     `damping` is λ as a share of the mean second moment of the contexts. `sentences` of the text are calibrated on.
     `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
     `objective` is what held-out text is measured by (empty: what fits the model).
-    ConfigError for an unknown compensation, a negative damping, and for options that this compensation does not have.
+    ConfigError for values of a wrong type, an unknown method, a negative damping, and options that a method lacks.
     """
 
-    compensate: str = "none"
+    method: str = "least-squares"
     damping: float = DAMPING
     sentences: int = 1000
     sequential: bool = False
     objective: str = ""
 
     def __post_init__(self) -> None:
-        RefitOptions(method=self.compensate, damping=self.damping)
-        if self.sentences < 1:
-            raise ConfigError(f"--calibration-sentences {self.sentences}: at least 1 is needed")
-        for name, is_given in (("--damping", self.damping != DAMPING), ("--sequential", self.sequential)):
-            if is_given and self.compensate != "least-squares":
-                raise ConfigError(f"{name} is for --compensate least-squares, not {self.compensate}")
+        for name, (kind, words) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+                raise ConfigError(f"{name}={value!r:.60} is of the wrong type; give {words}")
+        check_refit(self.method, damping=self.damping, sentences=self.sentences, sequential=self.sequential)
 
 
-def check_texts(options: CalibrationOptions, *, has_text: bool) -> None:
+_KINDS: dict[str, tuple[type, str]] = {
+    "method": (str, "a string"),
+    "damping": (Real, "a number"),
+    "sentences": (Integral, "a whole number"),
+    "sequential": (bool, "True or False"),
+    "objective": (str, "a string"),
+}
+
+
+def check_refit(
+    method: str, *, damping: float, sentences: int, sequential: bool, names: tuple[str, ...] = tuple(_KINDS)
+) -> None:
+    """ConfigError for options of a removal's refit that are out of bounds or do not fit `method`.
+
+    `names` are what the caller has for method, damping, sentences and sequential.
+    """
+    RefitOptions(method=method)
+    check_damping(damping, name=names[1])
+    if sentences < 1:
+        raise ConfigError(f"{names[2]} {sentences}: at least 1 is needed")
+    for name, is_given in ((names[1], damping != DAMPING), (names[3], sequential)):
+        if is_given and method != "least-squares":
+            raise ConfigError(f"{name} is for {names[0]} least-squares, not {method}")
+
+
+def check_texts(options: Refit, *, has_text: bool) -> None:
     """ConfigError where the text is missing that a calibration needs."""
-    if not has_text and options.compensate != "none":
-        what = f"--compensate {options.compensate}"
+    if not has_text and options.method != "none":
+        what = f"--compensate {options.method}"
         raise ConfigError(f"{what} measures contexts on text: give --source FILE, and --target for translation")
 
 
-def check_damping(share: float) -> None:
+def check_damping(share: float, *, name: str = "--damping") -> None:
     """ConfigError for a damping that is negative or not finite."""
     if not 0 <= share < math.inf:
-        raise ConfigError(f"--damping {share:g}: a share of the mean second moment, at least 0 and finite")
+        raise ConfigError(f"{name} {share:g}: a share of the mean second moment, at least 0 and finite")

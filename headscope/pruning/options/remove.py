@@ -10,7 +10,7 @@ from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import SEQUENTIAL
-from headscope.pruning.options.refit import DAMPING, CalibrationOptions, check_texts
+from headscope.pruning.options.refit import DAMPING, Refit, check_refit, check_texts
 from headscope.pruning.options.shared import COMPENSATION, HEADS
 
 
@@ -113,6 +113,13 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
 
     def __post_init__(self) -> None:
         check_options(self)
+        check_refit(
+            self.compensate,
+            damping=self.damping,
+            sentences=self.calibration_sentences,
+            sequential=self.sequential,
+            names=("--compensate", "--damping", "--calibration-sentences", "--sequential"),
+        )
         check_texts(self.calibration, has_text=self.has_text)
         measured = self.compensate != "none" or self.valid_text is not None
         if self.objective and not measured:
@@ -139,11 +146,11 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             raise ConfigError("--column says which column of --merge-by FILE.csv holds scores; give that too")
 
     @property
-    def calibration(self) -> CalibrationOptions:
+    def calibration(self) -> Refit:
         """How the removal is compensated: after a merge always module after module, as all contexts are others."""
         merges = self.merge_kv is not None and self.compensate == "least-squares"
-        return CalibrationOptions(
-            compensate=self.compensate,
+        return Refit(
+            method=self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
             sequential=self.sequential or merges,

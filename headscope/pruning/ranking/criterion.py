@@ -15,7 +15,7 @@ from headscope.attribution.objectives.base import Objective
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
-from headscope.engine.base import ANALYSES, RunOptions, draws
+from headscope.engine.base import ANALYSES, RunOptions, draws, needs_objective
 from headscope.engine.declarations import Measure, measured_columns, rankable_columns
 from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.frequencies import count_subwords, frequency_ranks
@@ -124,6 +124,7 @@ class MeasuredColumn(Criterion):
     def __init__(self, measure: Measure, *, analysis: str = "") -> None:
         self.name, self.summary, self.analysis = measure.name, measure.words, analysis  # type: ignore[misc]
         self.keep, self.why = measure.keep, measure.why
+        self.explains = bool(analysis) and needs_objective(ANALYSES.get(analysis))
         self.reads_text = self.changes = not analysis or bool(ANALYSES.get(analysis).passes)
 
     def draws(self, checkpoint: Checkpoint, objective: Objective | None) -> bool:

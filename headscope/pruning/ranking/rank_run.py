@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from headscope.pruning.options.refit import DAMPING
 from headscope.pruning.options.shared import Freeze
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
-    Criterion,
     Direction,
     MeasuredColumn,
     ScoringContext,
@@ -97,8 +97,10 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
     """Score the heads, with all processes, and rank them; what is measured alone is not done in the others."""
     gates, keep = opened.gating, _keep(config, opened.gating)
     check_keep(gates, keep, config.allocation)
-    context = _context(config, opened, processes)
-    scoring = _scoring(config, opened, context)
+    context = context_of(config, opened, processes)
+    run = config.run
+    heads = None if run is None else partial(read_heads, run, opened.checkpoint.layout)
+    scoring = scoring_of(config, context, heads=heads)
     with progress("ranking", config.steps) as step:
         ranked = rank_heads(
             gates, keep, _counted(scoring.score, step), steps=config.steps, allocation=config.allocation
@@ -108,7 +110,7 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
         moments_of(context)  # together; what follows finds them
     context = replace(context, processes=ALONE)
     if config.allocation == "measured" and processes.main:
-        measured = _measured(context, gates, ranked)
+        measured = scores_between(context, gates, ranked)
         ranked = rank_heads(gates, keep, lambda removed_heads: measured)
     return Outcome(context, keep, scoring, ranked)
 
@@ -224,23 +226,36 @@ class Scoring:
         return {**self.facts, "keep": self.direction.keep, "direction": f"by {self.label}: {self.direction}"}
 
 
-def _scoring(config: RankConfig, opened: OpenedSelection, context: ScoringContext) -> Scoring:
-    """By a file, a run, or a criterion that is measured."""
-    layout = opened.checkpoint.layout
+def scoring_of(
+    config: RankConfig,
+    context: ScoringContext,
+    *,
+    heads: Callable[[], pd.DataFrame] | None = None,
+    parsed: bool = False,
+) -> Scoring:
+    """How heads are scored: by a file, a table of `heads` that was measured before, or a criterion that is measured.
+
+    `parsed` says that the text has parses. ConfigError for options that fit none of these.
+    """
     _check_damping(config)
     if config.is_file:
         name = Path(config.by).name
-        column, scores = read_scores(Path(config.by), layout, column=config.column)
+        column, scores = read_scores(Path(config.by), context.checkpoint.layout, column=config.column)
         facts = {"by": name, "column": column}
         return _fixed(config, column_of_file(column), scores, label=f"{column} of {name}", facts=facts)
-    if config.run is not None:
+    if heads is not None:
         if config.by in CRITERIA.names():
             raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
-        scores = scores_in(read_heads(config.run, layout), config.by)
+        scores = scores_in(heads(), config.by)
         facts = {"by": config.by, "column": config.by, "from": str(config.run)}
         return _fixed(config, column_named(config.by), scores, label=config.by, facts=facts)
-    criterion = criterion_named(config.by)
-    _check(criterion, config, opened)
+    criterion = criterion_named(config.by, parsed=parsed)
+    if criterion.reads_text and context.corpus is None:
+        raise ConfigError(f"--by {criterion.name} is measured on text: give --source FILE, or --from RUN that has it")
+    if config.steps > 1 and not criterion.changes:
+        raise ConfigError(
+            f"--steps {config.steps}: scores by {criterion.name} do not change when heads go; leave it out"
+        )
     direction = criterion.direction(config.end)
 
     def score(removed_heads: list[HeadId]) -> Scores:
@@ -258,7 +273,7 @@ def _fixed(
     return Scoring(lambda removed_heads: signed, direction, label, facts)
 
 
-def _measured(context: ScoringContext, gates: GateLayout, ranked: Ranked) -> Scores:
+def scores_between(context: ScoringContext, gates: GateLayout, ranked: Ranked) -> Scores:
     """Inside modules the order of a ranking; between them the objective, measured once what is left is refitted."""
     by_unit = zip(gates.units, ranked.scores.tolist(), strict=True)
     scores = {head: score for unit, score in by_unit for head in unit}
@@ -273,16 +288,8 @@ def _check_damping(config: RankConfig) -> None:
         raise ConfigError(f"--damping is for criteria and allocations that refit, and --by {config.by} does not")
 
 
-def _check(criterion: Criterion, config: RankConfig, opened: OpenedSelection) -> None:
-    if criterion.reads_text and opened.corpus is None:
-        raise ConfigError(f"--by {criterion.name} is measured on text: give --source FILE, or --from RUN that has it")
-    if config.steps > 1 and not criterion.changes:
-        raise ConfigError(
-            f"--steps {config.steps}: scores by {criterion.name} do not change when heads go; leave it out"
-        )
-
-
-def _context(config: RankConfig, opened: OpenedSelection, processes: Processes) -> ScoringContext:
+def context_of(config: RankConfig, opened: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
+    """What criteria are asked about: an open checkpoint on the first sentences of an open text."""
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
     batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
     return ScoringContext(

@@ -54,6 +54,11 @@ class Removed:
     command: str = "prune remove"
     pushed: str = ""
 
+    def __repr__(self) -> str:
+        heads = f"{self.after.attention_heads} of {self.before.attention_heads} heads stay"
+        sizes = f"{self.after.parameters:,} of {self.before.parameters:,} parameters"
+        return f"<Removed, in {self.path}: {heads}, {sizes}; outputs differ by {self.verified.difference:.1e}>"
+
 
 @dataclass(frozen=True)
 class Shrunk:
@@ -220,7 +225,7 @@ def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineE
     """The command that would do the same, where none was typed; of a refit without its text."""
     said, default = list_made(done), choose_export(None, done.checkpoint).name
     calibration = None if done.compensated is None else done.compensated.options
-    compensate = "none" if calibration is None else calibration.compensate
+    compensate = "none" if calibration is None else calibration.method
     chosen = {
         **{name: getattr(companions, name) for name in companions.names()},
         "quantize": options.quantize if options.quantize != "none" else "",

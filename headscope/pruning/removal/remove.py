@@ -43,7 +43,7 @@ from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, compensated
 from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
-from headscope.pruning.options.refit import CalibrationOptions
+from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.export import export_for, split_export
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
@@ -157,7 +157,7 @@ def remove_heads(
     corpus: Corpus | None = None,
     valid: Corpus | None = None,
     otherwise: Corpus | None = None,
-    calibration: CalibrationOptions,
+    calibration: Refit,
     metric: str = "",
     margin: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
@@ -229,7 +229,7 @@ def shrink(
     export: Export,
     data: InputTexts,
     text: CalibrationText | None = None,
-    calibration: CalibrationOptions | None = None,
+    calibration: Refit | None = None,
     asked: Question | str = "",
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
@@ -243,7 +243,7 @@ def shrink(
     done, pooled = None, checkpoint.with_pooled_groups(removal) if removal.merged else None
     if text is not None:
         progress("refitting")
-        options = calibration or CalibrationOptions()
+        options = calibration or Refit(method="none")
         done = compensated(checkpoint, removal.removed, text, options, altered=pooled, add_bias=export.adds_bias)
     whole = done.checkpoint if done is not None else pooled or checkpoint
     progress("removing")
