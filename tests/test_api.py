@@ -415,7 +415,10 @@ def test_a_study_says_what_it_lacks(pair: hs.Model) -> None:
         (lambda: study.plot("positional"), "the study has no table 'positional'; analyze with also='positional'"),
         (lambda: study.plot("similarity"), "the study has no similarity"),
         (lambda: study.plot("faithfulness"), "analyze with faithfulness=True"),
-        (lambda: study.plot("heads", colour=1), "the figure 'heads' has no option 'colour'; it has measure, sort"),
+        (
+            lambda: study.plot("heads", colour=1),
+            "unknown option of plot heads 'colour'; available: measure, range, sort",
+        ),
         (lambda: study.plot("heads", measure="entropy"), "unknown measure 'entropy'"),
         (lambda: pair.rank(by="entropy", study=study), "there is no column 'entropy' of numbers"),
     ):

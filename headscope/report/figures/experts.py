@@ -33,6 +33,7 @@ from headscope.report.layout.page import (
 )
 from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import AnalysisRun, RunError
+from headscope.report.registry import TRAINED, PlotFigure
 
 LEFT, ABOVE, BELOW, ROW = 0.62, 0.22, 0.36, 0.15
 BARS, TOKENS = 1.0, 2.3  # inches of the bars of a panel, and of the tokens beside them
@@ -198,3 +199,12 @@ def _edges(updates: NDArray[np.float64]) -> NDArray[np.float64]:
     """What was noted at an update is of those since the line before."""
     step = updates[1] - updates[0] if len(updates) > 1 else 1.0
     return np.concatenate([[updates[0] - step], updates])
+
+
+GATES = PlotFigure(
+    "gates",
+    "Gates and experts of a mixture (`train mae`) while they learn: entropies, and how much each expert counts.",
+    gates_figure,
+    source=TRAINED,
+    order=410,
+)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from headscope.config import option
 from headscope.engine.declarations import head_functions
 from headscope.errors import ConfigError
 from headscope.report.layout.charts import chart, share_limits
@@ -19,8 +21,9 @@ from headscope.report.layout.methods import SITE_COLORS as SITES
 from headscope.report.layout.methods import method_style
 from headscope.report.layout.page import INK, TICK, Page, Swatch, even_width, flow, text_width
 from headscope.report.layout.style import panel_width, widest
-from headscope.report.readers.pruning_runs import UNPRUNED, PruningRun
+from headscope.report.readers.pruning_runs import UNPRUNED, PruningRun, with_labels
 from headscope.report.readers.run import RunError
+from headscope.report.registry import PlotFigure, Source
 
 WIDTH, HEIGHT = 2.6, 1.75  # inches of the axes of one panel
 LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.36, (0.25, 0.12)
@@ -32,6 +35,19 @@ SAND = "#f6ecd2"  # grey is of random choices
 MOST = 12  # trajectories in one figure
 TICK_ROOM = 0.26  # inches that the number below a bar takes
 LOG_FROM = 8  # sizes that span this factor are set on a logarithmic axis
+
+
+@dataclass(frozen=True)
+class PruningOptions:
+    """Options of the figure."""
+
+    figure: str | None = option(
+        None,
+        "quality: metric against heads kept; sites: heads kept at each site; functions: of the survivors; "
+        "gates: while they learn. Default: quality for sweeps, sites for other runs.",
+        metavar="quality|sites|functions|gates",
+    )
+    functions: Path | None = option(None, "A run of `headscope analyze` that labels the heads.", metavar="RUN")
 
 
 @dataclass(frozen=True)
@@ -47,15 +63,17 @@ class PruningPanel:
     ylabel: str
 
 
-def pruning_figure(runs: Sequence[PruningRun], kind: str | None = None) -> Figure:
+def pruning_figure(runs: Sequence[PruningRun], figure: str | None = None, *, functions: Path | None = None) -> Figure:
     """One of the figures: quality, sites, functions or gates; None is quality for sweeps, sites for other runs.
 
-    ConfigError for an unknown name; RunError where the runs lack what the figure shows.
+    `functions` is a run of `analyze` that labels heads. ConfigError for an unknown name; RunError where the runs lack
+    what the figure shows.
     """
-    kind = kind or ("quality" if any(run.measured for run in runs) else "sites")
+    kind = figure or ("quality" if any(run.measured for run in runs) else "sites")
     if kind not in FIGURES:
         raise ConfigError(f"--figure {kind!r} is not known; choose from {', '.join(FIGURES)}")
     title, make = FIGURES[kind]
+    runs = with_labels(runs, functions) if functions else runs
     panels, legend = make(runs)
     return _page(runs, title, panels, legend)
 
@@ -368,3 +386,19 @@ FIGURES: Mapping[str, tuple[str, Callable[[Sequence[PruningRun]], Made]]] = {
     "functions": ("Which functions survive", _functions),
     "gates": ("Gates while they learn", _gates),
 }
+
+
+PRUNING = PlotFigure(
+    "pruning",
+    "What pruning costs, where the heads that stay are, which functions survive, and how gates learnt.",
+    pruning_figure,
+    Options=PruningOptions,
+    source=Source(
+        "SWEEP|RUN",
+        "Directories that `headscope prune sweep`, `l0`, `subset` or `rank` wrote.",
+        "headscope.report.readers.pruning_runs:load_pruned",
+        at_once=True,
+    ),
+    runs="together",
+    order=500,
+)

@@ -25,25 +25,30 @@ from headscope.version import VERSION
 Report = dict[str, Any]
 
 
-def gather(paths: Sequence[Path], *, names: Sequence[str] = ()) -> Report:
+def gather(given: Sequence[Path | AnalysisRun], *, names: Sequence[str] = ()) -> Report:
     """The report on runs of `analyze`, `prune` and `train`, in whatever order they are named.
 
-    `names` replace those of the directories, where all are analysis runs. RunError for a directory that is no run.
+    Studies in memory may be among the runs of `analyze`. `names` replace those of the directories, where all are
+    analysis runs. RunError for a directory that is no run.
     """
-    kinds = [kind_of(path) for path in paths]
-    runs = [read_run(path) for path, kind in zip(paths, kinds, strict=True) if kind == "analysis"]
-    chosen = [path for path, kind in zip(paths, kinds, strict=True) if kind == "pruning"]
-    removed = [path for path, kind in zip(paths, kinds, strict=True) if kind == "removal"]
-    train = [path for path, kind in zip(paths, kinds, strict=True) if kind == "training"]
+    analysed: list[AnalysisRun] = []
+    others: dict[str, list[Path]] = {"pruning": [], "removal": [], "training": []}
+    for run in given:
+        if isinstance(run, AnalysisRun):
+            analysed.append(run)
+        elif (kind := kind_of(run)) == "analysis":
+            analysed.append(read_run(run))
+        else:
+            others[kind].append(run)
     analyses = [
         analysis_report(run, load_examples(run), name=name)
-        for run, name in zip(runs, names or distinct([run.name for run in runs]), strict=True)
+        for run, name in zip(analysed, names or distinct([run.name for run in analysed]), strict=True)
     ]
     return report_of(
         analyses,
-        pruning=pruning_data(chosen),
-        removals=[removal_data(path) for path in removed],
-        training=training_data(train),
+        pruning=pruning_data(others["pruning"]),
+        removals=[removal_data(path) for path in others["removal"]],
+        training=training_data(others["training"]),
     )
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headscope.errors import CheckpointError
 from headscope.files.examples import Bytes, Example
 from headscope.formats.story_of_heads.npz import Arrays
 from headscope.report.readers.run import AnalysisRun, RunError
+from headscope.report.readers.study_run import StudyRun
 
 FILE = "examples.npz"
 
 
-def load_examples(run: AnalysisRun) -> list[Example]:
+def load_examples(run: AnalysisRun) -> Sequence[Example]:
     """The sentences in order, none where the run kept none; RunError for a broken file."""
+    if isinstance(run, StudyRun):
+        return run.examples
     path = run.path / FILE
     if not path.is_file():
         return []

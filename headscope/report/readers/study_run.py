@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from headscope.files.examples import Example
 from headscope.report.readers.run import COLUMNS, AnalysisRun, MissingTable, read_table
 
 Array = NDArray[np.float64]
@@ -24,6 +25,7 @@ class StudyRun(AnalysisRun):
 
     tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
+    examples: Sequence[Example] = ()
 
     @cached_property
     def similarity(self) -> dict[str, Array]:
@@ -46,9 +48,10 @@ def study_run(
     heads: pd.DataFrame,
     tables: Mapping[str, pd.DataFrame],
     arrays: Mapping[str, Array],
+    examples: Sequence[Example] = (),
 ) -> StudyRun:
     """The run that its record (what `run.json` would say), heads, tables and similarity matrices make."""
-    return StudyRun(Path("study"), record, _as_read(heads, "heads", COLUMNS["heads"]), tables, arrays)
+    return StudyRun(Path("study"), record, _as_read(heads, "heads", COLUMNS["heads"]), tables, arrays, examples)
 
 
 def _as_read(table: pd.DataFrame, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
