@@ -206,6 +206,10 @@ def test_two_studies_are_compared(pair: hs.Model, tmp_path: Path) -> None:
     second = pair.analyze(SOURCES[5:], **CHEAP)
     assert hs.plot([first, second], "compare", measure="offset_share").axes
     assert hs.plot([tmp_path / "first", second], "compare").axes
+    page = hs.plot([tmp_path / "first", second], "report", out=tmp_path / "page.html")
+    assert "Runs compared" in page.read_text(encoding="utf-8")
+    figure = second.plot("attention", heads="encoder-self.0.*", sentence=SOURCES[0], out=tmp_path / "attention.svg")
+    assert figure.axes and "encoder-self.0.1" in (tmp_path / "attention.svg").read_text(encoding="utf-8")
 
 
 def test_nothing_is_written_unless_a_call_says_so(

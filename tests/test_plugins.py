@@ -35,7 +35,7 @@ assert "one_file" in FORMATS.names() and "neighbour.v1" in MIXINGS.names()
 
 
 @pytest.mark.slow
-def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_path: Path) -> None:
+def test_an_installed_package_adds_an_analysis_a_criterion_a_figure_and_a_variant(tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"  # a build leaves files behind
     shutil.copytree(Path(__file__).parent / "plugin", source)
     install = [
@@ -60,6 +60,7 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
     commands = [
         ["analyze", model, *text, "--only", "last_key", "--last-keys", "2", "--out", "run"],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
+        ["plot", "spread", "run", "run", "--column", "last_key", "--out", "spread.svg"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
         ["train", "patient", *pairs, *small, *valid, "--max-updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
@@ -76,6 +77,7 @@ def test_an_installed_package_adds_an_analysis_a_criterion_and_a_variant(tmp_pat
     header, row = (tmp_path / "run" / "heads.csv").read_text(encoding="utf-8").splitlines()[:2]
     assert "last_key" in header.split(",") and 0 < float(row.split(",")[header.split(",").index("last_key")]) < 1
     assert (tmp_path / "run" / "figures" / "last_key.png").exists() and (tmp_path / "red.png").exists()
+    assert "last_key" in (tmp_path / "spread.svg").read_text(encoding="utf-8")
     gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
     assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
     course = (tmp_path / "trained" / "metrics.csv").read_text(encoding="utf-8").splitlines()

@@ -84,7 +84,7 @@ def _page(runs: Sequence[PruningRun], title: str, panels: Sequence[PruningPanel]
     laid = flow([box] * len(panels), even_width(len(panels), box[0], widest(WIDEST), gap=GAP[0]), gap=GAP)
     legend = Legend.plan(entries, widest(max(laid.width, 4.6)))
     models = ", ".join(dict.fromkeys(run.model for run in runs))
-    counts = ", ".join(dict.fromkeys(f"{_total(run)} heads ({' + '.join(run.sites)})" for run in runs))
+    counts = ", ".join(dict.fromkeys(f"{run.cells['of'].iloc[0]:.0f} heads ({' + '.join(run.sites)})" for run in runs))
     page = Page(
         laid.width,
         laid.height + legend.height,
@@ -103,10 +103,6 @@ def _page(runs: Sequence[PruningRun], title: str, panels: Sequence[PruningPanel]
             share_limits(alike)
     legend.draw(page, laid.height)
     return page.finished()
-
-
-def _total(run: PruningRun) -> int:
-    return int(run.cells["of"].iloc[0])
 
 
 # Quality.
@@ -138,16 +134,12 @@ def _quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry
     if any(run.cells.duplicated(["method", "control", "size"]).any() for run in measured):
         entries.append(("", "", "line: mean over seeds; small dots: seeds; band: lowest to highest"))
     entries.append((Swatch(":"), INK, "unpruned"))
-    if any(_has_interval(run) for run in measured):
+    if any(run.cells.loc[run.cells["method"] == UNPRUNED, "low"].notna().any() for run in measured):
         entries.append((Swatch(band=True), SAND, "its 95 % interval over sentences"))
     entries += [
         ("", "", note if len(measured) == 1 else f"{run.name}: {note}") for run in measured for note in run.notes
     ]
     return panels, entries
-
-
-def _has_interval(run: PruningRun) -> bool:
-    return bool(run.cells.loc[run.cells["method"] == UNPRUNED, "low"].notna().any())
 
 
 def _quality_panel(run: PruningRun, column: str, sizes: Sequence[int]) -> Callable[[Axes], None]:

@@ -106,7 +106,7 @@ def parse_range(ends: Sequence[float]) -> Normalize | None:
     if len(ends) != 2 or not (np.isfinite(ends).all() and ends[0] < ends[1]):
         text = ",".join(f"{end:g}" for end in ends)
         raise ConfigError(f"--range {text}: give two numbers, the lower first, such as --range 0,1")
-    return Normalize(*ends)
+    return Normalize(ends[0], ends[1])
 
 
 def draw_cells(
