@@ -122,7 +122,7 @@ def _command(figure: PlotFigure) -> Any:
 def _runs(figure: PlotFigure) -> type[Any]:
     """The arguments of a figure's command: any number of runs, or so many."""
     source = figure.source
-    about = {"help": source.help, "argument": True}
+    about: dict[str, Any] = {"help": source.help, "argument": True}
     if isinstance(figure.runs, int):
         one = [(f"run{n}", Path, option(**about, metavar=source.metavar)) for n in range(figure.runs)]
         return make_dataclass("Runs", one, frozen=True)

@@ -137,7 +137,7 @@ class Study:
 
     def run(self) -> AnalysisRun:
         """The study in the form that `headscope.report` draws."""
-        from headscope.report.readers.study_run import study_run
+        from headscope.report.readers.run import study_run
 
         study = self._measurement.study
         return study_run(self._record, study.heads, study.tables, study.arrays, self._measurement.examples)
@@ -224,7 +224,7 @@ def study_of(
 
 
 @overload
-def plot(
+def plot(  # type: ignore[overload-overlap]
     runs: Study | PathName | Sequence[Study | PathName],
     name: Literal["report"],
     *,

@@ -27,7 +27,7 @@ class Source:
     """What a figure is drawn from: how `--help` names it, and "module:function", which reads it from a path.
 
     With `at_once` the function reads all paths together. Without a function the figure takes the paths themselves.
-    `studies` of Python (`headscope.report.readers.study_run`) are taken as they are, where there are such.
+    `studies` of Python (`headscope.report.readers.run.StudyRun`) are taken as they are, where there are such.
     """
 
     metavar: str

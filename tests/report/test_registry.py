@@ -73,7 +73,7 @@ def test_a_figure_of_another_package(installed: pytest.MonkeyPatch, tmp_path: Pa
     with pytest.raises(ConfigError, match="unknown option of plot spread 'colum'; did you mean 'column'"):
         hs.plot(runs, "spread", colum="distance")
     point = EntryPoint(name="other", value="tests.plugin.headscope_plugin.spread", group="headscope.figures")
-    twice = [*registry.entry_points(group=point.group), point]
+    twice = [EntryPoint(name="spread", value="headscope_plugin.spread", group=point.group), point]
     installed.setattr(registry, "entry_points", lambda group: twice)
     with pytest.raises(ConfigError, match="there are two figures 'spread'"):
         plot_figures()
@@ -92,7 +92,7 @@ def test_figures_that_only_commands_drew_are_there_in_python(tmp_path: Path) -> 
     page = hs.plot([*runs, trained], "report", out=tmp_path / "page.html")
     assert page == tmp_path / "page.html" and "Runs compared" in page.read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match="'report' is a page; give out="):
-        hs.plot(runs, "report")  # type: ignore[call-overload]
+        hs.plot(runs, "report")
     with pytest.raises(ConfigError, match="the figure 'attention' needs heads="):
         hs.plot(runs[0], "attention", sentence="a")
     with pytest.raises(ConfigError, match="give sentence TEXT, or index N"):

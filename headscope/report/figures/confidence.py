@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from headscope.config import option
 from headscope.errors import DataError
 from headscope.files.reading import read_object
-from headscope.report.layout.charts import chart, share_limits
 from headscope.report.layout.grid import parse_range
 from headscope.report.layout.legend import Entry, Legend
 from headscope.report.layout.methods import COLORS
 from headscope.report.layout.page import Dashes, Page, Swatch
+from headscope.report.layout.panels import chart, share_limits
 from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.fork import ForkRun, confidence_run
 from headscope.report.readers.run import AnalysisRun, RunError

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from headscope.heads import SITES
 from headscope.report.figures.training import SHARES, TrainingHistory
-from headscope.report.layout.charts import chart, share_limits, short_number
 from headscope.report.layout.legend import Legend
 from headscope.report.layout.methods import SITE_COLORS
 from headscope.report.layout.page import (
@@ -31,6 +30,7 @@ from headscope.report.layout.page import (
     shorten,
     text_width,
 )
+from headscope.report.layout.panels import chart, share_limits, short_number
 from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import TRAINED, PlotFigure

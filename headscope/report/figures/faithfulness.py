@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from headscope.config import option
-from headscope.report.layout.charts import chart, share_limits, short_number
 from headscope.report.layout.legend import Entry, Legend
 from headscope.report.layout.methods import method_style
 from headscope.report.layout.page import (
@@ -26,6 +25,7 @@ from headscope.report.layout.page import (
     text_width,
     wrap,
 )
+from headscope.report.layout.panels import chart, share_limits, short_number
 from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import AnalysisRun, MissingTable
 from headscope.report.registry import PlotFigure

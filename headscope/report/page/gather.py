@@ -13,12 +13,11 @@ from headscope.report.page.analysis import analysis_data, functions_present, mar
 from headscope.report.page.comparison import comparison_data
 from headscope.report.page.findings import compared, findings, pruned, trained
 from headscope.report.page.importance import faithfulness_data, importance_data
+from headscope.report.page.numbers import palettes
 from headscope.report.page.pruning import RECORD, is_removal, pruning_data, removal_data
-from headscope.report.page.scales import palettes
 from headscope.report.page.training import distinct, training_data
 from headscope.report.page.weights import examples_data
 from headscope.report.readers.checkpoint import read_run
-from headscope.report.readers.examples import load_examples
 from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.version import VERSION
 
@@ -41,7 +40,7 @@ def gather(given: Sequence[Path | AnalysisRun], *, names: Sequence[str] = ()) ->
         else:
             others[kind].append(run)
     analyses = [
-        analysis_report(run, load_examples(run), name=name)
+        analysis_report(run, run.examples, name=name)
         for run, name in zip(analysed, names or distinct([run.name for run in analysed]), strict=True)
     ]
     return report_of(
