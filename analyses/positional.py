@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Estimate, Ratio, interval
+from headscope.bootstrap import Estimate, Ratio, interval, joined
 from headscope.config import LabelOptions
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
@@ -80,21 +80,23 @@ class Positional(Analysis):
         tables, tests = [], LabelTests(self.options.min_instances)
         for site, layer in aggregates.site_layers("offsets"):
             sums = aggregates.sums["offsets", site, layer]
-            total, count = aggregates.bootstrap.sums(sums)  # [1+r h o], [1+r 1 1]
-            middle = total.shape[-1] // 2
-            shares = total / count
-            by_offset = total.permute(1, 2, 0).numpy()  # [h o 1+r], as it lies in memory
-            near = by_offset[:, 1:-1] if middle > REACH else by_offset  # without the ends, where offsets are pooled
-            modal = torch.from_numpy(near.argmax(axis=1) + (middle > REACH)).T  # [1+r h]; the first where several tie
-            offset[site, layer] = interval((modal - middle).double().masked_fill(count[..., 0] == 0, torch.nan))
-            share[site, layer] = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
-            tables.append(_table((site, layer), total[0], shares))
+            middle = sums.total.shape[-1] // 2
+            chosen: list[tuple[Tensor, Estimate, Estimate]] = []
+            for total, count in aggregates.bootstrap.parts(sums):  # [1+r h o], [1+r 1 1]
+                shares, modal = total / count, _modal(total)
+                offsets = interval((modal - middle).double().masked_fill(count[..., 0] == 0, torch.nan))
+                of_modal = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
+                tables.append(_table((site, layer), sum(len(cells) for cells, _, _ in chosen), total[0], shares))
+                chosen.append((modal[0], offsets, of_modal))
+            cells, of_offset, of_share = zip(*chosen, strict=True)
+            offset[site, layer], share[site, layer] = joined(of_offset), joined(of_share)
+            modal = torch.cat(cells)  # [h]
             by_sentence, queries = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 1]
-            hits = by_sentence.gather(-1, modal[:1, :, None].expand(len(queries), -1, 1))[..., 0]
+            hits = by_sentence.gather(-1, modal[None, :, None].expand(len(queries), -1, 1))[..., 0]
             tests.add(
                 (site, layer),
                 "offset_share",
-                np.array([f"positional:{cell - middle:+d}" for cell in modal[0].tolist()]),
+                np.array([f"positional:{cell - middle:+d}" for cell in modal.tolist()]),
                 share[site, layer],
                 share_p(hits, queries[..., 0], threshold=THRESHOLD),
                 threshold=THRESHOLD,
@@ -109,8 +111,15 @@ class Positional(Analysis):
         return evidence_signature(self.options)
 
 
-def _table(site_layer: tuple[Site, int], counts: Tensor, shares: Tensor) -> pd.DataFrame:
-    """One row per head and offset that occurs; counts [h o], shares [1+r h o]."""
+def _modal(total: Tensor) -> Tensor:
+    """The cell of the most frequent offset [1+r h] of total [1+r h o]; the first where several tie."""
+    by_offset, pooled = total.permute(1, 2, 0).numpy(), total.shape[-1] // 2 > REACH  # [h o 1+r], as it lies in memory
+    near = by_offset[:, 1:-1] if pooled else by_offset  # without the ends, where offsets are counted together
+    return torch.from_numpy(near.argmax(axis=1) + pooled).T
+
+
+def _table(site_layer: tuple[Site, int], first: int, counts: Tensor, shares: Tensor) -> pd.DataFrame:
+    """One row per head, from number `first` on, and offset that occurs; counts [h o], shares [1+r h o]."""
     head, cell = counts.nonzero(as_tuple=True)
     by_cell = shares.flatten(1).T  # the way it lies in memory: rows are taken from it faster than columns
     share = interval(by_cell[head * counts.shape[-1] + cell].T)
@@ -118,7 +127,7 @@ def _table(site_layer: tuple[Site, int], counts: Tensor, shares: Tensor) -> pd.D
         {
             "site": site_layer[0].value,
             "layer": site_layer[1],
-            "head": head.numpy(),
+            "head": head.numpy() + first,
             "offset": cell.numpy() - counts.shape[-1] // 2,
             "count": counts[head, cell].numpy().astype(int),
             "share": share.value,

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from headscope.progress import console_for_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,11 +23,9 @@ WIDE = 10_000
 
 def out() -> Console:
     """The console for results: as wide as the terminal or COLUMNS says, and as what it shows where there is neither."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = console_for_text()
     if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
-        console = Console(highlight=False, width=WIDE)
+        console = console_for_text(width=WIDE)
     return console
 
 
@@ -59,14 +59,12 @@ def pushed(address: str) -> dict[str, str]:
 
 def err() -> Console:
     """The console for progress, remarks and errors."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
+    return console_for_text(stderr=True)
 
 
 def say(message: str) -> None:
     """A remark on stderr."""
-    err().print(message, markup=False, soft_wrap=True)
+    err().print(message, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
@@ -110,7 +108,7 @@ def counter(title: str, *, unit: str = "lines") -> Iterator[Callable[[int], None
         return
     columns = (
         SpinnerColumn(),
-        TextColumn(title),
+        TextColumn("{task.description}", markup=False),
         TextColumn("{task.completed:.0f} " + unit),
         TextColumn("{task.fields[rate]}"),
     )

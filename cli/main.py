@@ -9,7 +9,7 @@ import typer
 
 from headscope.cli.failures import Application, described, in_one_line, one_process, reports_error
 from headscope.cli.lazy import LazyGroup, help_context
-from headscope.errors import options_as_flags
+from headscope.errors import one_line, options_as_flags
 from headscope.files import interrupts
 from headscope.model.process_settings import process_settings
 
@@ -94,7 +94,7 @@ def run() -> None:
         sys.stdout = None  # else Python would try again at exit, and say so
         if not isinstance(error, BrokenPipeError):
             path = f" {error.filename}" if error.filename else ""
-            print(f"error: cannot read or write{path}: {error.strerror or error}", file=sys.stderr)
+            print(f"error: {one_line(f'cannot read or write{path}: {error.strerror or error}')}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -165,8 +165,9 @@ def _say(figure: str, written: Written, *, as_json: bool) -> None:
         files: list[dict[str, Any]] = [{"figure": figure, "runs": names, "path": str(path)} for names, path in written]
         typer.echo(json.dumps({"written": files}))
         return
-    from rich.console import Console
     from rich.text import Text
 
+    from headscope.cli import console
+
     line = Text("wrote ").append(", ".join(str(path) for _, path in written), style="bold")
-    Console(soft_wrap=True).print(line)
+    console.out().print(line, soft_wrap=True)

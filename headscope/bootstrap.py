@@ -10,7 +10,8 @@ cells (`Ratio.coarse`) use 256 groups, and fewer where they would take more than
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -25,6 +26,8 @@ COARSE = 256
 FOLDS = 8
 BUDGET = 512 * 2**20  # bytes of the group sums of one statistic, all layers together
 CELLS = 4096  # of statistics that are resampled in one matrix product
+SORTED = 2**18  # of a statistic with many cells that are sorted together
+RESAMPLED = 2**20  # numbers of all replicates in one of `Bootstrap.parts`: 8 MiB
 REPLICATES = 1000
 LEVEL = 0.95
 EXACT = 2**21  # integers up to 8 times this are exact in float32; no replicate's count is 8 times the corpus's
@@ -127,6 +130,11 @@ class Estimate:
     high: Array
 
 
+def joined(parts: Sequence[Estimate]) -> Estimate:
+    """The estimates of some heads after the other as one."""
+    return Estimate(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("value", "low", "high")))
+
+
 class Bootstrap:
     """Resamples groups of sentences with replacement, the same resamples for every statistic.
 
@@ -157,6 +165,18 @@ class Bootstrap:
         total, count = group_sums.total[: group_sums.used], group_sums.count[: group_sums.used]
         exact = group_sums.whole_numbers and bool(count.sum() < EXACT)  # float32 is exact here, and twice as fast
         return self._resampled(total, torch.float32 if exact else torch.float64), self._resampled(count)
+
+    def parts(self, group_sums: GroupSums) -> Iterator[tuple[Tensor, Tensor]]:
+        """`sums` of some heads after the other, of a statistic whose first cells they are: [1 + replicates h *cells].
+
+        So the replicates of a histogram with thousands of cells a head take the memory of a few heads.
+        """
+        cells = group_sums.total[0, :1].numel() * (1 + self.replicates)
+        for heads in torch.arange(group_sums.total.shape[1]).split(max(1, RESAMPLED // cells)):
+            part = copy(group_sums)
+            part.total = group_sums.total[:, heads]
+            part.count = group_sums.count if group_sums.count.shape[1] == 1 else group_sums.count[:, heads]
+            yield self.sums(part)
 
     def _resampled(self, groups: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         """Sums of groups [g *cells] over the corpus and over each replicate: [1 + r *cells]; products in `dtype`."""
@@ -232,14 +252,20 @@ def unstack_statistics(group_sums: GroupSums) -> list[GroupSums]:
 def interval(samples: Tensor) -> Estimate:
     """Value and interval of samples [1 + replicates *cells], the value first; NaN replicates are left out."""
     value, replicates = samples[0].numpy(), samples[1:]
+    cells = replicates.reshape(len(replicates), -1).T  # [cells r], as they lie in memory where they are resampled
+    parts = [_bounds(part) for part in cells.split(max(1, SORTED // max(1, len(replicates))))]
+    low, high = (np.concatenate(bounds).reshape(value.shape) for bounds in zip(*parts, strict=True))
+    return Estimate(value, low, high)
+
+
+def _bounds(replicates: Tensor) -> tuple[Array, Array]:
+    """The bounds of every cell of replicates [cells r]."""
     tail = (1 - LEVEL) / 2
-    flat = replicates.reshape(len(replicates), -1).T.contiguous()  # [cells r]
-    ordered = torch.from_numpy(np.sort(flat.numpy(), axis=-1))  # NaN sorts last; numpy sorts rows much faster
+    ordered = torch.from_numpy(np.sort(replicates.contiguous().numpy(), axis=-1))  # NaN last; much faster than torch
     counted = torch.full((len(ordered),), ordered.shape[1])  # [cells]
     with_nan = ordered[:, -1:].isnan().any(dim=-1)
     counted[with_nan] = (~ordered[with_nan].isnan()).sum(dim=-1)
-    low, high = (_quantile(ordered, counted, share).reshape(value.shape) for share in (tail, 1 - tail))
-    return Estimate(value, low, high)
+    return _quantile(ordered, counted, tail), _quantile(ordered, counted, 1 - tail)
 
 
 def _quantile(ordered: Tensor, counted: Tensor, share: float) -> Array:

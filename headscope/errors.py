@@ -10,6 +10,9 @@ from contextvars import ContextVar
 _OPTIONS_AS_FLAGS: ContextVar[bool] = ContextVar("headscope_options_as_flags", default=False)
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_]?)")
 
+# C0 without tab and line feed, delete, C1; line separators; marks of direction; surrogates, which no UTF-8 can hold.
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
 
 @contextmanager
 def options_as_flags() -> Iterator[None]:
@@ -27,8 +30,18 @@ def flags_are_kept() -> bool:
 
 
 def one_line(text: object) -> str:
-    """A message of any program on one line, without the escape codes that colour it in a terminal."""
-    return " ".join(_ESCAPES.sub("", str(text)).split())
+    """A message of any program in one line, with nothing in it that a terminal would obey."""
+    return printable(" ".join(str(text).split()))
+
+
+def printable(text: str) -> str:
+    """The text with everything that a terminal would obey written out: `\\x1b` for an escape."""
+    return _COMMANDS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def uncoloured(text: str) -> str:
+    """The text without the sequences that colour it in a terminal."""
+    return _ESCAPES.sub("", text)
 
 
 class HeadscopeError(Exception):

@@ -1,11 +1,17 @@
-"""Progress reports of long work: callbacks, a bar for a terminal, and lines for where there is none."""
+"""Progress reports of long work: callbacks, a bar for a terminal, and lines for where there is none; and its console.
+
+Whoever makes a directory or a checkpoint chooses its name: escape sequences in it could colour, delete or rewrite what
+a terminal shows, and marks of direction could turn its order round. `console_for_text` shows them as text.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from headscope.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +21,22 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 INTERVAL = 30.0
 """Seconds between lines of progress."""
+
+
+def console_for_text(**options: Any) -> Console:
+    """A console of rich whose texts are `printable` and mean nothing else: no markup, no emoji, no highlights.
+
+    Tables, bars and styles of headscope's own are drawn as ever.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Printable(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else printable(text), style, control)
+
+    return Printable(**{"highlight": False, "markup": False, "emoji": False, **options})
 
 
 def no_progress(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
@@ -45,17 +67,17 @@ def bar(
     title: str, total: int, *, unit: str = "sentences", console: Console | None = None, shown: bool = True
 ) -> Iterator[Callable[[int], None]]:
     """A progress bar with rate and time left, on `console` (default: stderr, or the cell of a notebook)."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn(title),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console or Console(stderr=True), transient=True, disable=not shown) as display:
+    screen = console or console_for_text(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not shown) as display:
         task = display.add_task(title, total=total, rate="")
 
         def step(count: int) -> None:

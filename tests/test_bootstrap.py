@@ -240,6 +240,30 @@ def test_every_statistic_sees_the_same_resamples() -> None:
     torch.testing.assert_close(first[0] / first[1] - second[0] / second[1], both[0] / both[1])
 
 
+@pytest.mark.parametrize("heads_counted", [1, 5])
+def test_parts_are_the_sums_of_some_heads_after_the_other(heads_counted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headscope.bootstrap.RESAMPLED", 2 * 7 * 11)  # two heads of seven cells, with ten replicates
+    noise, sums, resampled = torch.Generator().manual_seed(3), GroupSums(), Bootstrap(seed=3, replicates=10)
+    total = torch.randint(0, 9, (13, 5, 7), generator=noise)
+    sums.add(torch.arange(13), Ratio(total, total.sum(-1, keepdim=True)[:, :heads_counted], centred=True))
+    parts = list(resampled.parts(sums))
+    assert [part.shape[1] for part, _ in parts] == [2, 2, 1] and max(part.numel() for part, _ in parts) <= 2 * 7 * 11
+    whole, counts = resampled.sums(sums)
+    assert torch.equal(torch.cat([part for part, _ in parts], dim=1), whole)
+    assert all(torch.equal(count, counts) for _, count in parts) or torch.equal(
+        torch.cat([count for _, count in parts], dim=1), counts
+    )
+
+
+def test_intervals_of_many_cells_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = torch.rand(11, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    samples[3, 1, 2] = torch.nan
+    whole = interval(samples)
+    monkeypatch.setattr("headscope.bootstrap.SORTED", 20)  # two cells at a time
+    for name in ("value", "low", "high"):
+        assert np.array_equal(getattr(interval(samples), name), getattr(whole, name))
+
+
 def test_function_of_totals_and_counts() -> None:
     found = Bootstrap(seed=1, replicates=17).function(lambda total, count: total.sum(-1), kept(values(7), counts(7)))
     np.testing.assert_allclose(found.value, values(7).sum(0).sum(-1).numpy())

@@ -26,7 +26,8 @@ def read_csv(
 ) -> pd.DataFrame:
     """A table with at least `columns`: text in those among `texts` (empty for empty cells), numbers in the others.
 
-    `error` for another file, and for infinite numbers; its message calls the file `name` and ends with `advice`.
+    `error` for another file, for infinite numbers, and where `columns` are named for columns of numbers among which
+    something else stands; its message calls the file `name` and ends with `advice`. Further columns may hold texts.
     """
     file_name, hint = name or str(file), f"; {advice}" if advice else ""
     required, words = list(columns), list(texts)
@@ -43,6 +44,21 @@ def read_csv(
     wrong = [column for column in required if column not in words and not pd.api.types.is_numeric_dtype(table[column])]
     if wrong and len(table):
         raise error(f"{file_name} is malformed: column {', '.join(wrong)} must hold numbers{hint}")
+    others = [str(column) for column in table if required and column not in words]
+    if damaged := [column for column in others if _is_damaged(table, column)]:
+        raise error(f"{file_name} is malformed: column {damaged[0][:60]} must hold numbers, once{hint}")
     if infinite := [str(column) for column in table.select_dtypes("number") if np.isinf(table[column]).any()]:
         raise error(f"{file_name} is malformed: column {infinite[0][:60]} holds infinite numbers{hint}")
     return table.fillna({column: "" for column in words if column in table.columns})
+
+
+def _is_damaged(table: pd.DataFrame, column: str) -> bool:
+    """Whether a column holds texts beside numbers, or instead of the bounds of numbers, or is there twice."""
+    name, _, copy = column.rpartition(".")
+    if copy.isdigit() and name in table.columns:  # pandas' names for columns of one name
+        return True
+    values = table[column].dropna()
+    if pd.api.types.is_numeric_dtype(values) or not len(values):
+        return False
+    bounds = column.endswith(("_low", "_high")) and column.rpartition("_")[0] in table.columns
+    return bounds or bool(pd.to_numeric(values, errors="coerce").notna().any())

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 from rich.text import Text
 
 import headscope as hs
 from headscope.cli import console
+from headscope.progress import console_for_text
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -45,3 +47,48 @@ def test_lines_of_text_are_not_broken(monkeypatch: pytest.MonkeyPatch, capfd: py
     monkeypatch.setenv("COLUMNS", "40")
     console.show([Text("word " * 30 + "end"), "results: " + "x" * 100])
     assert capfd.readouterr().out.splitlines() == ["word " * 30 + "end", "results: " + "x" * 100]
+
+
+HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\r\x9b2Jd\u202ee [red]f[/] [/bold] :smile:"
+
+
+def harmless(text: str) -> bool:
+    return not any(character in text for character in "\x1b\x07\r\x9b\u202e") and "\\x1b[31m" in text
+
+
+def test_names_do_not_command_the_terminal(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory's name in a table, in the lines at the end, and in errors of every kind."""
+    monkeypatch.setenv("COLUMNS", "400")
+    folder = tmp_path / HOSTILE
+    model = Path(shutil.copytree(hs.assets.trained(), folder / "model"))
+    for arguments in (
+        ("show", model),
+        ("show", folder / "nothing"),
+        ("plot", "heads", folder, "--out", tmp_path / "heads.png"),
+        ("evaluate", model, "--source", folder / "nothing"),
+        ("evaluate", model, f"--{HOSTILE}"),
+        ("convert", model, folder / "native", "--to", "native"),
+    ):
+        _, out, err = command(*arguments)
+        assert harmless(out + err), arguments
+        assert "[red]f[/]" in out + err, arguments
+
+
+def test_consoles_draw_and_texts_do_not(capfd: pytest.CaptureFixture[str]) -> None:
+    table = Table(title=HOSTILE)
+    table.add_column(HOSTILE)
+    table.add_row(Text(HOSTILE, style="bold"))
+    console_for_text(force_terminal=True, width=200, color_system="standard").print(table, HOSTILE)
+    shown = capfd.readouterr().out
+    assert "\x1b[1m" in shown and "\x1b[31m" not in shown and ":smile:" in shown and shown.count("\\x1b[31m") == 4
+
+
+def test_titles_of_bars_are_texts(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = console_for_text(stderr=True, force_terminal=True, width=200)
+    monkeypatch.setattr(console, "err", lambda: screen)
+    with console.progress(HOSTILE, 2) as step:
+        step(1)
+    with console.counter(HOSTILE) as step:
+        step(1)
+    shown = capfd.readouterr().err
+    assert "[red]f" in shown and "\x1b[31m" not in shown and "\x1b]0" not in shown

@@ -20,7 +20,6 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, READS, Analysis, Attention, HeadBatch
-from headscope.engine.heads import streamed_rows
 from headscope.engine.heads.observed import ObservedBatch
 from headscope.engine.plan import analyze
 from headscope.engine.result import AnalysisResult
@@ -31,7 +30,7 @@ from headscope.model import attention
 from headscope.model.attention import AttentionCall, ScoreOptions, attention_scores, attention_weights, repeat_groups
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming import context, lazy_mask, statistics, visibility
+from headscope.model.streaming import blocks, context, statistics
 from headscope.model.streaming.context import streaming
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
 from tests.oracles import tiny
@@ -79,11 +78,10 @@ def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
 
 
 def _blocks(monkeypatch: pytest.MonkeyPatch, *, queries: int, keys: int, masked: int) -> None:
-    for module in (streamed_rows, statistics, context):
+    for module in (statistics, blocks):
         monkeypatch.setattr(module, "LEAST", queries)
-        monkeypatch.setattr(module, "CELLS", 1)
-    for module in (lazy_mask, visibility):
-        monkeypatch.setattr(module, "BLOCK", 1)
+    monkeypatch.setattr(statistics, "CELLS", 1)
+    monkeypatch.setattr(blocks, "AT_A_TIME", 1)
     monkeypatch.setattr(statistics, "COLUMNS", keys)
     monkeypatch.setattr(context, "QUERIES", masked)
 

@@ -34,6 +34,11 @@ class Prepared:
     whole: dict[str, Whole]
 
 
+def one_line(err: str) -> bool:
+    """Whether stderr has an error and nothing else."""
+    return err.startswith("error: ") and err.count("\n") == 1
+
+
 @pytest.fixture
 def headscope(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     """Run a command: exit status and stderr. What faults leave to the garbage collector is gone after the test."""

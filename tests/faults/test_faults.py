@@ -17,17 +17,13 @@ from headscope.data.encoded import Batch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from tests.faults import cases
 from tests.faults.cases import CASES, Case
-from tests.faults.conftest import Command, Prepared
+from tests.faults.conftest import Command, Prepared, one_line
 from tests.faults.faults import full_disk, signalled, small_files
 
 # A signal may come between the opening of a file and the `with` that closes it, which then is the garbage collector's.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-
-
-def one_line(err: str) -> bool:
-    return err.startswith("error: ") and err.count("\n") == 1
 
 
 def finished(headscope: Command, case: Case, inputs: Path, folder: Path) -> None:

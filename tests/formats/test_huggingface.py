@@ -401,8 +401,8 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "a .bin with a list": (lambda folder: pickled(folder, [1, 2]), "cannot be loaded"),
     "a .bin with other names": (lambda folder: pickled(folder, {"a": torch.ones(3)}), "weights are missing: bert"),
     "a shard that is missing": (shardless, "No such file .*model-00002-of-"),
-    "an index that is not JSON": (indexless, "one of its json files is broken"),
-    "an index without weights": (emptied_index, "entry 'weight_map'"),
+    "an index that is not JSON": (indexless, "is no JSON"),
+    "an index without weights": (emptied_index, "has no weight_map"),
     "another width": (edit(hidden_size=18), OTHER_SIZE.format(r"LayerNorm.bias \(15, config.json: 18\)")),
     "another vocabulary": (edit(vocab_size=101), OTHER_SIZE.format(r"97×15, config.json: 101×15")),
     "another inner width": (edit(intermediate_size=19), OTHER_SIZE.format(r"17×15, config.json: 19×15")),
@@ -430,6 +430,44 @@ def test_a_broken_checkpoint_is_refused_in_one_line(
         opened(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("longest", [1.5, {}, "abc", -1, True, 1e400])
+def test_a_tokenizers_limit_is_a_whole_number(longest: object, copied: Callable[..., Path]) -> None:
+    folder = copied()
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": longest}))
+    with pytest.raises(CheckpointError, match="model_max_length"):
+        opened(folder)
+
+
+@pytest.mark.parametrize("where", ["../{}", "..\\\\{}", "/{}", "C:\\\\{}", "inner/../../{}", "a link"])
+def test_an_index_names_no_files_outside_its_folder(where: str, copied: Callable[..., Path], tmp_path: Path) -> None:
+    folder = copied()
+    sharded(folder)
+    index = folder / "model.safetensors.index.json"
+    first = min(folder.glob("model-*.safetensors"))
+    elsewhere = first.rename(folder.parent / first.name)
+    if where == "a link":
+        first.symlink_to(elsewhere)
+    else:
+        place = where.format(first.name) if where != "/{}" else str(elsewhere)
+        index.write_text(index.read_text().replace(f'"{first.name}"', json.dumps(place)))
+    with pytest.raises(CheckpointError, match="outside its folder") as caught:
+        opened(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_links_of_the_hubs_cache_are_followed(copied: Callable[..., Path], tmp_path: Path) -> None:
+    folder = copied()
+    sharded(folder)
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "1234", tmp_path / "models--a--b" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for number, file in enumerate(sorted(folder.iterdir())):
+        file.rename(blobs / f"{number}")
+        (snapshot / file.name).symlink_to(f"../../blobs/{number}")
+    assert opened(snapshot).digest
 
 
 LAYERS = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.model.streaming import lazy_mask, statistics
+from headscope.model.streaming import blocks, statistics
 from headscope.model.streaming.lazy_mask import LazyMask, causal_mask
 from headscope.model.streaming.scores import ScoreBlocks
 from headscope.model.streaming.statistics import RowStatistics, row_statistics
@@ -133,7 +133,7 @@ def causal_one() -> LazyMask:
 
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_a_lazy_mask_is_the_whole_one_in_any_operation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy_mask, "BLOCK", 1)
+    monkeypatch.setattr(blocks, "AT_A_TIME", 1)
     mask: Any = MASKS[name]()
     rows, columns = torch.arange(T)[:, None], torch.arange(T)
     visible = (columns <= rows) & (columns > rows - (T if name == "causal" else 4)) & REAL[:, None, None]

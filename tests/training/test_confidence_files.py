@@ -161,7 +161,7 @@ def test_a_new_run_in_the_folder_takes_the_old_files_away(tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_watched(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--save-confidence 'wasserstein' is not known; choose from none, base"):
+    with pytest.raises(ConfigError, match="--save-confidence 'wasserstein' is not known; choose none, base"):
         lessons.config(tmp_path, save_confidence="wasserstein")
     with pytest.raises(ConfigError, match="which --compile hides; leave one out"):
         lessons.config(tmp_path, save_confidence="base", compile=True)

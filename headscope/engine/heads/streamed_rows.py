@@ -12,6 +12,7 @@ from torch import Tensor
 from headscope.engine.heads.rows import TIE, DenseRows, Match
 from headscope.engine.heads.shared import SharedTensors
 from headscope.errors import HeadscopeError
+from headscope.model.streaming.blocks import KEPT, query_blocks
 from headscope.model.streaming.context import block_weights
 from headscope.model.streaming.scores import ScoreBlocks
 from headscope.model.streaming.statistics import RowStatistics, row_statistics
@@ -19,13 +20,12 @@ from headscope.model.streaming.visibility import Visibility
 
 FEW = 64
 """Keys of a set whose weights are made one by one; those of larger sets in blocks of all keys."""
-PAIRS = 2**22
-"""Pairs of a pattern that are kept for all layers of a batch, at 12 bytes each."""
 SPARSE = 200
 """Cells of the matrix for each pair, from which on the scores of single pairs are made."""
-CELLS = 2**22
-LEAST = 16
-"""Weights, or elements of gathered queries, that are there at a time."""
+TENSORS, OBSERVED = 4, 8
+"""As large as a block of weights that are there with it, itself among them; where an analysis works on it too."""
+PLACES = 72
+"""Bytes for the place of a cell of a block that a pattern names, and on the way to it."""
 
 
 @dataclass
@@ -92,9 +92,9 @@ class StreamedRows:
         """See `Rows`."""
         keys = self.keys | every_key
         pairs = (
-            self._pairs(match, keys)
+            self._pairs(match, keys, KEPT // 2)
             if name is None
-            else self.shared.get(f"pairs/{name}", self.seen, lambda: self._pairs(match, keys))
+            else self.shared.get(f"pairs/{name}", self.seen, lambda: self._kept_pairs(match, keys))
         )
         if pairs is None:
             return self._weight_on_many(match, keys)
@@ -122,53 +122,63 @@ class StreamedRows:
             low, _, _, high = self.scores.visibility.bounds(queries)
             block = self.scores.block(queries, slice(low, high), all_visible=self.scores.visibility.spans is not None)
             for name, pairs in patterns.items():
-                ends = torch.searchsorted(pairs[1], pairs.new_tensor([queries.start, queries.stop])).tolist()
-                part = pairs[:, slice(*ends)].long()
+                ends = pairs.new_tensor([queries.start, queries.stop]) * len(self.keys)
+                part = self._places(pairs[:, slice(*torch.searchsorted(pairs[0], ends).tolist())])
                 sums[name].add(block[part[0], :, part[1] - queries.start, part[2] - low], part)
         return {name: of_pattern.result for name, of_pattern in sums.items()}
 
     def _single_scores(self, pairs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Scores [n h] of pairs [3 n], from the products of each pair alone."""
+        """Scores [n h] of pairs, as `_pairs` gives them one by one, with their places [3 n]."""
         _, h, _, k = self.scores.query.shape
-        for part in pairs.split(max(1, CELLS // (h * k)), dim=1):
-            yield self.scores.pairs(*part.long()), part.long()
+        for part in query_blocks(pairs.shape[1], TENSORS * h * k * self.scores.query.itemsize + PLACES):
+            places = self._places(pairs[:, part])
+            yield self.scores.pairs(*places), places
 
-    def _pairs(self, match: Match, keys: Tensor) -> Tensor | None:
-        """Sentence, query and key of every match [3 n], in order of queries; None where there are too many to keep."""
-        found, count = [], 0
+    def _kept_pairs(self, match: Match, keys: Tensor) -> Tensor | None:
+        """`_pairs` for all layers of the batch; None where they would be too many beside those of other patterns."""
+        kept: list[Tensor] = self.shared.get("kept pairs", None, list)
+        pairs = self._pairs(match, keys, min(KEPT // 2, KEPT - sum(others.nbytes for others in kept)))
+        kept.extend([] if pairs is None else [pairs])
+        return pairs
+
+    def _pairs(self, match: Match, keys: Tensor, most: int) -> Tensor | None:
+        """Every match as query · b + sentence, and key [2 n], in this order; None where they take over `most` bytes."""
+        found, size = [], 0
         for queries, matches in self._matches(match, keys):
-            sentence, query, key = matches.nonzero(as_tuple=True)
-            found.append(torch.stack([sentence, query + queries.start, key]).int())
-            count += len(key)
-            if count > PAIRS:
+            query, sentence, key = matches.transpose(0, 1).nonzero(as_tuple=True)
+            found.append(torch.stack([((query + queries.start) * len(keys) + sentence).int(), key.int()]))
+            size += found[-1].nbytes
+            if size > most:
                 return None
-        pairs = torch.cat(found, dim=1)
-        return pairs[:, pairs[1].argsort(stable=True)].contiguous()
+        return torch.cat(found, dim=1)
+
+    def _places(self, pairs: Tensor) -> Tensor:
+        """Sentence, query and key [3 n] of pairs [2 n]."""
+        row, key = pairs.long()
+        return torch.stack([row % len(self.keys), row // len(self.keys), key])
 
     def _matches(self, match: Match, keys: Tensor) -> Iterator[tuple[slice, Tensor]]:
         for queries, visible in self.seen.blocks():
             yield queries, match(queries) & visible[:, 0] & keys[:, None]
 
     def _weight_on_many(self, match: Match, counted: Tensor) -> tuple[Tensor, Tensor]:
-        s = self.scores.size[3]
-        totals, any_key = [], []
+        b, h, t, s = self.scores.size
+        total, any_key = self.scores.query.new_empty(b, h, t), self.keys.new_empty(b, t)  # no small ones between blocks
         for queries in self._query_blocks(s):
             weights, keys = block_weights(self.scores, queries)
             matches = match(queries) & self.seen.visible(queries, slice(0, s))[:, 0] & counted[:, None]
-            totals.append(torch.einsum("bhqn,bqn->bhq", weights, matches[..., keys].to(weights.dtype)))
-            any_key.append(matches.any(dim=-1))
-        return torch.cat(totals, dim=2), torch.cat(any_key, dim=1)
+            total[:, :, queries] = torch.einsum("bhqn,bqn->bhq", weights, matches[..., keys].to(weights.dtype))
+            any_key[:, queries] = matches.any(dim=-1)
+        return total, any_key
 
-    def _query_blocks(self, keys: int) -> Iterator[slice]:
+    def _query_blocks(self, keys: int, *, tensors: int = TENSORS) -> Iterator[slice]:
         b, h, t, _ = self.scores.size
-        step = max(LEAST, CELLS // (b * h * max(1, keys)))
-        for start in range(0, t, step):
-            yield slice(start, min(start + step, t))
+        return query_blocks(t, b * max(1, keys) * (tensors * h * self.scores.query.itemsize + PLACES))
 
     def blocks(self) -> Iterator[tuple[slice, DenseRows]]:
         """The weights of blocks of queries on all keys, one after the other."""
         s = self.scores.size[3]
-        for queries in self._query_blocks(s):
+        for queries in self._query_blocks(s, tensors=OBSERVED):
             weights, keys = block_weights(self.scores, queries)
             whole = torch.nn.functional.pad(weights, (keys.start, s - keys.stop))
             visible = self.seen.visible(queries, slice(0, s))[:, 0].expand(len(whole), -1, -1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
 import traceback
@@ -37,6 +38,7 @@ from headscope.formats.huggingface.native_models.conversion import converted
 from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class, says_head_width
 from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name
+from headscope.formats.huggingface.shards import check_shards
 from headscope.formats.huggingface.writing import write_folder
 from headscope.formats.probe import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -98,7 +100,8 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             refuse_adapter(Path(path))
             inner = model_folder(Path(path))
             path = path if inner == Path(path) else str(inner)
-        if not (exists(path) or "/" in path or is_cached(path) or _is_on_hub(path)):
+            check_shards(inner)
+        elif not ("/" in path or is_cached(path) or _is_on_hub(path)):
             raise CheckpointError(
                 f"there is no file or directory {path}; a model of the hub is written OWNER/NAME, such as "
                 "google-bert/bert-base-uncased"
@@ -276,6 +279,13 @@ def _open_tokenizer(path: str, options: dict[str, bool]) -> tuple[Any, str]:
         return None, str(error).removeprefix(f"{path} ") if complete else "it has no vocabulary file"
     if type(tokenizer).vocab_files_names and not _has_vocabulary(path):
         return None, "it has no vocabulary file"
+    longest = tokenizer.model_max_length
+    if type(longest) not in (int, float) or not 1 <= longest < math.inf or longest != int(longest):
+        raise CheckpointError(
+            f"{path}: model_max_length of its tokenizer_config.json is {str(longest)[:40]!r}, and has to be a whole "
+            "number from 1 on; correct it"
+        )
+    tokenizer.model_max_length = int(longest)
     return tokenizer, ""
 
 

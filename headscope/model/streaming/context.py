@@ -22,14 +22,16 @@ from headscope.model.attention import (
     repeat_groups,
     replace_contexts,
 )
+from headscope.model.streaming.blocks import query_blocks
 from headscope.model.streaming.scores import ScoreBlocks
 from headscope.model.streaming.visibility import Visibility
 
 QUERIES = 512
-"""Queries of a block that goes through a fused kernel with a mask of its own."""
-LEAST = 16
-CELLS = 2**22
-"""Scores of a block that is computed without one."""
+"""Queries of a block that goes through a fused kernel with a mask of its own, at most."""
+MASK = 16
+"""Bytes for each cell of such a mask: itself, and what the kernel makes of it."""
+TENSORS = 4
+"""As large as a block of scores that are there with it, itself among them: where there is no kernel."""
 
 
 @contextmanager
@@ -77,14 +79,13 @@ class _Fused:
     scaling: float | None
 
     def context(self, visibility: Visibility) -> Tensor:
-        t, s = visibility.shape[1:]
+        b, t, s = visibility.shape
         if visibility.is_full:
             return self._attend(slice(0, t), slice(0, s))
         if visibility.is_causal:
             return self._attend(slice(0, t), slice(0, s), causal=True)
         parts = []
-        for start in range(0, t, QUERIES):
-            queries = slice(start, min(start + QUERIES, t))
+        for queries in query_blocks(t, b * s * MASK, at_most=QUERIES):
             low, all_low, all_high, high = visibility.bounds(queries)
             keys = slice(low, high)
             mask = visibility.kernel_mask(queries, keys) if low < all_low or all_high < high else None
@@ -107,15 +108,15 @@ class _Fused:
 def _in_blocks(scores: ScoreBlocks, value: Tensor) -> Tensor:
     """By the formula, block by block; where gradients are wanted each block is computed again in the backward pass."""
     b, h, t, s = scores.size
-    step = max(LEAST, CELLS // max(1, b * h * s))
+    blocks = query_blocks(t, b * h * s * scores.query.itemsize * TENSORS)
 
-    def part(start: int) -> Tensor:
-        weights, keys = block_weights(scores, slice(start, min(start + step, t)))
+    def part(queries: slice) -> Tensor:
+        weights, keys = block_weights(scores, queries)
         return torch.matmul(weights.to(value.dtype), repeat_groups(value[:, :, keys], h))
 
     if torch.is_grad_enabled() and (scores.query.requires_grad or value.requires_grad):
-        return torch.cat([checkpoint(part, start, use_reentrant=False) for start in range(0, t, step)], dim=2)
-    return torch.cat([part(start) for start in range(0, t, step)], dim=2)
+        return torch.cat([checkpoint(part, queries, use_reentrant=False) for queries in blocks], dim=2)
+    return torch.cat([part(queries) for queries in blocks], dim=2)
 
 
 def block_weights(scores: ScoreBlocks, queries: slice) -> tuple[Tensor, slice]:

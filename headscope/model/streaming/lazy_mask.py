@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-BLOCK = 2**24
-"""Cells of a mask that are looked at together."""
+from headscope.model.streaming.blocks import query_blocks
+
+CELL = 8
+"""Bytes for each cell of a mask that is looked at: itself, and the copies of which its ends are found."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,7 @@ class LazyMask(Tensor):
         if self.known is not None:
             return self.known
         b, _, t, s = self.shape
-        step = max(1, BLOCK // max(1, b * s))
-        parts = [_spans(self.block(slice(i, min(i + step, t)), slice(0, s))[:, 0]) for i in range(0, t, step)]
+        parts = [_spans(self.block(queries, slice(0, s))[:, 0]) for queries in query_blocks(t, b * s * CELL)]
         if any(part is None for part in parts):
             return None
         return Spans(*(torch.cat([getattr(part, end) for part in parts], dim=1) for end in ("first", "end")))

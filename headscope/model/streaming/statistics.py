@@ -14,13 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headscope.model.streaming.blocks import query_blocks
 from headscope.model.streaming.scores import ScoreBlocks
 from headscope.model.streaming.visibility import HIDDEN
 
 CELLS = 2**18
 """Scores in a block: one MB of float32, about a core's own cache."""
 LEAST = 16
+TENSORS = 4
+"""As large as a block that are there with it, itself among them."""
 CELLS_ON_DEVICE = 2**26
+"""Scores in a block where kernels are launched one by one: the budget is that of the processor's own memory."""
 COLUMNS = 512
 """Keys of a block."""
 PART = 64
@@ -50,10 +54,11 @@ def row_statistics(scores: ScoreBlocks, counted: Tensor, *, tie: float) -> RowSt
 
 def _query_blocks(scores: ScoreBlocks) -> Iterator[slice]:
     b, h, t, s = scores.size
-    cells = CELLS if scores.query.device.type == "cpu" else CELLS_ON_DEVICE
-    step = max(LEAST, cells // (b * h * min(s, COLUMNS)))
-    for start in range(0, t, step):
-        yield slice(start, min(start + step, t))
+    each = b * h * min(s, COLUMNS)  # scores of a query
+    if scores.query.device.type == "cpu":
+        return query_blocks(t, each * scores.query.itemsize * TENSORS, at_most=max(LEAST, CELLS // each))
+    step = max(LEAST, CELLS_ON_DEVICE // each)
+    return (slice(start, min(start + step, t)) for start in range(0, t, step))
 
 
 class _Rows:

@@ -9,7 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from headscope.model.streaming.lazy_mask import BLOCK, LazyMask, Spans, spans_of
+from headscope.model.streaming.blocks import query_blocks
+from headscope.model.streaming.lazy_mask import LazyMask, Spans, spans_of
+
+CELL = 72
+"""Bytes for each cell of a block: of what is visible, of a pattern in it, and of the places of all its cells."""
 
 HIDDEN = -1e30
 """The score of a key that is not visible: far below every other one, and its products with zero are zero."""
@@ -132,7 +136,5 @@ class Visibility:
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Blocks of queries with what they see [b 1 q s]."""
         b, t, s = self.shape
-        step = max(1, BLOCK // max(1, b * s))
-        for start in range(0, t, step):
-            queries = slice(start, min(start + step, t))
+        for queries in query_blocks(t, b * s * CELL):
             yield queries, self.visible(queries, slice(0, s))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from headscope.errors import CheckpointError, one_line
+from headscope.errors import CheckpointError, one_line, uncoloured
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.model.interface import through_attend
 
@@ -53,7 +53,7 @@ def _reason(error: BaseException) -> str:
     """The first line of what began it, which torch wraps in a report of many lines."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line for line in map(one_line, str(error).splitlines()) if line]
+    lines = [line for line in map(one_line, uncoloured(str(error)).splitlines()) if line]
     return (lines or [type(error).__name__])[0][:200]
 
 

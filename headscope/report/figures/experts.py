@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -74,7 +75,7 @@ def experts_figure(run: AnalysisRun) -> Figure:
     panels = []
     for (site, layer), (left, top) in zip(modules, laid.corners, strict=True):
         rows = table[(table["site"] == site) & (table["layer"] == layer)].reset_index(drop=True)
-        gate = gates[(gates["site"] == site) & (gates["layer"] == layer)].iloc[0]
+        gate = _gate(run, gates, (site, layer))
         axes = page.axes(left + LEFT, top + ABOVE, bars, len(rows) * ROW)
         entropy = f"entropy {gate['entropy']:.2f} of {gate['even']:.2f} nats"
         title = f"{site} · layer {layer} · {entropy}"
@@ -90,6 +91,14 @@ def experts_figure(run: AnalysisRun) -> Figure:
     _same_width(panels)
     legend.draw(page, laid.height)
     return page.finished()
+
+
+def _gate(run: AnalysisRun, gates: pd.DataFrame, module: Module) -> pd.Series[Any]:
+    """The row of a module; RunError where it has none, or several."""
+    rows = gates[(gates["site"] == module[0]) & (gates["layer"] == module[1])]
+    if len(rows) != 1:
+        raise RunError(f"experts_gates.csv of run {run.name} has {len(rows)} rows of {module[0]}.{module[1]}, not one")
+    return rows.iloc[0]
 
 
 def _draw_use(axes: Axes, rows: pd.DataFrame) -> None:

@@ -17,7 +17,7 @@ from headscope.report.layout.grid import draw_cells, measure_limits, parse_range
 from headscope.report.layout.page import BAR, LABEL, Page
 from headscope.report.layout.panels import Panels
 from headscope.report.layout.style import cell_pitch, widest
-from headscope.report.readers.run import AnalysisRun, RunError
+from headscope.report.readers.run import AnalysisRun
 
 LEFT, ABOVE, BELOW = 0.36, 0.2, 0.3
 
@@ -72,13 +72,7 @@ def layer_matrices(run: AnalysisRun, measure: str) -> dict[tuple[str, int], NDAr
     for site, counts in run.layout.items():
         for layer, count in enumerate(counts):
             key = f"{site}/{layer}/{measure}"
-            matrix = run.similarity.get(key, np.full((count, count), np.nan))
-            if matrix.shape != (count, count):
-                raise RunError(
-                    f"run {run.name}: similarity.npz holds {key} of shape {matrix.shape}, "
-                    f"but the layer has {count} heads; analyse again"
-                )
-            matrices[site, layer] = matrix
+            matrices[site, layer] = run.similarity.get(key, np.full((count, count), np.nan))
     return matrices
 
 

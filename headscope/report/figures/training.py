@@ -130,6 +130,8 @@ def load_history(path: Path) -> TrainingHistory:
     if text or not len(metrics):
         reason = f"column {text[0]} must hold numbers" if len(metrics) else "it has no line yet"
         raise RunError(f"training run {path.name}: metrics.csv is of no use: {reason}")
+    if metrics["update"].isna().any() or metrics["update"].duplicated().any():
+        raise RunError(f"training run {path.name}: metrics.csv has a line without its update, or an update twice")
     return TrainingHistory(path, meta, metrics)
 
 

@@ -71,7 +71,9 @@ class PruningRun:
     def trajectory(self, cell: str) -> pd.DataFrame:
         """The gates of a cell while they learnt."""
         table = _table(self.gates[cell], GATES)
-        if not len(table) or table.duplicated(["update", *HEAD_COLUMNS]).any():
+        places = table[["update", *HEAD_COLUMNS]]
+        strange = places.isna().any(axis=None) or not table["site"].isin([site.value for site in SITES]).all()
+        if not len(table) or strange or places.duplicated().any():
             raise RunError(f"{self.gates[cell]} holds no trajectory of gates; learn again")
         return table
 
@@ -211,6 +213,8 @@ def _selection(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], lis
     if meta["kind"] != "choice":
         raise ValueError(f"kind {meta['kind']}")
     kept = [HeadId.parse(name) for name in read_text(path / "kept.txt").split()]
+    if len(set(kept)) != len(kept) or len(kept) != meta["kept"]:
+        raise ValueError(f"kept.txt has {len(set(kept))} heads, and pruning.json {meta['kept']}")
     strength = meta.get("learning", {}).get("lambda_paper")
     searched = meta.get("learning", {}).get("lambda_searched", True)
     per_site = meta["kept_per_site"]

@@ -6,6 +6,8 @@ Or a study in memory in the form of a run, without a folder.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -123,7 +125,13 @@ class AnalysisRun:
 
     def module_table(self, name: str, *columns: str) -> pd.DataFrame:
         """The table NAME.csv of an analysis, rows of which are about attention modules (site and layer)."""
-        return self._table(name, ("site", "layer", *columns), "--only " + name.partition("_")[0])
+        table = self._table(name, ("site", "layer", *columns), "--only " + name.partition("_")[0])
+        for site, layer in table[["site", "layer"]].drop_duplicates().itertuples(index=False):
+            if layer not in range(len(self.layout.get(site, []))):
+                raise RunError(
+                    f"{name}.csv of run {self.name} holds {site}.{layer}, which the layout in run.json does not have"
+                )
+        return table
 
     def has_table(self, name: str) -> bool:
         """Whether the run has the table NAME.csv."""
@@ -142,9 +150,24 @@ class AnalysisRun:
         if not path.is_file():
             raise MissingTable(self._missing("similarity.npz", "--only similarity"))
         try:
-            return {key: np.asarray(array, dtype=np.float64) for key, array in Arrays(path).read().items()}
+            matrices = {key: np.asarray(array, dtype=np.float64) for key, array in Arrays(path).read().items()}
         except CheckpointError as broken:
             raise RunError(f"run {self.name}: similarity.npz cannot be read ({_line(broken)})") from None
+        for key, matrix in matrices.items():
+            self._check_matrix(key, matrix.shape)
+        return matrices
+
+    def _check_matrix(self, key: str, shape: tuple[int, ...]) -> None:
+        """RunError unless the matrix of a measure is that of all pairs of heads of a layer."""
+        site, _, rest = key.partition("/")
+        layer, _, measure = rest.partition("/")
+        counts = self.layout.get(site, [])
+        heads = counts[int(layer)] if re.fullmatch("[0-9]{1,6}", layer) and int(layer) < len(counts) else None
+        if not measure or "/" in measure or shape != (heads, heads):
+            there = "there is no such layer" if heads is None else f"the layer has {heads} heads"
+            raise RunError(
+                f"run {self.name}: similarity.npz holds {key[:60]} of shape {shape}, but {there}; analyse again"
+            )
 
     @cached_property
     def examples(self) -> Sequence[Example]:
@@ -164,12 +187,19 @@ class AnalysisRun:
     @cached_property
     def faithfulness(self) -> pd.DataFrame:
         """`faithfulness.csv`: a row per ranking, order, number of heads removed and metric."""
-        return self._table("faithfulness", COLUMNS["faithfulness"], "--faithfulness")
+        return self._filled("faithfulness")
 
     @cached_property
     def rankings(self) -> pd.DataFrame:
         """`faithfulness_rankings.csv`: a row per ranking, the best first."""
-        return self._table("faithfulness_rankings", COLUMNS["faithfulness_rankings"], "--faithfulness")
+        return self._filled("faithfulness_rankings")
+
+    def _filled(self, name: str) -> pd.DataFrame:
+        """A table of `--faithfulness`, which has a row at least; RunError where it has none."""
+        table = self._table(name, COLUMNS[name], "--faithfulness")
+        if not len(table):
+            raise RunError(f"{name}.csv of run {self.name} holds no row; analyse again")
+        return table
 
     def _table(self, name: str, columns: tuple[str, ...], option: str) -> pd.DataFrame:
         path = self.path / f"{name}.csv"
@@ -222,6 +252,13 @@ def load_run(path: Path | str) -> AnalysisRun:
     twice = run.heads.duplicated(list(HEAD_COLUMNS))
     if twice.any():
         raise RunError(f"heads.csv of run {run.name} holds {_head(run.heads[twice].iloc[0])} twice")
+    there = Counter(run.heads[["site", "layer"]].itertuples(index=False, name=None))
+    for (site, layer), rows in there.items():
+        if rows != (heads := run.layout[site][layer]):
+            raise RunError(
+                f"heads.csv of run {run.name} holds {rows} of the {heads} heads of {site}.{layer} that run.json has; "
+                "analyse again"
+            )
     return run
 
 

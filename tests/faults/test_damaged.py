@@ -1,0 +1,123 @@
+"""Damaged files of runs: figures and pages of them are drawn, or refused in one line; nothing ends in a traceback."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from headscope.errors import HeadscopeError
+from headscope.files.tables import read_csv
+from headscope.report.figures.training import load_history
+from headscope.report.readers.pruning_runs import PruningRun
+from headscope.report.readers.run import RunError, load_run
+from tests.faults.conftest import Command, one_line
+from tests.makers.runs import make_run
+
+LAYOUT = {"encoder-self": [2, 3], "cross": [2]}
+WORDS = ("", "abc", "nan", "inf", "-1", "1.5", "1e308", "9" * 20, "True", "[1]", "\x1b[31m")
+DRAWN = {"heads.csv": "heads", "positional.csv": "positional", "syntactic.csv": "syntactic"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A small run of `analyze`."""
+    return make_run(tmp_path / "run", LAYOUT)
+
+
+def damage(text: str, chance: random.Random) -> str:
+    """The text of a table with one fault."""
+    rows = [line.split(",") for line in text.splitlines()]
+    row, column = chance.randrange(1, len(rows)), chance.randrange(len(rows[0]))
+    kind = chance.randrange(7)
+    if kind < 3:
+        rows[row][column] = chance.choice(WORDS)
+    elif kind == 3:
+        word = chance.choice(WORDS)
+        rows[1:] = [[*cells[:column], word, *cells[column + 1 :]] for cells in rows[1:]]
+    elif kind == 4:
+        rows = [cells[:column] + cells[column + 1 :] for cells in rows]
+    elif kind == 5:
+        rows.insert(row, rows[row])
+    damaged = "".join(",".join(cells) + "\n" for cells in rows)
+    return damaged[: chance.randrange(len(damaged))] if kind == 6 else damaged
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_damaged_table_is_drawn_or_refused_in_one_line(name: str, run: Path, headscope: Command) -> None:
+    chance, whole = random.Random(name), (run / name).read_text(encoding="utf-8")
+    for number in range(14):
+        (run / name).write_text(damage(whole, chance), encoding="utf-8")
+        figure = ["report"] if number % 2 else [DRAWN[name], "--dpi", "30"]
+        out = run.parent / ("page.html" if number % 2 else "figure.png")
+        status, err = headscope(["plot", *figure, str(run), "--out", str(out), "--force"])
+        assert status == 0 or (status == 2 and one_line(err)), (number, err)
+
+
+@pytest.mark.parametrize("column", ["confidence", "confidence_low", "confidence_high", "layer"])
+def test_text_among_numbers_is_refused(column: str, run: Path, headscope: Command) -> None:
+    table = pd.read_csv(run / "heads.csv").astype({column: object})
+    for rows in ([2], range(len(table))) if column != "confidence" else ([2],):
+        table.loc[list(rows), column] = "abc"
+        table.to_csv(run / "heads.csv", index=False)
+        status, err = headscope(["plot", "report", str(run), "--out", str(run.parent / "page.html")])
+        assert (status, one_line(err)) == (2, True) and column in err and "numbers" in err
+
+
+def test_a_column_that_is_there_twice_is_refused_and_texts_of_plugins_are_not() -> None:
+    with pytest.raises(HeadscopeError, match=r"column a\.1 must hold numbers, once"):
+        read_csv(io.StringIO("a,a\n1,2\n"), columns=["a"])
+    assert list(read_csv(io.StringIO("a,note\n1,x\n2,y\n"), columns=["a"])["note"]) == ["x", "y"]
+    with pytest.raises(HeadscopeError, match="column note"):
+        read_csv(io.StringIO("a,note\n1,x\n2,5\n"), columns=["a"])
+
+
+def test_a_run_that_lacks_heads_of_a_layer_is_refused(run: Path) -> None:
+    lines = (run / "heads.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "heads.csv").write_text("".join(lines[:-1]), encoding="utf-8")
+    with pytest.raises(RunError, match=r"holds 1 of the 2 heads of cross\.0"):
+        load_run(run)
+
+
+MATRICES: dict[str, Callable[[], dict[str, np.ndarray]]] = {
+    "flat": lambda: {"encoder-self/0/cosine": np.ones(4)},
+    "another size": lambda: {"encoder-self/1/cosine": np.eye(2)},
+    "no layer": lambda: {"encoder-self/7/cosine": np.eye(2)},
+    "no name": lambda: {"x": np.eye(2)},
+    "a long name": lambda: {"encoder-self/0/a/b": np.eye(2)},
+}
+
+
+@pytest.mark.parametrize("case", MATRICES)
+def test_matrices_that_are_none_of_the_layers_are_refused(case: str, run: Path, headscope: Command) -> None:
+    np.savez(run / "similarity.npz", **MATRICES[case]())  # type: ignore[arg-type]
+    for figure in ("similarity", "report"):
+        status, err = headscope(["plot", figure, str(run), "--out", str(run.parent / f"{figure}.html")])
+        assert (status, one_line(err)) == (2, True), err
+
+
+GATES = "update,site,layer,head,gate,open\n"
+
+
+@pytest.mark.parametrize(
+    "row", [",cross,0,0,0.5,1", "1,inf,0,0,0.5,1", "1,cross,,0,0.5,1", "1,cross,0,0,0.5,1\n" * 2, ""]
+)
+def test_a_trajectory_says_which_gate_it_was_and_when(row: str, tmp_path: Path) -> None:
+    (tmp_path / "gates.csv").write_text(f"{GATES}{row.strip()}\n", encoding="utf-8")
+    run = PruningRun("r", {}, pd.DataFrame(), pd.DataFrame(), {"cell": tmp_path / "gates.csv"})
+    with pytest.raises(RunError):
+        run.trajectory("cell")
+
+
+@pytest.mark.parametrize("updates", [(1, 1), (1, "")])
+def test_metrics_have_every_update_once(updates: tuple[object, object], tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"kind": "training"}', encoding="utf-8")
+    lines = "".join(f"{update},7,1.5\n" for update in updates)
+    (tmp_path / "metrics.csv").write_text(f"update,tokens,seconds\n{lines}", encoding="utf-8")
+    with pytest.raises(RunError, match="update"):
+        load_history(tmp_path)

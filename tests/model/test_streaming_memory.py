@@ -1,0 +1,111 @@
+"""Streamed attention keeps within its budget of memory, counted in bytes of living tensors."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from headscope.engine.heads.shared import SharedTensors
+from headscope.engine.heads.streamed_rows import StreamedRows
+from headscope.model.attention import ScoreOptions
+from headscope.model.streaming import blocks
+from headscope.model.streaming.context import streamed_context
+from headscope.model.streaming.lazy_mask import LazyMask, causal_mask
+from headscope.model.streaming.scores import ScoreBlocks
+from headscope.model.streaming.visibility import Visibility
+
+B, H, T, K = 2, 7, 601, 3
+SMALLER = 32  # the budget of tests is so much smaller, so that short texts are far above it
+Rows = Callable[[StreamedRows], object]
+
+
+class LivingBytes(TorchDispatchMode):
+    """The bytes of all tensors that operations made and that are still there, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.users: Counter[int] = Counter()
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                self._count(storage.data_ptr(), storage.nbytes(), 1)
+                weakref.finalize(tensor, self._count, storage.data_ptr(), storage.nbytes(), -1)
+        return made
+
+    def _count(self, place: int, size: int, users: int) -> None:
+        before = self.users[place] > 0
+        self.users[place] += users
+        self.now += size * (int(self.users[place] > 0) - int(before))
+        self.peak = max(self.peak, self.now)
+
+
+@pytest.fixture
+def budget(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A small budget, in bytes."""
+    for name in ("AT_A_TIME", "KEPT"):
+        monkeypatch.setattr(blocks, name, getattr(blocks, name) // SMALLER)
+    monkeypatch.setattr("headscope.engine.heads.streamed_rows.KEPT", blocks.KEPT)
+    return blocks.BUDGET // SMALLER
+
+
+def window(size: int) -> LazyMask:
+    """A sliding window known by its function alone."""
+
+    def block(queries: slice, keys: slice) -> Tensor:
+        rows, columns = torch.arange(queries.start, queries.stop)[:, None], torch.arange(keys.start, keys.stop)
+        return ((columns <= rows) & (columns > rows - size)).expand(B, 1, -1, -1)
+
+    return LazyMask(block, (B, 1, T, T), dtype=torch.float32, device=torch.device("cpu"))
+
+
+def earlier(queries: slice) -> Tensor:
+    """Every earlier key [b q s], as where a text has one word alone."""
+    return torch.ones(B, queries.stop - queries.start, T, dtype=torch.bool).tril(queries.start - 1)
+
+
+def in_blocks(rows: StreamedRows) -> None:
+    for _, block in rows.blocks():
+        block.maximum, block.entropy  # noqa: B018
+
+
+ASKED: dict[str, Rows] = {
+    "statistics": lambda rows: rows.statistics,
+    "one pattern": lambda rows: rows.weight_on_pairs(None, earlier),
+    "patterns": lambda rows: [rows.weight_on_pairs(name, earlier) for name in "abcdefgh"],
+    "sets": lambda rows: rows.weight_on(torch.ones(B, T, 2)),
+    "seen": lambda rows: rows.visible_on(torch.ones(B, T, 2)),
+    "blocks": in_blocks,
+}
+
+
+@pytest.mark.parametrize("mask", ["causal", "window"])
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_is_there_at_a_time_keeps_within_the_budget(asked: str, mask: str, budget: int) -> None:
+    query, key = torch.randn(B, H, T, K), torch.randn(B, H, T, K)
+    with LivingBytes() as living:
+        lazy = causal_mask(T, None, device=query.device) if mask == "causal" else window(500)
+        seen = Visibility.of(lazy, (B, T, T))
+        rows = StreamedRows(ScoreBlocks.of(query, key, seen), seen, torch.ones(B, T, dtype=torch.bool), SharedTensors())
+        ASKED[asked](rows)
+    assert 0 < living.peak <= budget < B * H * T * T * 4
+
+
+@pytest.mark.parametrize("options", [{"softcap": 3.0}, {"sinks": torch.ones(H)}], ids=str)
+def test_contexts_without_a_kernel_keep_within_the_budget(options: dict[str, Any], budget: int) -> None:
+    query, key, value = (torch.randn(B, H, T, K) for _ in range(3))
+    mask = causal_mask(T, None, device=query.device)
+    with LivingBytes() as living:
+        streamed_context(query, key, value, ScoreOptions(mask=mask, scaling=1.0, **options))
+    assert 0 < living.peak <= budget
