@@ -40,7 +40,7 @@ class FigureOptions:
         f"default: {COSINE.name}.",
         metavar="NAME",
     )
-    range: str | None = option(None, "Range of the colours; default: that of the measure.", metavar="LOW,HIGH")
+    range: tuple[float, ...] = option((), "Range of the colours; default: that of the measure.", metavar="LOW,HIGH")
 
 
 @analysis

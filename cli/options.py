@@ -110,7 +110,10 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
     choices = [str(value) for value in get_args(kind)] if get_origin(kind) is Literal else []
     default = inspect.Parameter.empty if entry.default is MISSING else entry.default
     is_list = get_origin(kind) is tuple
-    if is_list or choices:
+    if about.get("repeat"):
+        kind, optional = list[get_args(kind)[0]], optional or default == ()  # type: ignore[misc]
+        default = default or None
+    elif is_list or choices:
         kind = str
     if is_list and isinstance(default, tuple):
         optional, default = optional or not default, ",".join(map(str, default)) or None

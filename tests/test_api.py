@@ -185,6 +185,10 @@ def test_two_studies_are_compared(pair: hs.Model, tmp_path: Path) -> None:
     second = pair.analyze(SOURCES[5:], **CHEAP)
     assert hs.plot([first, second], "compare", measure="offset_share").axes
     assert hs.plot([tmp_path / "first", second], "compare").axes
+    page = hs.plot([tmp_path / "first", second], "report", out=tmp_path / "page.html")
+    assert "Runs compared" in page.read_text(encoding="utf-8")
+    figure = second.plot("attention", heads="encoder-self.0.*", sentence=SOURCES[0], out=tmp_path / "attention.svg")
+    assert figure.axes and "encoder-self.0.1" in (tmp_path / "attention.svg").read_text(encoding="utf-8")
 
 
 def test_nothing_is_written_unless_a_call_says_so(
@@ -467,7 +471,10 @@ def test_a_study_says_what_it_lacks(pair: hs.Model) -> None:
         (lambda: study.plot("positional"), "the study has no table 'positional'; analyze with also='positional'"),
         (lambda: study.plot("similarity"), "the study has no similarity"),
         (lambda: study.plot("faithfulness"), "analyze with faithfulness=True"),
-        (lambda: study.plot("heads", colour=1), "the figure 'heads' has no option 'colour'; it has measure, sort"),
+        (
+            lambda: study.plot("heads", colour=1),
+            "unknown option of plot heads 'colour'; available: measure, range, sort",
+        ),
         (lambda: study.plot("heads", measure="entropy"), "unknown measure 'entropy'"),
         (lambda: pair.rank(by="entropy", study=study), "there is no column 'entropy' of numbers"),
     ):

@@ -36,7 +36,7 @@ assert "one_file" in FORMATS.names() and "neighbour.v1" in MIXINGS.names()
 
 
 @pytest.mark.slow
-def test_an_installed_package_adds_an_analysis_a_criterion_a_variant_and_an_engine(tmp_path: Path) -> None:
+def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     source, site = tmp_path / "source", tmp_path / "site"  # a build leaves files behind
     shutil.copytree(Path(__file__).parent / "plugin", source)
     install = [
@@ -67,6 +67,7 @@ def test_an_installed_package_adds_an_analysis_a_criterion_a_variant_and_an_engi
         [*numbers, "--force"],
         ["analyze", model, *text, "--only", "last_key", "--last-keys", "2", "--out", "run"],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
+        ["plot", "spread", "run", "run", "--column", "last_key", "--out", "spread.svg"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
         ["prune", "sigmoid", model, *pairs, *valid[:4], "--keep", "48", "--updates", "2", "--out", "learnt"],
         ["evaluate", model, *pairs, *off],
@@ -93,6 +94,7 @@ def test_an_installed_package_adds_an_analysis_a_criterion_a_variant_and_an_engi
     header, row = (tmp_path / "run" / "heads.csv").read_text(encoding="utf-8").splitlines()[:2]
     assert "last_key" in header.split(",") and 0 < float(row.split(",")[header.split(",").index("last_key")]) < 1
     assert (tmp_path / "run" / "figures" / "last_key.png").exists() and (tmp_path / "red.png").exists()
+    assert "last_key" in (tmp_path / "spread.svg").read_text(encoding="utf-8")
     gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
     assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
     assert json.loads((tmp_path / "learnt" / "pruning.json").read_text(encoding="utf-8"))["kept"] == 48

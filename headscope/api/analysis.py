@@ -332,7 +332,7 @@ def _shown(build: Build, record: Mapping[str, Any], draw: Callable[[Path], list[
 
 
 def _figures(folder: Path) -> list[Path]:
-    from headscope.report.named import draw_standard
+    from headscope.report.registry import draw_standard
 
     return draw_standard(folder)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from os import PathLike
 from pathlib import Path
@@ -13,13 +13,12 @@ from headscope.api.loading import load
 from headscope.api.model import Model
 from headscope.api.options import PathName, configured, in_python
 from headscope.api.progress import Report, TrainingReport, progress_of
-from headscope.api.study import Study
+from headscope.api.study import plot as plot
 from headscope.errors import ConfigError
 from headscope.pruning.selection import Selection
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import nn
 
     from headscope.pruning.sweep.sweep import Sweep
@@ -167,64 +166,3 @@ def _split(options: Mapping[str, Any], cls: type[Any]) -> tuple[dict[str, Any], 
         {name: value for name, value in options.items() if name in names},
         {name: value for name, value in options.items() if name not in names},
     )
-
-
-@in_python
-def plot(
-    runs: Study | PathName | Sequence[Study | PathName],
-    name: str = "heads",
-    *,
-    out: PathName | None = None,
-    dpi: int | None = None,
-    force: bool = False,
-    style: str = "screen",
-    width: float | None = None,
-    title: bool = True,
-    signature: bool = True,
-    **options: Any,
-) -> Figure:
-    """Draw a figure of a finished run: what `headscope plot NAME` does.
-
-    runs: a study, or the folder of a run; two of them for "compare", any number for "training" and "pruning".
-    name: heads, functions, rankings, faithfulness or the figure of an analysis (positional, similarity, …) of a study;
-        compare (`measure=`) of two; training (`axis=`) of runs of `train`, gates of one; pruning (`figure=`,
-        `functions=`) of runs of `prune`.
-    out: a .png, .svg or .pdf file to write; `dpi` is for PNG, `force` replaces a file that is there.
-    style: screen, or paper, which has letters of print; `width` in inches; whether to write `title` and `signature`.
-
-    ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
-    """
-    from headscope.report.layout.notebooks import show_in_notebook
-    from headscope.report.layout.save import check_path, write_figure
-    from headscope.report.layout.style import FigureStyle, figure_style
-
-    if out is not None:
-        check_path(Path(out), force=force)
-    show_in_notebook()
-    several = isinstance(runs, Sequence) and not isinstance(runs, str)
-    chosen: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
-    if strange := [run for run in chosen if not isinstance(run, (Study, str, PathLike))]:
-        raise ConfigError(f"runs: a {type(strange[0]).__name__} is no run; give a study, a folder or a list of these")
-    with figure_style(FigureStyle(style, width, title=title, signature=signature)):
-        figure = _drawn(chosen, name, options)
-        if out is not None:
-            write_figure(figure, Path(out), dpi=dpi, force=force)
-    return figure
-
-
-def _drawn(runs: list[Study | PathName], name: str, options: dict[str, Any]) -> Figure:
-    from headscope.report.named import draw, figure_names
-    from headscope.report.several import SEVERAL, draw_several
-
-    if name in SEVERAL:
-        return draw_several([run.run() if isinstance(run, Study) else Path(run) for run in runs], name, **options)
-    if name == "report":
-        raise ConfigError("the report is no figure but a page; study.report('page.html') writes it")
-    if name not in figure_names():
-        raise ConfigError(unknown("figure", name, [*figure_names(), *SEVERAL]))
-    if len(runs) != 1:
-        raise ConfigError(f"the figure {name!r} is of one run; {len(runs)} were given")
-    from headscope.report.readers.run import load_run
-
-    (run,) = runs
-    return draw(run.run() if isinstance(run, Study) else load_run(Path(run)), name, **options)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, save_measurement
-from headscope.api.options import PathName, analyze_options, in_python, python_words
+from headscope.api.options import PathName, analyze_options, configured, in_python, python_words
 from headscope.api.progress import Report, progress_of
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Texts
 from headscope.bootstrap import Array
+from headscope.config.option import check_options
 from headscope.engine.result import LeftOut
 from headscope.engine.run_files import ANALYSIS
 from headscope.errors import ConfigError
@@ -124,26 +127,22 @@ class Study:
         """The content of `run.json`: signatures, checkpoint, text, options, versions."""
         return self._record
 
-    @in_python
     def plot(self, name: str = "heads", **options: Any) -> Figure:
         """Draw a figure, in memory: heads, functions, faithfulness, or that of an analysis (positional, similarity, …).
 
         `options` are those of `headscope plot NAME`: `measure=["confidence", "sink"]` and `sort=True` for heads,
-        `measure="cka"` for similarity, `metric="bleu"` for faithfulness. `figure.savefig("heads.pdf")` writes it.
-        ConfigError for another name or option, and where the analysis that a figure shows did not run.
+        `measure="cka"` for similarity, `metric="bleu"` for faithfulness, `heads=` and `sentence=` for attention; and
+        those of `headscope.plot`: `out="heads.pdf"` writes the figure. ConfigError for another name or option, and
+        where the analysis that a figure shows did not run.
         """
-        from headscope.report.layout.notebooks import show_in_notebook
-        from headscope.report.named import draw
-
-        show_in_notebook()
-        return draw(self.run(), name, **options)
+        return plot(self, name, **options)
 
     def run(self) -> AnalysisRun:
         """The study in the form that `headscope.report` draws."""
-        from headscope.report.readers.study_run import study_run
+        from headscope.report.readers.run import study_run
 
         study = self._measurement.study
-        return study_run(self._record, study.heads, study.tables, study.arrays)
+        return study_run(self._record, study.heads, study.tables, study.arrays, self._measurement.examples)
 
     @in_python
     def save(self, folder: PathName, *, figures: bool = True, report: bool = False, force: bool = False) -> Path:
@@ -157,17 +156,12 @@ class Study:
             out, _ = save_measurement(self._measurement, build, figures=figures, report=report)
         return out
 
-    @in_python
     def report(self, out: PathName, *, force: bool = False) -> Path:
         """Write the page that `headscope plot report` makes of a run: one HTML file, which needs nothing else.
 
         With `analyze(…, report=True)` it shows the attention on example sentences, too.
         """
-        from headscope.report.page.gather import analysis_report, report_of
-        from headscope.report.page.write import check_page, save_page
-
-        check_page(Path(out), force=force)
-        return save_page(report_of([analysis_report(self.run(), self._measurement.examples)]), Path(out), force=force)
+        return plot(self, "report", out=out, force=force)
 
     def __repr__(self) -> str:
         status = "" if self.complete else ", interrupted"
@@ -229,3 +223,104 @@ def study_of(
     if out is not None:
         study.save(out, figures=figures, report=settings.report, force=force)
     return study
+
+
+@overload
+def plot(  # type: ignore[overload-overlap]
+    runs: Study | PathName | Sequence[Study | PathName],
+    name: Literal["report"],
+    *,
+    out: PathName,
+    force: bool = False,
+) -> Path: ...
+
+
+@overload
+def plot(
+    runs: Study | PathName | Sequence[Study | PathName],
+    name: str = "heads",
+    *,
+    out: PathName | None = None,
+    dpi: int | None = None,
+    force: bool = False,
+    style: str = "screen",
+    width: float | None = None,
+    title: bool = True,
+    signature: bool = True,
+    **options: Any,
+) -> Figure: ...
+
+
+@in_python
+def plot(
+    runs: Study | PathName | Sequence[Study | PathName],
+    name: str = "heads",
+    *,
+    out: PathName | None = None,
+    dpi: int | None = None,
+    force: bool = False,
+    style: str = "screen",
+    width: float | None = None,
+    title: bool = True,
+    signature: bool = True,
+    **options: Any,
+) -> Figure | Path:
+    """Draw a figure of finished runs: what `headscope plot NAME` does; "report" writes a page and returns its path.
+
+    runs: a study, or the folder of a run, or several of these; what a figure is drawn of is as in `headscope plot`.
+    name: heads, functions, rankings, faithfulness, attention (`heads=`, `sentence=` or `index=`) or the figure of an
+        analysis (positional, similarity, …) of a study; compare (`measure=`) of two; training (`axis=`) of runs of
+        `train`, gates and confidence of one; pruning (`figure=`, `functions=`) of runs of `prune`; report of any runs.
+    out: a .png, .svg or .pdf file to write; `dpi` is for PNG, `force` replaces a file that is there.
+    style: screen, or paper, which has letters of print; `width` in inches; whether to write `title` and `signature`.
+
+    ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
+    """
+    from headscope.report.layout.save import check_path, write_figure
+    from headscope.report.layout.style import FigureStyle, figure_style
+    from headscope.report.page.write import check_page, save_page
+    from headscope.report.registry import find_figure
+
+    figure = find_figure(name)
+    settings = configured(figure.Options, _required(figure.Options, name, options), function=f"plot {name}")
+    check_options(settings)
+    several = isinstance(runs, Sequence) and not isinstance(runs, str)
+    given: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
+    if strange := [run for run in given if not isinstance(run, (Study, str, PathLike))]:
+        raise ConfigError(f"runs: a {type(strange[0]).__name__} is no run; give a study, a folder or a list of these")
+    path = None if out is None else Path(out)
+    if figure.page and path is None:
+        raise ConfigError(f"{name!r} is a page; give out='page.html'")
+    if path is not None:
+        (check_page if figure.page else check_path)(path, force=force)
+    read = figure.read([run.run() if isinstance(run, Study) else Path(run) for run in given])
+    if figure.page:
+        assert path is not None
+        return save_page(figure.drawn(read, settings), path, force=force)
+    _show_in_notebook()
+    with figure_style(FigureStyle(style, width, title=title, signature=signature)):
+        drawn: Figure = figure.drawn(read, settings)
+        if path is not None:
+            write_figure(drawn, path, dpi=dpi, force=force)
+    return drawn
+
+
+def _required(cls: type[Any], name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options; ConfigError where one lacks that has no default."""
+    if lacking := [entry.name for entry in fields(cls) if entry.default is MISSING and entry.name not in options]:
+        raise ConfigError(f"the figure {name!r} needs {lacking[0]}=")
+    return options
+
+
+def _show_in_notebook() -> None:
+    """Let IPython draw figures as PNG where it does not know how to yet: unasked it does once pyplot is imported."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return
+    from IPython.core.pylabtools import select_figure_formats
+    from matplotlib.figure import Figure
+
+    formatters = shell.display_formatter.formatters
+    if not any(Figure in formatters[f"image/{kind}"].type_printers for kind in ("png", "jpeg", "svg+xml")):
+        select_figure_formats(shell, {"png"})  # type: ignore[no-untyped-call]

@@ -23,6 +23,7 @@ def option(
     panel: str | None = None,
     name: str = "",
     argument: bool = False,
+    repeat: bool = False,
     minimum: float | None = None,
     maximum: float | None = None,
     refuse_idle: bool = False,
@@ -34,13 +35,14 @@ def option(
     Types that an option may have: bool, int, float, str, Path, Literal, any of them `| None`, and
     `tuple[int, ...]`, `tuple[float, ...]`, `tuple[str, ...]`, which are written with commas. Without a default it
     must be given. `panel` is the heading in --help (default: that of what has the option), `name` the option's name
-    where it is not the field's (`from` of `run`); an `argument` has none. `minimum` and `maximum` bound numbers. With
+    where it is not the field's (`from` of `run`); an `argument` has none. Values of a tuple that may `repeat` are given
+    one by one, not with commas. `minimum` and `maximum` bound numbers. With
     `refuse_idle` a value is refused, not ignored, in a run of which nothing has the option. A path that is `written` is
     an output; every other path is an input, which no output replaces. `identity` False: it does not change what is
     computed, only where, how fast, or what is kept.
     """
     about: dict[str, Any] = {"help": help, "metavar": metavar, "panel": panel, "name": name, "argument": argument}
-    about |= {"minimum": minimum, "maximum": maximum, "refuse_idle": refuse_idle}
+    about |= {"repeat": repeat, "minimum": minimum, "maximum": maximum, "refuse_idle": refuse_idle}
     return field(default=default, metadata={**about, "written": written, "identity": identity and not written})
 
 

@@ -185,7 +185,7 @@ def _declared(
     for module, path in sources.items():
         if assigned.search(path.read_text(encoding="utf-8")):
             try:
-                for variant in _read(module, sources, registry.kind, cls)["registered"]:
+                for variant in names_of_module(module, sources, registry.kind, cls)["registered"]:
                     found.setdefault(variant.name, cls.of(variant))
             except Exception:  # whatever its statements raise: they need what is not light
                 registry.names()
@@ -317,13 +317,13 @@ def criterion_names() -> list[str]:
     return registered_names("criterion", package=folder, group="headscope.criteria")
 
 
-def _read(module: str, sources: Mapping[str, Path], kind: str, declares: type[Declared]) -> dict[str, Any]:
+def names_of_module(module: str, sources: Mapping[str, Path], kind: str, declares: type[Declared]) -> dict[str, Any]:
     """Names that the declarations of a module define, and as "registered" the attributes of what `@kind` registers."""
     names: dict[str, Any] = {"__name__": module, "registered": []}
     classes: dict[str, SimpleNamespace] = {}
     for node in ast.parse(sources[module].read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module in sources:
-            imported_names = _read(node.module, sources, kind, declares)
+            imported_names = names_of_module(node.module, sources, kind, declares)
             names |= {
                 alias.asname or alias.name: imported_names[alias.name]
                 for alias in node.names

@@ -2,8 +2,6 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,14 +213,6 @@ def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch:
 def test_attention_refuses(run_dir: Path, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plot("attention", run_dir, "--out", run_dir.parent / "x.png", *words)
-
-
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, headscope.cli.plot; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"matplotlib", "pandas", "numpy", "torch"} & set(loaded)
-    for command in ("heads", "functions", "positional", "syntactic", "similarity", "alphas", "attention", "compare"):
-        assert "--out" in plot(command, "--help")
 
 
 def test_size_and_looks(run_dir: Path) -> None:

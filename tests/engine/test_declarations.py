@@ -33,8 +33,8 @@ from headscope.errors import ConfigError
 from headscope.pruning.ranking.criterion import CRITERIA
 from headscope.report.figures.headmap import heads_figure
 from headscope.report.layout.grid import measure_limits
-from headscope.report.named import draw
 from headscope.report.readers.run import load_run
+from headscope.report.registry import find_figure
 from tests.oracles.plugin import registered
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
@@ -103,7 +103,7 @@ def test_one_file_adds_an_option_and_a_figure_to_the_api() -> None:
     assert nested.heads.equals(all_keys.heads) and nested.signature == all_keys.signature
     bars = one.plot("last_key", color="red").axes[0].patches
     assert [bar.get_height() for bar in bars] == one.heads["last_key"].tolist()
-    with pytest.raises(ConfigError, match="the figure 'last_key' has no option 'colour'; it has color"):
+    with pytest.raises(ConfigError, match="unknown option of plot last_key 'colour'; did you mean 'color'"):
         one.plot("last_key", colour="red")
     with pytest.raises(ConfigError, match="last_keys 0: at least 1 is needed"):
         model.analyze(SOURCES, **given, last_keys=0)
@@ -166,7 +166,7 @@ def test_options_of_no_analysis_are_refused() -> None:
 def test_a_figure_of_an_analysis_that_did_not_run_is_refused() -> None:
     study = hs.load(hs.assets.trained(), device="cpu").analyze(SOURCES, only="confidence", bootstrap=10)
     with pytest.raises(hs.HeadscopeError, match="no table 'positional'; analyze with also='positional'"):
-        draw(study.run(), "positional")
+        find_figure("positional").drawn([study.run()])
 
 
 def test_names_of_objectives_and_criteria_are_read_as_they_are_registered() -> None:

@@ -24,13 +24,14 @@ from headscope.report.figures.attention import attention_figure
 from headscope.report.figures.compare import compare_figure
 from headscope.report.figures.confidence import ConfidenceHistory, confidence_figure
 from headscope.report.figures.experts import gates_figure
+from headscope.report.figures.headmap import heads_figure
 from headscope.report.figures.pruning import FIGURES, pruning_figure
 from headscope.report.figures.training import load_history, training_figure
 from headscope.report.layout.save import STYLE
 from headscope.report.layout.style import FigureStyle, figure_style
-from headscope.report.named import draw
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.report.readers.run import AnalysisRun, load_run
+from headscope.report.registry import find_figure
 from tests.makers.runs import Layout, make_run
 
 STRUCTURES = Path(__file__).parent.parent / "report" / "structures.json"
@@ -52,9 +53,9 @@ def every_figure(folder: Path, layout: Layout) -> Figures:
     words = ["[CLS]", "$x$", "a##y", "", "\n", "anticonstitutionally", "[SEP]"]
     weights = np.random.default_rng(3).dirichlet(np.ones(len(words)), size=(2, len(words)))
     names = ("heads", "functions", "positional", "syntactic", "similarity", "experts", "rankings", "faithfulness")
-    figures: Figures = {name: partial(draw, run, name) for name in names}
+    figures: Figures = {name: partial(find_figure(name).drawn, [run]) for name in names}
     figures |= {
-        "sorted": lambda: draw(run, "heads", measure=["confidence", "ablation"], sort=True),
+        "sorted": lambda: heads_figure(run, ["confidence", "ablation"], sort=True),
         "compare": lambda: compare_figure(run, other, "ablation"),
         "attention": lambda: attention_figure(weights, words, words, ["encoder-self.0.0", "encoder-self.1.0"], run=run),
         "training": lambda: training_figure([plain, mae]),

@@ -26,7 +26,7 @@ from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import cells
 from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.report.figures.pruning import pruning_figure
-from headscope.report.readers.pruning_runs import load_pruned
+from headscope.report.readers.pruning_runs import load_pruned, with_labels
 from tests.makers.shared import SHIPPED
 from tests.makers.sweeps import config, evaluated, lines, made_words
 from tests.oracles import checkpoints, fairseq, tiny
@@ -97,7 +97,7 @@ def test_functions_of_a_kept_model_are_drawn_as_its_own(words: dict[str, Any], t
         heads = pd.read_csv(tmp_path / name / "heads.csv")
         labels = [f"own:{number}" for number in range(len(heads))]
         heads.assign(functions=labels).to_csv(tmp_path / name / "heads.csv", index=False)
-        (pruned,) = load_pruned([tmp_path / "out"], functions=tmp_path / name)
+        (pruned,) = with_labels(load_pruned([tmp_path / "out"]), tmp_path / name)
         drawn = [text.get_text() for text in pruning_figure([pruned], "functions").findobj(Text)]
         footers[name] = next(text for text in drawn if text.startswith("functions are those of"))
         if name == "own":

@@ -16,7 +16,7 @@ from headscope.errors import ConfigError
 from headscope.report.figures.attention import attention_figure
 from headscope.report.figures.compare import compare_figure
 from headscope.report.figures.functionmap import functions_figure
-from headscope.report.figures.headmap import head_map, heads_figure, heads_overview
+from headscope.report.figures.headmap import heads_figure, heads_overview
 from headscope.report.figures.offsets import offset_histograms, offset_shares
 from headscope.report.figures.rankings import correlations, rankings_figure, ranks_of
 from headscope.report.figures.relations import chosen_labels, relation_accuracy
@@ -25,8 +25,8 @@ from headscope.report.layout.families import functions_of
 from headscope.report.layout.grid import grids_of
 from headscope.report.layout.methods import CHANCE, method_style
 from headscope.report.layout.save import write_figure
-from headscope.report.named import draw_standard
 from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, load_run
+from headscope.report.registry import draw_standard
 from tests.makers.runs import SIGNATURE, make_run
 
 LAYOUTS = {
@@ -54,7 +54,7 @@ def figures(run: AnalysisRun) -> dict[str, Figure]:
     weights = np.random.default_rng(3).dirichlet(np.ones(5), size=(2, 7))
     found = {
         "heads": heads_figure(run),
-        "sorted": head_map(run, "confidence", sort=True),
+        "sorted": heads_figure(run, ["confidence"], sort=True),
         "functions": functions_figure(run),
         "offsets": offset_histograms(run),
         "compare": compare_figure(run, run),
@@ -108,7 +108,7 @@ def test_every_figure_says_model_data_and_signature(drawn: dict[str, dict[str, F
 
 def test_head_map_draws_the_table(runs: dict[str, AnalysisRun]) -> None:
     run = runs["ragged"]
-    figure = head_map(run, "confidence")
+    figure = heads_figure(run, ["confidence"])
     drawn = meshes(figure)
     assert [array.shape for array in drawn] == [(4, 7), (2, 7), (2, 7)]
     assert len(figure.axes) == 4  # three sites on one scale, one colour bar
@@ -146,7 +146,7 @@ def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, 
                 assert grid.values[layer, slot] == plain[grid.site].values[layer, head]
                 assert grid.functions[layer][slot] == plain[grid.site].functions[layer][head]
     first = grids_of(runs["ragged"], "confidence", sort=True)[0].heads[0, 0]
-    sorted_map = head_map(runs["ragged"], "confidence", sort=True)
+    sorted_map = heads_figure(runs["ragged"], ["confidence"], sort=True)
     assert any(text.split("\n")[0] == f"h{first}" for text in texts(sorted_map))
     assert "heads of the layer, highest first" in texts(sorted_map)
 
@@ -156,7 +156,7 @@ def test_a_head_without_a_value_is_grey_not_hatched(tmp_path: Path) -> None:
     table = pd.read_csv(path / "heads.csv")
     table.loc[1, "confidence"] = np.nan
     table.to_csv(path / "heads.csv", index=False)
-    figure = head_map(load_run(path), "confidence")
+    figure = heads_figure(load_run(path), ["confidence"])
     (patch,) = figure.axes[0].patches
     assert isinstance(patch, Rectangle) and patch.get_xy() == (1, 0)
     assert not figure.axes[0].patch.get_hatch()
@@ -305,14 +305,14 @@ def test_ranges_are_those_that_measures_declare_or_that_are_asked_for(tmp_path: 
         ("ablation", (-values, values), "RdBu_r"),
         ("unheard_of", (run.heads["unheard_of"].min(), run.heads["unheard_of"].max()), "viridis"),
     ):
-        (mesh,) = head_map(run, measure).axes[0].collections
+        (mesh,) = heads_figure(run, [measure]).axes[0].collections
         assert mesh.get_clim() == limits and mesh.get_cmap().name == colors, measure
-    figure = heads_figure(run, ["ablation"], range="-0.25,0.25")
+    figure = heads_figure(run, ["ablation"], range=(-0.25, 0.25))
     assert figure.axes[0].collections[0].get_clim() == (-0.25, 0.25)
     assert figure.axes[1]._colorbar.extend == "both"  # type: ignore[attr-defined]
-    for text in ("1,0", "0", "a,b", "0,inf"):
-        with pytest.raises(ConfigError, match=f"--range {text}: give two numbers, the lower first"):
-            heads_figure(run, ["ablation"], range=text)
+    for ends in ((1, 0), (0,), (0, float("inf"))):
+        with pytest.raises(ConfigError, match=r"--range .*: give two numbers, the lower first"):
+            heads_figure(run, ["ablation"], range=ends)
 
 
 def test_sites_and_layers_without_values_have_no_panel(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_sites_and_layers_without_values_have_no_panel(tmp_path: Path) -> None:
     offsets = pd.read_csv(path / "positional.csv")
     offsets[(offsets["site"] != "cross") | (offsets["layer"] == 1)].to_csv(path / "positional.csv", index=False)
     run = load_run(path)
-    assert [axes.get_title(loc="left") for axes in head_map(run, "confidence").axes] == [
+    assert [axes.get_title(loc="left") for axes in heads_figure(run, ["confidence"]).axes] == [
         "confidence · encoder-self",
         "",
     ]

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headscope.cli.plot import Figures, app
 from headscope.report.figures.pruning import FIGURES
+from headscope.report.registry import plot_figures
 from tests.makers.gallery import CONTENTS, PAGE, ROOT, commands, contents, drawn
 
 COMMANDS = commands()
@@ -28,9 +28,7 @@ def test_a_picture_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_kind_of_figure_has_a_small_picture_on_the_page() -> None:
-    group = Figures(name="plot")
-    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert {words[1] for words in COMMANDS.values()} == ({*names, *group.list_commands(None)} - REPORT)
+    assert {words[1] for words in COMMANDS.values()} == plot_figures().keys() - REPORT
     shown = {words[words.index("--figure") + 1] for words in COMMANDS.values() if "--figure" in words}
     assert shown | {"quality"} == FIGURES.keys()
     text = PAGE.read_text(encoding="utf-8")

@@ -24,7 +24,6 @@ from headscope.report.page.gather import analysis_report, gather, report_of
 from headscope.report.page.numbers import rounded, spearman, words
 from headscope.report.page.weights import examples_data, pack
 from headscope.report.page.write import SCRIPTS, asset, data_json, page_html, write_page
-from headscope.report.readers.examples import load_examples
 from headscope.report.readers.run import RunError, load_run
 from tests.makers.pages import (
     HOSTILE,
@@ -286,7 +285,7 @@ def test_broken_examples_end_in_one_line(run: Path, content: bytes | None) -> No
     else:
         (run / "examples.npz").write_bytes(content)
     with pytest.raises(RunError, match=r"run bert: examples.npz") as caught:
-        load_examples(load_run(run))
+        _ = load_run(run).examples
     assert "\n" not in str(caught.value)
 
 
@@ -310,7 +309,7 @@ def test_analyze_writes_the_page_with_examples(
     data = json.loads(Elements((out / "report.html").read_text(encoding="utf-8")).inside["data"])["analyses"][0]
     assert data["name"] == "run" and len(data["examples"]["sentences"]) == 2
     sentence = data["examples"]["sentences"][0]
-    (example, _) = load_examples(load_run(out))
+    (example, _) = load_run(out).examples
     assert sentence["texts"]["source"] == source.read_text(encoding="utf-8").splitlines()[sentence["line"] - 1]
     for weights in example.weights.values():
         assert weights.shape[0] == 24

@@ -16,7 +16,7 @@ from headscope.cli.main import app
 from headscope.errors import ConfigError
 from headscope.report.figures.pruning import SEVERAL, function_counts, pruning_figure, run_kind
 from headscope.report.layout.methods import CHANCE, method_style
-from headscope.report.readers.pruning_runs import load_pruned
+from headscope.report.readers.pruning_runs import load_pruned, with_labels
 from headscope.report.readers.run import RunError
 
 SITES = {"encoder-self": 24, "decoder-self": 24, "cross": 24}
@@ -182,7 +182,7 @@ def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
         pruning_figure(load_pruned([tmp_path / "sweep"]), "quality")
     with pytest.raises(RunError, match="give --functions RUN"):
         pruning_figure(load_pruned([tmp_path / "sweep"]), "functions")
-    labelled = load_pruned([tmp_path / "sweep"], functions=analysed(tmp_path / "run"))
+    labelled = with_labels(load_pruned([tmp_path / "sweep"]), analysed(tmp_path / "run"))
     assert list(panels(pruning_figure(labelled, "functions"))) == ["l0"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import repeat
 
 import numpy as np
@@ -12,16 +13,52 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from headscope.errors import ConfigError
+from headscope.config import option
+from headscope.errors import ConfigError, check_one_given
+from headscope.heads import HeadId, select_heads
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, even_width, flow, shorten, text_width
 from headscope.report.layout.style import cell_pitch, widest
+from headscope.report.readers import sentence as sentences
 from headscope.report.readers.run import AnalysisRun
+from headscope.report.registry import RUN, PlotFigure
 
 LONGEST = 0.9  # inches of a subword's label; longer ones end in an ellipsis
 ABOVE = 0.2
 WIDEST = 14.0
 SMALLEST = 99  # subwords that make cells as small as they get
 MANY = 4096  # cells: more are an image in vector graphics too
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """Options of the figure."""
+
+    heads: str = option(help="Heads of one site: encoder-self.2.5,encoder-self.3.*", metavar="LIST")
+    sentence: str | None = option(None, "The sentence to look at.", metavar="TEXT")
+    index: int | None = option(None, "Or line N, from 0, of the run's own data.", metavar="N", minimum=0)
+    target: str | None = option(None, "The other side, for models that have one.", metavar="TEXT")
+
+    def __post_init__(self) -> None:
+        check_one_given({"--sentence TEXT": self.sentence, "--index N, a sentence of the run": self.index})
+
+
+def sentence_figure(
+    run: AnalysisRun, *, heads: str, sentence: str | None = None, index: int | None = None, target: str | None = None
+) -> Figure:
+    """The weights of `heads` on one sentence, for which the run's checkpoint is opened once more."""
+    chosen = _of_one_site(heads, run)
+    maps = sentences.sentence_attention(run, sentence=sentence, index=index, target=target, heads=chosen)
+    return attention_figure(maps.weights, maps.subwords_t, maps.subwords_s, maps.names, run=run)
+
+
+def _of_one_site(names: str, run: AnalysisRun) -> list[HeadId]:
+    """The heads that are named; subwords differ between sites, so a figure shows only one."""
+    head_ids = select_heads(names, run.head_layout)
+    sites = sorted({str(head.site) for head in head_ids})
+    if len(sites) != 1:
+        problem = f"are of {', '.join(sites)}" if sites else "are none"
+        raise ConfigError(f"--heads {names!r} {problem}; a figure shows heads of one site, draw one for each")
+    return head_ids
 
 
 def attention_figure(
@@ -87,3 +124,14 @@ def _pitch(subwords: int) -> float:
 def _shown(subword: str) -> str:
     """Line breaks and blanks made visible: a label must stay one line and never be empty."""
     return subword.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
+
+
+ATTENTION = PlotFigure(
+    "attention",
+    "Attention maps of chosen heads over one sentence.",
+    sentence_figure,
+    Options=AttentionOptions,
+    source=RUN,
+    runs=1,
+    order=310,
+)

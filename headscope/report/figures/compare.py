@@ -11,6 +11,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from headscope.config import option
 from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.report.figures.headmap import WIDEST
@@ -34,9 +35,20 @@ from headscope.report.layout.legend import Legend
 from headscope.report.layout.page import BAR, GREY, LABEL, Page, flow, shorten, text_width
 from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
+from headscope.report.registry import RUN, PlotFigure
 
 SMALL, LARGE = 1.9, 3.2  # inches of a scatter, which is otherwise as high as its maps
 QUANTILES = 101
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Options of the figure."""
+
+    measure: str = option("confidence", "Column of heads.csv.", metavar="NAME")
+    range: tuple[float, ...] = option(
+        (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
+    )
 
 
 @dataclass(frozen=True)
@@ -84,11 +96,11 @@ def compare_figure(
     run_b: AnalysisRun,
     measure: str = "confidence",
     *,
-    range: str | Sequence[float] | None = None,
+    range: Sequence[float] = (),
 ) -> Figure:
     """Site by site: run A, run B, B − A where the layouts agree, and a scatter.
 
-    Both maps go over the range that the measure declares, or over `range` (`0,1`).
+    Both maps go over the range that the measure declares, or over `range`.
     """
     for run in (run_a, run_b):
         run.require(measure)
@@ -202,3 +214,14 @@ def _scatter_title(part: Scatter) -> str:
 
 def _names(*runs: AnalysisRun) -> Sequence[str]:
     return [shorten(run.name, 2.0, LABEL) for run in runs]
+
+
+COMPARE = PlotFigure(
+    "compare",
+    "Two runs side by side: both maps, their difference, and head against head.",
+    compare_figure,
+    Options=CompareOptions,
+    source=RUN,
+    runs=2,
+    order=300,
+)

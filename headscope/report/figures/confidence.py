@@ -13,22 +13,33 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from headscope.config import option
 from headscope.errors import DataError
 from headscope.files.reading import read_object
-from headscope.report.layout.charts import chart, share_limits
 from headscope.report.layout.grid import parse_range
 from headscope.report.layout.legend import Entry, Legend
 from headscope.report.layout.methods import COLORS
 from headscope.report.layout.page import Dashes, Page, Swatch
+from headscope.report.layout.panels import chart, share_limits
 from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.fork import ForkRun, confidence_run
 from headscope.report.readers.run import AnalysisRun, RunError
+from headscope.report.registry import PlotFigure, Source
 
 WIDTH, HEIGHT = 1.9, 1.15  # inches of the axes of one panel
 LEFT, ABOVE, BELOW = 0.46, 0.22, 0.32
 FILE = re.compile(r"epoch-(\d{1,9})\.pkl")
 DASHES: tuple[Dashes, ...] = ("-", "--", ":")
 MANY = 30  # more epochs than this are lines without points
+
+
+@dataclass(frozen=True)
+class ConfidenceOptions:
+    """Options of the figure."""
+
+    range: tuple[float, ...] = option(
+        (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,10 +95,10 @@ def _stacked(runs: list[ForkRun]) -> dict[tuple[str, int], NDArray[np.float64]]:
     return scores
 
 
-def confidence_figure(run: ConfidenceHistory, *, range: str | Sequence[float] | None = None) -> Figure:
+def confidence_figure(run: ConfidenceHistory, *, range: Sequence[float] = ()) -> Figure:
     """A panel for every layer (rows) of every site (columns), a line for every head, one scale for all.
 
-    The scale is that of all values, or `range` (`0,1`).
+    The scale is that of all values, or `range`.
     """
     limits = parse_range(range)
     sites = [site for site in run.layout if any(key[0] == site for key in run.scores)]
@@ -140,3 +151,17 @@ def _entries(run: ConfidenceHistory) -> list[Entry]:
         (Swatch(DASHES[head // len(COLORS) % len(DASHES)]), COLORS[head % len(COLORS)], f"head {head}")
         for head in range(heads)
     ]
+
+
+CONFIDENCE = PlotFigure(
+    "confidence",
+    "Confidence of every head on the training batches, from epoch to epoch.",
+    confidence_figure,
+    Options=ConfidenceOptions,
+    source=Source(
+        "RUN|DIR",
+        "Directories that `headscope train --save-confidence` wrote, or of the MHR fork's epoch-N.pkl.",
+        "headscope.report.figures.confidence:load_confidence",
+    ),
+    order=420,
+)

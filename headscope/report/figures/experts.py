@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from headscope.heads import SITES
 from headscope.report.figures.training import SHARES, TrainingHistory
-from headscope.report.layout.charts import chart, share_limits, short_number
 from headscope.report.layout.legend import Legend
 from headscope.report.layout.methods import SITE_COLORS
 from headscope.report.layout.page import (
@@ -32,8 +31,10 @@ from headscope.report.layout.page import (
     shorten,
     text_width,
 )
+from headscope.report.layout.panels import chart, share_limits, short_number
 from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import AnalysisRun, RunError
+from headscope.report.registry import TRAINED, PlotFigure
 
 LEFT, ABOVE, BELOW, ROW = 0.62, 0.22, 0.36, 0.15
 BARS, TOKENS = 1.0, 2.3  # inches of the bars of a panel, and of the tokens beside them
@@ -207,3 +208,12 @@ def _edges(updates: NDArray[np.float64]) -> NDArray[np.float64]:
     """What was noted at an update is of those since the line before."""
     step = updates[1] - updates[0] if len(updates) > 1 else 1.0
     return np.concatenate([[updates[0] - step], updates])
+
+
+GATES = PlotFigure(
+    "gates",
+    "Gates and experts of a mixture (`train mae`) while they learn: entropies, and how much each expert counts.",
+    gates_figure,
+    source=TRAINED,
+    order=410,
+)

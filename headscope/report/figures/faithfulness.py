@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from headscope.report.layout.charts import chart, share_limits, short_number
+from headscope.config import option
 from headscope.report.layout.legend import Entry, Legend
 from headscope.report.layout.methods import method_style
 from headscope.report.layout.page import (
@@ -23,8 +25,10 @@ from headscope.report.layout.page import (
     text_width,
     wrap,
 )
+from headscope.report.layout.panels import chart, share_limits, short_number
 from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import AnalysisRun, MissingTable
+from headscope.report.registry import PlotFigure
 
 WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 1.75, 1.25, 0.5, 0.22, 0.36
 WIDEST = 9.8
@@ -40,6 +44,13 @@ METRICS = {
     "top1": "fall of the largest logit",
     "log-probability": "fall of log p (nats)",
 }
+
+
+@dataclass(frozen=True)
+class FaithfulnessOptions:
+    """Options of the figure."""
+
+    metric: str | None = option(None, "Curves of: loss (unasked), accuracy, bleu, or the objective's.", metavar="NAME")
 
 
 def faithfulness_figure(run: AnalysisRun, metric: str | None = None) -> Figure:
@@ -146,3 +157,13 @@ def _curves(axes: Axes, ranking: pd.DataFrame, chance: pd.DataFrame, color: str)
             )
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+FAITHFULNESS = PlotFigure(
+    "faithfulness",
+    "Heads removed in the order of every ranking: which ranking deserves belief (`analyze --faithfulness`).",
+    faithfulness_figure,
+    Options=FaithfulnessOptions,
+    every_run=True,
+    order=210,
+)

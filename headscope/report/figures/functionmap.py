@@ -15,6 +15,7 @@ from headscope.report.layout.legend import Legend
 from headscope.report.layout.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
 from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
+from headscope.report.registry import PlotFigure
 
 COUNTS, NARROW = 1.5, 0.8  # inches of the bars beside a map, and where the width is scarce
 BAND = 0.125  # inches a function needs in its cell
@@ -142,3 +143,12 @@ def _draw_counts(axes: Axes, grid: Grid, *, longest: int) -> None:
     axes.set_xlabel("heads with the function", size=LABEL, labelpad=2)
     for side in ("top", "right", "bottom"):
         axes.spines[side].set_visible(False)
+
+
+FUNCTIONS = PlotFigure(
+    "functions",
+    "Which function each head has, and how many heads of each layer have it.",
+    functions_figure,
+    every_run=True,
+    order=20,
+)

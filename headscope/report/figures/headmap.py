@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from headscope.config import option
 from headscope.engine.declarations import Measure, measure_of, overview_measures
 from headscope.errors import ConfigError
 from headscope.report.layout.families import legend_entries
@@ -33,9 +34,23 @@ from headscope.report.layout.legend import Legend
 from headscope.report.layout.page import BAR, LABEL, Page, flow, shorten, text_width
 from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
+from headscope.report.registry import RUNS, PlotFigure
 
 WIDEST = 14.5  # inches: more panels than fit start a new line
 LINES = 3  # functions that a cell writes out at most
+
+
+@dataclass(frozen=True)
+class HeadsOptions:
+    """Options of the figure."""
+
+    measure: tuple[str, ...] = option(
+        (), "Column of heads.csv; repeat it for several maps.", metavar="NAME", repeat=True
+    )
+    sort: bool = option(False, "Sort the heads of each layer by the measure.")
+    range: tuple[float, ...] = option(
+        (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
+    )
 
 
 @dataclass(frozen=True)
@@ -69,31 +84,25 @@ class HeadMapPanel:
         return shorten(f"{self.measure.words} · {self.grid.site}", room, LABEL, weight="bold")
 
 
-def head_map(run: AnalysisRun, measure: str, *, sort: bool = False, marks: bool = True) -> Figure:
-    """One measure over all heads, one panel a site, on one colour scale."""
-    return heads_figure(run, [measure], sort=sort, marks=marks)
-
-
 def heads_figure(
     run: AnalysisRun,
-    measures: Sequence[str] | None = None,
+    measure: Sequence[str] = (),
     *,
     sort: bool = False,
-    marks: bool = True,
-    range: str | Sequence[float] | None = None,
+    range: Sequence[float] = (),
 ) -> Figure:
     """Several measures side by side; without a list, those of `overview_measures` that the run has.
 
-    Colours go over the range that a measure declares, or over `range` (`0,1`). Sites of which no head has a value are
+    Colours go over the range that a measure declares, or over `range`. Sites of which no head has a value are
     left out.
     """
-    chosen = [run.require(measure) for measure in measures] if measures else heads_overview(run)
-    by_measure = [_panels(run, measure, sort=sort, limits=parse_range(range)) for measure in chosen]
+    chosen = [run.require(name) for name in measure] if measure else heads_overview(run)
+    by_measure = [_panels(run, name, sort=sort, limits=parse_range(range)) for name in chosen]
     panels = [panel for maps in by_measure for panel in maps]
     starts = accumulate((len(maps) for maps in by_measure), initial=0)
     breaks = frozenset(starts if max(map(len, by_measure)) > 1 else ())
     laid = flow([panel.size for panel in panels], widest(WIDEST), gap=(0.2, 0.12), breaks=breaks)
-    functions = [mark for panel in panels for mark in panel.grid.marks] if marks else []
+    functions = [mark for panel in panels for mark in panel.grid.marks]
     entries = legend_entries(functions, boxed=False) + _blank_entry([panel.grid for panel in panels])
     legend = Legend.plan(entries, widest(max(laid.width, 4.6)))
     page = Page(
@@ -104,7 +113,7 @@ def heads_figure(
         footer=run.signature,
     )
     for panel, corner in zip(panels, laid.corners, strict=True):
-        _draw(page, panel, corner, sort=sort, marks=marks)
+        _draw(page, panel, corner, sort=sort)
     legend.draw(page, laid.height)
     return page.finished()
 
@@ -130,7 +139,7 @@ def _panels(run: AnalysisRun, measure: str, *, sort: bool, limits: Normalize | N
     ]
 
 
-def _draw(page: Page, panel: HeadMapPanel, corner: tuple[float, float], *, sort: bool, marks: bool) -> None:
+def _draw(page: Page, panel: HeadMapPanel, corner: tuple[float, float], *, sort: bool) -> None:
     layers, slots = panel.grid.heads.shape
     cell = panel.cell
     left, top = corner[0] + LEFT, corner[1] + ABOVE
@@ -138,8 +147,7 @@ def _draw(page: Page, panel: HeadMapPanel, corner: tuple[float, float], *, sort:
     axes = page.axes(left, top, width, height)
     draw_blanks(axes, panel.grid)
     shades = draw_cells(axes, panel.grid.values, cmap=panel.measure.cmap, norm=panel.norm)
-    if marks or sort:
-        draw_marks(axes, panel.grid, shades, cell=cell, numbers=sort)
+    draw_marks(axes, panel.grid, shades, cell=cell, numbers=sort)
     xlabel = "head"
     if sort:
         full = "heads of the layer, highest first"
@@ -154,3 +162,17 @@ def _draw(page: Page, panel: HeadMapPanel, corner: tuple[float, float], *, sort:
 
 def _blank_entry(grids: Sequence[Grid]) -> list[tuple[str, str, str]]:
     return [("///", "", "no such head in this layer")] if any(grid.ragged for grid in grids) else []
+
+
+HEADS = PlotFigure(
+    "heads",
+    "Layers × heads maps of measures, with the functions of the heads; also of the MHR fork's confidence files.",
+    heads_figure,
+    Options=HeadsOptions,
+    source=replace(
+        RUNS, metavar="RUN|PICKLE", help="Directories of runs, pickles of runs, or pickles that the MHR fork wrote."
+    ),
+    from_pickle="headscope.report.readers.fork:confidence_run",
+    every_run=True,
+    order=10,
+)

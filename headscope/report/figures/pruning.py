@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from headscope.config import option
 from headscope.engine.declarations import head_functions
 from headscope.errors import ConfigError
-from headscope.report.layout.charts import chart, share_limits
 from headscope.report.layout.families import functions_of
 from headscope.report.layout.legend import Entry, Legend, method_entries
 from headscope.report.layout.methods import SITE_COLORS as SITES
 from headscope.report.layout.methods import method_style
 from headscope.report.layout.page import INK, TICK, Page, Swatch, even_width, flow, text_width
+from headscope.report.layout.panels import chart, share_limits
 from headscope.report.layout.style import panel_width, widest
-from headscope.report.readers.pruning_runs import UNPRUNED, PruningRun
+from headscope.report.readers.pruning_runs import UNPRUNED, PruningRun, with_labels
 from headscope.report.readers.run import RunError
+from headscope.report.registry import PlotFigure, Source
 
 WIDTH, HEIGHT = 2.6, 1.75  # inches of the axes of one panel
 LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.36, (0.25, 0.12)
@@ -32,6 +35,19 @@ SAND = "#f6ecd2"  # grey is of random choices
 MOST = 12  # trajectories in one figure
 TICK_ROOM = 0.26  # inches that the number below a bar takes
 LOG_FROM = 8  # sizes that span this factor are set on a logarithmic axis
+
+
+@dataclass(frozen=True)
+class PruningOptions:
+    """Options of the figure."""
+
+    figure: str | None = option(
+        None,
+        "quality: metric against heads kept; sites: heads kept at each site; functions: of the survivors; "
+        "gates: while they learn. Default: quality for sweeps, sites for other runs.",
+        metavar="quality|sites|functions|gates",
+    )
+    functions: Path | None = option(None, "A run of `headscope analyze` that labels the heads.", metavar="RUN")
 
 
 @dataclass(frozen=True)
@@ -47,15 +63,17 @@ class PruningPanel:
     ylabel: str
 
 
-def pruning_figure(runs: Sequence[PruningRun], kind: str | None = None) -> Figure:
+def pruning_figure(runs: Sequence[PruningRun], figure: str | None = None, *, functions: Path | None = None) -> Figure:
     """One of the figures: quality, sites, functions or gates; None is quality for sweeps, sites for other runs.
 
-    ConfigError for an unknown name; RunError where the runs lack what the figure shows.
+    `functions` is a run of `analyze` that labels heads. ConfigError for an unknown name; RunError where the runs lack
+    what the figure shows.
     """
-    kind = kind or ("quality" if any(run.measured for run in runs) else "sites")
+    kind = figure or ("quality" if any(run.measured for run in runs) else "sites")
     if kind not in FIGURES:
         raise ConfigError(f"--figure {kind!r} is not known; choose from {', '.join(FIGURES)}")
     title, make = FIGURES[kind]
+    runs = with_labels(runs, functions) if functions else runs
     panels, legend = make(runs)
     return _page(runs, title, panels, legend)
 
@@ -66,7 +84,7 @@ def _page(runs: Sequence[PruningRun], title: str, panels: Sequence[PruningPanel]
     laid = flow([box] * len(panels), even_width(len(panels), box[0], widest(WIDEST), gap=GAP[0]), gap=GAP)
     legend = Legend.plan(entries, widest(max(laid.width, 4.6)))
     models = ", ".join(dict.fromkeys(run.model for run in runs))
-    counts = ", ".join(dict.fromkeys(f"{_total(run)} heads ({' + '.join(run.sites)})" for run in runs))
+    counts = ", ".join(dict.fromkeys(f"{run.cells['of'].iloc[0]:.0f} heads ({' + '.join(run.sites)})" for run in runs))
     page = Page(
         laid.width,
         laid.height + legend.height,
@@ -85,10 +103,6 @@ def _page(runs: Sequence[PruningRun], title: str, panels: Sequence[PruningPanel]
             share_limits(alike)
     legend.draw(page, laid.height)
     return page.finished()
-
-
-def _total(run: PruningRun) -> int:
-    return int(run.cells["of"].iloc[0])
 
 
 # Quality.
@@ -120,16 +134,12 @@ def _quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry
     if any(run.cells.duplicated(["method", "control", "size"]).any() for run in measured):
         entries.append(("", "", "line: mean over seeds; small dots: seeds; band: lowest to highest"))
     entries.append((Swatch(":"), INK, "unpruned"))
-    if any(_has_interval(run) for run in measured):
+    if any(run.cells.loc[run.cells["method"] == UNPRUNED, "low"].notna().any() for run in measured):
         entries.append((Swatch(band=True), SAND, "its 95 % interval over sentences"))
     entries += [
         ("", "", note if len(measured) == 1 else f"{run.name}: {note}") for run in measured for note in run.notes
     ]
     return panels, entries
-
-
-def _has_interval(run: PruningRun) -> bool:
-    return bool(run.cells.loc[run.cells["method"] == UNPRUNED, "low"].notna().any())
 
 
 def _quality_panel(run: PruningRun, column: str, sizes: Sequence[int]) -> Callable[[Axes], None]:
@@ -368,3 +378,19 @@ FIGURES: Mapping[str, tuple[str, Callable[[Sequence[PruningRun]], Made]]] = {
     "functions": ("Which functions survive", _functions),
     "gates": ("Gates while they learn", _gates),
 }
+
+
+PRUNING = PlotFigure(
+    "pruning",
+    "What pruning costs, where the heads that stay are, which functions survive, and how gates learnt.",
+    pruning_figure,
+    Options=PruningOptions,
+    source=Source(
+        "SWEEP|RUN",
+        "Directories that `headscope prune sweep`, `l0`, `subset` or `rank` wrote.",
+        "headscope.report.readers.pruning_runs:load_pruned",
+        at_once=True,
+    ),
+    runs="together",
+    order=500,
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from headscope.config import option
 from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.report.layout.families import contrast
@@ -21,21 +23,32 @@ from headscope.report.layout.methods import SITE_COLORS, method_style
 from headscope.report.layout.page import BAR, LABEL, PALE, TICK, Page, text_width
 from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun, MissingTable
+from headscope.report.registry import PlotFigure
 
 CELL, SMALLEST = 0.62, 0.42  # inches of a pair of rankings; below the smaller one intervals do not fit
 DRAWS, SEED = 1000, 1
+FEW = 3  # fewer are compared when that is asked for
 EDGE = 0.1  # share of a cell that its scatter leaves free on each side
 Ranks = pd.DataFrame
 """A column per ranking, a row per head: 1 is the most important head; tied heads have their mean rank."""
 
 
-def rankings_figure(run: AnalysisRun, rankings: Sequence[str] | None = None) -> Figure:
+@dataclass(frozen=True)
+class RankingsOptions:
+    """Options of the figure."""
+
+    ranking: tuple[str, ...] = option(
+        (), "Column of heads.csv; repeat it; default: all that rank heads.", metavar="NAME", repeat=True
+    )
+
+
+def rankings_figure(run: AnalysisRun, ranking: Sequence[str] = ()) -> Figure:
     """Spearman's correlation of every two rankings above the diagonal, the ranks of all heads below it.
 
-    Rankings are columns of heads.csv that say which heads matter; `rankings` chooses some. Intervals are of heads drawn
+    Rankings are columns of heads.csv that say which heads matter; `ranking` chooses some. Intervals are of heads drawn
     again with replacement (percentiles of 1,000 draws).
     """
-    ranks = ranks_of(run, rankings)
+    ranks = ranks_of(run, ranking)
     names = list(ranks.columns)
     left = max(text_width(name, LABEL) for name in names) + 0.12
     bar = BAR if cell_pitch(CELL, len(names), besides=left + BAR) == CELL else 0.0  # the numbers are written, too
@@ -65,7 +78,7 @@ def rankings_figure(run: AnalysisRun, rankings: Sequence[str] | None = None) -> 
     return page.finished()
 
 
-def ranks_of(run: AnalysisRun, rankings: Sequence[str] | None = None) -> Ranks:
+def ranks_of(run: AnalysisRun, rankings: Sequence[str] = ()) -> Ranks:
     """The ranks of heads by each ranking that the run has; MissingTable where these are fewer than two.
 
     ConfigError for a name that is no ranking of the run. A column without a number for some head is none, nor is one
@@ -74,7 +87,7 @@ def ranks_of(run: AnalysisRun, rankings: Sequence[str] | None = None) -> Ranks:
     signs = {name: {"highest": -1.0, "lowest": 1.0}.get(measure_of(name).keep) for name in run.measures}
     values = {name: run.heads[name].to_numpy(float) * sign for name, sign in signs.items() if sign is not None}
     usable = {name: column for name, column in values.items() if np.isfinite(column).all() and np.ptp(column) > 0}
-    for name in rankings or ():
+    for name in rankings:
         if run.require(name) not in usable:
             raise ConfigError(f"run {run.name}: {name} is no ranking of all heads; choose from {', '.join(usable)}")
     chosen = list(dict.fromkeys(rankings or usable))
@@ -131,3 +144,18 @@ def _draw(axes: Axes, ranks: Ranks, shades: ScalarMappable, colors: Sequence[str
     axes.tick_params(labelsize=LABEL)
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def are_many(run: AnalysisRun) -> bool:
+    """Whether there is much to compare."""
+    return len(ranks_of(run).columns) >= FEW
+
+
+RANKINGS = PlotFigure(
+    "rankings",
+    "Rankings of heads against each other: how much they agree, with intervals, and the ranks of all heads.",
+    rankings_figure,
+    Options=RankingsOptions,
+    every_run=are_many,
+    order=200,
+)

@@ -22,12 +22,10 @@ from headscope.report.readers.run import AnalysisRun
 LEFT, ABOVE, BELOW = 0.36, 0.2, 0.3
 
 
-def similarity_matrices(
-    run: AnalysisRun, measure: str | None = None, *, range: str | Sequence[float] | None = None
-) -> Figure:
+def similarity_matrices(run: AnalysisRun, measure: str | None = None, *, range: Sequence[float] = ()) -> Figure:
     """Heads × heads of every layer; cosine diverges around 0, CKA and divergence have ends, distances start at 0.
 
-    Without a `measure` cosine, or the first one of a run that has no cosine. `range` (`0,1`) is another scale.
+    Without a `measure` cosine, or the first one of a run that has no cosine. `range` is another scale.
     """
     if measure is None:
         measure = min(similarity_measures(run), key=lambda name: name != "cosine", default="cosine")

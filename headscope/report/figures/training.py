@@ -14,16 +14,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from headscope.config import option
 from headscope.errors import ConfigError
 from headscope.files.reading import read_json
 from headscope.files.tables import read_csv
 from headscope.heads import SITES
-from headscope.report.layout.charts import chart, share_limits
 from headscope.report.layout.legend import Entry, Legend
 from headscope.report.layout.methods import COLORS
 from headscope.report.layout.page import INK, LABEL, Page, Swatch, flow, text_width
+from headscope.report.layout.panels import chart, share_limits
 from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import RunError
+from headscope.report.registry import TRAINED, PlotFigure
 
 WIDTH, HEIGHT = 2.75, 1.7  # inches of the axes of one panel
 LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.36, (0.22, 0.1)
@@ -33,6 +35,13 @@ ENGINE = {
     *("valid_perplexity", "best", "window"),
 }
 AXES = {"update": "update", "tokens": "target tokens", "seconds": "seconds"}
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """Options of the figure."""
+
+    axis: str = option("update", "What runs from left to right: update, tokens or seconds.", metavar="NAME")
 
 
 @dataclass(frozen=True)
@@ -266,3 +275,14 @@ def _distinct(runs: Sequence[TrainingHistory]) -> list[str]:
     """Names of the directories, numbered where several have the same."""
     names = [run.name for run in runs]
     return [name if names.count(name) == 1 else f"{name} ({number + 1})" for number, name in enumerate(names)]
+
+
+TRAINING = PlotFigure(
+    "training",
+    "Loss, BLEU, and histories of gates, mixing matrices and swaps, of several training runs together.",
+    training_figure,
+    Options=TrainingOptions,
+    source=TRAINED,
+    runs="together",
+    order=400,
+)

@@ -99,17 +99,14 @@ def measure_limits(measure: Measure, arrays: Sequence[NDArray[np.float64]]) -> N
     return declared if (declared.vmin or 0) < (declared.vmax or 0) else limits
 
 
-def parse_range(text: str | Sequence[float] | None) -> Normalize | None:
+def parse_range(ends: Sequence[float]) -> Normalize | None:
     """`--range LOW,HIGH`; ConfigError where these are no two numbers, the lower first."""
-    if text is None:
+    if not ends:
         return None
-    try:
-        low, high = (float(end) for end in (text.split(",") if isinstance(text, str) else text))
-    except (TypeError, ValueError):
-        low = high = np.nan
-    if not (np.isfinite([low, high]).all() and low < high):
+    if len(ends) != 2 or not (np.isfinite(ends).all() and ends[0] < ends[1]):
+        text = ",".join(f"{end:g}" for end in ends)
         raise ConfigError(f"--range {text}: give two numbers, the lower first, such as --range 0,1")
-    return Normalize(low, high)
+    return Normalize(ends[0], ends[1])
 
 
 def draw_cells(

@@ -10,8 +10,7 @@ import pandas as pd
 
 from headscope.engine.declarations import Declaration, measure_of, measured_columns, pair_measures
 from headscope.report.layout.families import functions_of
-from headscope.report.page.numbers import rounded, rounded_all
-from headscope.report.page.scales import scale
+from headscope.report.page.numbers import rounded, rounded_all, scale
 from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
 
 REACH = 15  # offsets further than this are added up at both ends

@@ -13,8 +13,7 @@ import pandas as pd
 from headscope.report.layout.families import contrast, functions_of
 from headscope.report.page.comparison import places_of
 from headscope.report.page.importance import numbers
-from headscope.report.page.numbers import words
-from headscope.report.page.scales import palette
+from headscope.report.page.numbers import palette, words
 from headscope.report.page.write import text
 
 Data = Mapping[str, Any]

@@ -13,37 +13,41 @@ from headscope.report.page.analysis import analysis_data, functions_present, mar
 from headscope.report.page.comparison import comparison_data
 from headscope.report.page.findings import compared, findings, pruned, trained
 from headscope.report.page.importance import faithfulness_data, importance_data
+from headscope.report.page.numbers import palettes
 from headscope.report.page.pruning import RECORD, is_removal, pruning_data, removal_data
-from headscope.report.page.scales import palettes
 from headscope.report.page.training import distinct, training_data
 from headscope.report.page.weights import examples_data
 from headscope.report.readers.checkpoint import read_run
-from headscope.report.readers.examples import load_examples
 from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.version import VERSION
 
 Report = dict[str, Any]
 
 
-def gather(paths: Sequence[Path], *, names: Sequence[str] = ()) -> Report:
+def gather(given: Sequence[Path | AnalysisRun], *, names: Sequence[str] = ()) -> Report:
     """The report on runs of `analyze`, `prune` and `train`, in whatever order they are named.
 
-    `names` replace those of the directories, where all are analysis runs. RunError for a directory that is no run.
+    Studies in memory may be among the runs of `analyze`. `names` replace those of the directories, where all are
+    analysis runs. RunError for a directory that is no run.
     """
-    kinds = [kind_of(path) for path in paths]
-    runs = [read_run(path) for path, kind in zip(paths, kinds, strict=True) if kind == "analysis"]
-    chosen = [path for path, kind in zip(paths, kinds, strict=True) if kind == "pruning"]
-    removed = [path for path, kind in zip(paths, kinds, strict=True) if kind == "removal"]
-    train = [path for path, kind in zip(paths, kinds, strict=True) if kind == "training"]
+    analysed: list[AnalysisRun] = []
+    others: dict[str, list[Path]] = {"pruning": [], "removal": [], "training": []}
+    for run in given:
+        if isinstance(run, AnalysisRun):
+            analysed.append(run)
+        elif (kind := kind_of(run)) == "analysis":
+            analysed.append(read_run(run))
+        else:
+            others[kind].append(run)
     analyses = [
-        analysis_report(run, load_examples(run), name=name)
-        for run, name in zip(runs, names or distinct([run.name for run in runs]), strict=True)
+        analysis_report(run, run.examples, name=name)
+        for run, name in zip(analysed, names or distinct([run.name for run in analysed]), strict=True)
     ]
     return report_of(
         analyses,
-        pruning=pruning_data(chosen),
-        removals=[removal_data(path) for path in removed],
-        training=training_data(train),
+        pruning=pruning_data(others["pruning"]),
+        removals=[removal_data(path) for path in others["removal"]],
+        training=training_data(others["training"]),
     )
 
 

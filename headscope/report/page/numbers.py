@@ -1,4 +1,4 @@
-"""Numbers as the page has them: rounded, JSON without NaN, and in words."""
+"""Numbers as the page has them: rounded, JSON without NaN, in words, and as colours of a measure's scale."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+from numpy.typing import ArrayLike, NDArray
 
 from headscope.engine import rank_correlation
+from headscope.engine.declarations import Measure
 
 DIGITS = 5
 """Significant digits of a number in the page and in the tables that it gives; the run's files have all."""
+DIVERGING = "RdBu_r"
+DIVERGING_MAPS = {
+    *("RdBu_r", "RdBu", "coolwarm", "bwr", "seismic", "PuOr", "PuOr_r", "PiYG", "BrBG", "RdYlBu_r", "berlin"),
+}
+STOPS = 17
 
 
 def rounded(value: Any, digits: int = DIGITS) -> float | int | None:
@@ -62,3 +70,30 @@ def spearman(x: ArrayLike, y: ArrayLike) -> tuple[float, int]:
     if count < 3:
         return math.nan, count
     return rank_correlation.spearman(first[both], second[both]), count
+
+
+def scale(measure: Measure, values: NDArray[np.float64]) -> dict[str, Any]:
+    """`low`, `high`, the name of the colour map, and whether zero is in the middle.
+
+    Ends that the measure does not declare are those of the values.
+    """
+    known = values[np.isfinite(values)]
+    ends = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+    low, high = (end if declared is None else declared for declared, end in zip(measure.range, ends, strict=True))
+    if low >= high:
+        low, high = ends if ends[0] < ends[1] else (ends[0] - 0.5, ends[0] + 0.5)
+    diverging = measure.cmap in DIVERGING_MAPS or (low < 0 < high and ends[0] < 0)
+    if diverging:
+        low, high = -max(abs(low), abs(high)), max(abs(low), abs(high))
+    cmap = DIVERGING if diverging and measure.cmap not in DIVERGING_MAPS else measure.cmap
+    return {"low": low, "high": high, "cmap": cmap, "diverging": diverging}
+
+
+def palette(name: str) -> list[str]:
+    """Colours of a map, evenly from its lower end to its upper one."""
+    return [to_hex(color) for color in colormaps[name](np.linspace(0, 1, STOPS))]
+
+
+def palettes(names: Iterable[str]) -> dict[str, list[str]]:
+    """Those of several maps by name."""
+    return {name: palette(name) for name in sorted({*names, DIVERGING, "viridis"})}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headscope.files.examples import Bytes, Example
-from headscope.report.readers.examples import sides_of
+from headscope.report.readers.run import sides_of
 
 LEVELS = (63, 15, 7)
 """Steps from 0 to 1, finest first: weights are (step / levels)², so that small ones are told apart."""

@@ -82,10 +82,10 @@ def _short(path: Path) -> str:
     return "/".join(path.parts[-2:]) if path.name in GENERIC_NAMES else path.name
 
 
-def load_pruned(paths: Sequence[Path], *, functions: Path | None = None) -> list[PruningRun]:
+def load_pruned(paths: Sequence[Path]) -> list[PruningRun]:
     """Read sweeps; runs of `l0`, `subset` and `rank` on one model are put together as if they were one.
 
-    `functions` is a run of `analyze` that labels heads. RunError for a directory that is neither.
+    RunError for a directory that is neither.
     """
     sweeps, selections = [], []
     for path in paths:
@@ -99,9 +99,11 @@ def load_pruned(paths: Sequence[Path], *, functions: Path | None = None) -> list
                 f"{path} has neither sweep.json nor pruning.json; name what `headscope prune sweep`, `l0`, `subset` "
                 "or `rank` wrote"
             )
-    runs = [*sweeps, *map(_selections, _by_model(selections))]
-    if functions is None:
-        return runs
+    return [*sweeps, *map(_selections, _by_model(selections))]
+
+
+def with_labels(runs: Sequence[PruningRun], functions: Path) -> list[PruningRun]:
+    """The same, their heads labelled by a run of `analyze`."""
     labels = load_run(functions)
     return [_labelled(run, labels) for run in runs]
 

@@ -1,12 +1,17 @@
-"""A finished run read back from its directory: what it was, its heads, and lazily the other tables."""
+"""A finished run read back from its directory: what it was, its heads, and lazily the other tables and examples.
+
+Or a study in memory in the form of a run, without a folder.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,6 +21,7 @@ from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.files.examples import Bytes, Example
 from headscope.files.reading import read_json
 from headscope.files.tables import read_csv
 from headscope.formats.story_of_heads.npz import Arrays
@@ -23,6 +29,7 @@ from headscope.heads import SITES, Layout, Site
 from headscope.registry import unknown
 
 GENERIC_NAMES = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}
+EXAMPLES = "examples.npz"
 HEAD_COLUMNS = ("site", "layer", "head")
 COLUMNS = {
     "heads": (*HEAD_COLUMNS, "functions"),
@@ -163,6 +170,21 @@ class AnalysisRun:
             )
 
     @cached_property
+    def examples(self) -> Sequence[Example]:
+        """The sentences whose attention the run keeps (`analyze --examples`) in order; RunError for a broken file."""
+        if not (self.path / EXAMPLES).is_file():
+            return ()
+        try:
+            arrays = Arrays(self.path / EXAMPLES, kind="u").read()
+            index = json.loads(arrays["index"].tobytes().decode("utf-8"))
+            return [_example(arrays, place, entry, self) for place, entry in enumerate(index)]
+        except CheckpointError as broken:
+            raise RunError(f"run {self.name}: {EXAMPLES} cannot be read ({_line(broken)})") from None
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as broken:
+            reason = _line(broken)
+            raise RunError(f"run {self.name}: {EXAMPLES} is no file of examples ({reason}); analyse again") from None
+
+    @cached_property
     def faithfulness(self) -> pd.DataFrame:
         """`faithfulness.csv`: a row per ranking, order, number of heads removed and metric."""
         return self._filled("faithfulness")
@@ -189,6 +211,34 @@ class AnalysisRun:
         return f"run {self.name} has no {file}; run `headscope analyze … {option}` first"
 
 
+@dataclass(frozen=True, eq=False)
+class StudyRun(AnalysisRun):
+    """Tables and similarity matrices that no file holds."""
+
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    arrays: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    kept: Sequence[Example] = ()
+
+    @cached_property
+    def similarity(self) -> dict[str, NDArray[np.float64]]:
+        if not self.arrays:
+            raise MissingTable("the study has no similarity; analyze with only='similarity' or without only=")
+        return {name: np.asarray(array, dtype=np.float64) for name, array in self.arrays.items()}
+
+    @cached_property
+    def examples(self) -> Sequence[Example]:
+        return self.kept
+
+    def has_table(self, name: str) -> bool:
+        return name in self.tables
+
+    def _table(self, name: str, columns: tuple[str, ...], option: str) -> pd.DataFrame:
+        if name not in self.tables:
+            argument = f"also={name!r}" if option.startswith("--only") else f"{option.removeprefix('--')}=True"
+            raise MissingTable(f"the study has no table {name!r}; analyze with {argument}")
+        return _as_read(self.tables[name], name, columns)
+
+
 def load_run(path: Path | str) -> AnalysisRun:
     """Read `run.json` and `heads.csv`; RunError when the directory is no run or a file is broken."""
     path = Path(path)
@@ -210,6 +260,17 @@ def load_run(path: Path | str) -> AnalysisRun:
                 "analyse again"
             )
     return run
+
+
+def study_run(
+    record: Mapping[str, Any],
+    heads: pd.DataFrame,
+    tables: Mapping[str, pd.DataFrame],
+    arrays: Mapping[str, NDArray[np.float64]],
+    examples: Sequence[Example] = (),
+) -> StudyRun:
+    """The run that its record (what `run.json` would say), heads, tables and similarity matrices make."""
+    return StudyRun(Path("study"), record, _as_read(heads, "heads", COLUMNS["heads"]), tables, arrays, examples)
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
@@ -276,3 +337,28 @@ def _model_name(path: object) -> str:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:160] or type(error).__name__
+
+
+def _as_read(table: pd.DataFrame, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
+    """The table as it comes back from its file: figures of a study and of its folder are then the same."""
+    return read_table(StringIO(table.to_csv(index=False)), columns=columns, name=f"the study's {name}")
+
+
+def _example(arrays: Mapping[str, Bytes], place: int, entry: Mapping[str, Any], run: AnalysisRun) -> Example:
+    texts = {side: str(entry["texts"][side]) for side in ("source", "target") if side in entry["texts"]}
+    subwords = {side: [str(subword) for subword in entry["subwords"][side]] for side in entry["subwords"]}
+    weights = {}
+    for site, counts in run.layout.items():
+        name = f"{place}/{site}"
+        if name in arrays:
+            weights[site] = arrays[name]
+            shape = tuple(len(subwords[side]) for side in sides_of(site, subwords))
+            if weights[site].shape != (sum(counts), *shape):
+                raise ValueError(f"{name} has shape {weights[site].shape}, not {(sum(counts), *shape)}")
+    return Example(int(entry["number"]), texts, subwords, weights)
+
+
+def sides_of(site: str, subwords: Mapping[str, Any]) -> tuple[str, str]:
+    """The sides of queries and keys of a site."""
+    text = "target" if "target" in subwords else "source"
+    return ("source" if site == "encoder-self" else text, text if site == "decoder-self" else "source")

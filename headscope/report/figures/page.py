@@ -1,0 +1,15 @@
+"""The page of any runs: what `headscope.report.page` gathers and writes."""
+
+from __future__ import annotations
+
+from headscope.report.registry import PlotFigure, Source
+
+REPORT = PlotFigure(
+    "report",
+    "One HTML page about runs, which works from disk: findings, maps, table, detail of every head, comparison.",
+    "headscope.report.page.gather:gather",
+    source=Source("RUN", "Directories that `headscope analyze`, `prune` or `train` wrote, in any order.", studies=True),
+    runs="together",
+    order=1000,
+    page=True,
+)

@@ -1,0 +1,165 @@
+"""Figures: what each file of `headscope/report/figures` declares, and what analyses and other packages add to these.
+
+Commands and help texts are made of the declarations, which are read without importing matplotlib (as those of analyses
+are, `headscope.engine.declarations`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from headscope.engine import declarations
+from headscope.engine.declarations import AnalysisFigure, analysis_figures, imported
+from headscope.errors import ConfigError
+from headscope.registry import Registry, unknown
+
+declarations.LIGHT.add(__name__)
+AFTER = 900  # where figures of other packages stand, unless they say it
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a figure is drawn from: how `--help` names it, and "module:function", which reads it from a path.
+
+    With `at_once` the function reads all paths together. Without a function the figure takes the paths themselves.
+    `studies` of Python (`headscope.report.readers.run.StudyRun`) are taken as they are, where there are such.
+    """
+
+    metavar: str
+    help: str
+    read: str = ""
+    at_once: bool = False
+    studies: bool = False
+
+
+RUN = Source(
+    "RUN",
+    "Directory that `headscope analyze --out` wrote.",
+    "headscope.report.readers.checkpoint:read_run",
+    studies=True,
+)
+RUNS = replace(RUN, help="Directories that `headscope analyze --out` wrote.")
+TRAINED = Source(
+    "RUN", "Directories that `headscope train --out` wrote.", "headscope.report.figures.training:load_history"
+)
+
+
+@dataclass(frozen=True)
+class PlotFigure(AnalysisFigure):
+    """A figure that is not of one analysis: `headscope plot NAME`, `hs.plot(runs, NAME)`, `study.plot(NAME)`.
+
+    It is drawn of `each` run alone, of any number `together` (`draw` takes a list), or of exactly so many (`draw` takes
+    one after the other). With `every_run` it is among the figures that `headscope analyze` draws, where a function of
+    the run says so, or always. `order` is its place in lists. A `page` is HTML: `draw` makes the report that
+    `headscope.report.page.write` writes.
+    """
+
+    source: Source = RUNS
+    runs: Literal["each", "together"] | int = "each"
+    every_run: Callable[[Any], bool] | str | bool = False
+    order: int = AFTER
+    page: bool = False
+    analysis: str = ""
+
+    def read(self, runs: Sequence[Any]) -> list[Any]:
+        """The runs that it is drawn of: paths are read, studies taken as they are; ConfigError for too many or few."""
+        wanted = 1 if self.runs == "each" else self.runs
+        if wanted != "together" and len(runs) != wanted:
+            number = {1: "one run", 2: "two runs"}.get(wanted, f"{wanted} runs")
+            raise ConfigError(f"the figure {self.name!r} is of {number}; {len(runs)} were given")
+        studies = [run for run in runs if not isinstance(run, Path)]
+        if studies and not self.source.studies:
+            raise ConfigError(f"the figure {self.name!r} is of runs on disk; {studies[0].name} is a study")
+        if not self.source.read:
+            return list(runs)
+        if self.source.at_once:
+            return list(imported(self.source.read)(runs))
+        others = {"from_pickle": self.from_pickle, "from_checkpoint": self.from_checkpoint}
+        readers = {name: imported(reader) for name, reader in others.items() if reader}
+        return [imported(self.source.read)(run, **readers) if isinstance(run, Path) else run for run in runs]
+
+    def drawn(self, runs: Sequence[Any], options: Any = None) -> Any:
+        """The matplotlib Figure (of a page: the report) of runs that were read; `options` is of the class `Options`."""
+        of = (runs,) if self.runs == "together" else runs
+        return imported(self.draw)(*of, **vars(options or self.Options()))
+
+    def is_of(self, run: Any) -> bool:
+        """Whether it is among the figures of a run that was analysed."""
+        if self.analysis:
+            ran = run.analyses
+            return ran is None or any(name.partition(".")[0] == self.analysis for name in ran)
+        return self.every_run if isinstance(self.every_run, bool) else bool(imported(self.every_run)(run))
+
+
+def plot_figures() -> dict[str, PlotFigure]:
+    """Every figure by its name, in their order; ConfigError where two have one name."""
+    figures = {}
+    for figure in sorted([*_declared(), *_of_analyses()], key=lambda figure: figure.order):
+        if figure.name in figures:
+            raise ConfigError(f"there are two figures {figure.name!r}; rename one of them")
+        figures[figure.name] = figure
+    return figures
+
+
+def find_figure(name: str) -> PlotFigure:
+    """A figure by its name; ConfigError for an unknown one."""
+    figures = plot_figures()
+    if name not in figures:
+        _files().names()  # says which package cannot be loaded
+        raise ConfigError(unknown("figure", name, list(figures)))
+    return figures[name]
+
+
+def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
+    """Draw the figures of a run whose tables it has, as PNG in its `figures` folder, replacing older ones.
+
+    Returns the files written, in order.
+    """
+    from headscope.report.layout.save import write_figure
+    from headscope.report.readers.run import MissingTable, load_run
+
+    run = load_run(run_dir)
+    written = []
+    for figure in plot_figures().values():
+        try:
+            if figure.is_of(run):
+                target = run.path / "figures" / f"{figure.stem}.png"
+                written.append(write_figure(figure.drawn([run]), target, dpi=dpi, force=True))
+        except MissingTable:
+            continue
+    return written
+
+
+def _of_analyses() -> Iterator[PlotFigure]:
+    kinds = {"from_checkpoint": ("CKPT", "checkpoints"), "from_pickle": ("PICKLE", "pickles that the MHR fork wrote")}
+    for analysis, figure in analysis_figures().values():
+        others = [words for name, words in kinds.items() if getattr(figure, name)]
+        metavar = "|".join([RUNS.metavar, *(word for word, _ in others)])
+        help = ", ".join([RUNS.help.rstrip("."), *(word for _, word in others)])
+        source = replace(RUNS, metavar=metavar, help=f"{help}.")
+        yield PlotFigure(**vars(figure), source=source, order=100, analysis=analysis)
+
+
+@lru_cache(maxsize=1)
+def _declared() -> tuple[PlotFigure, ...]:
+    sources = dict(_files().unread())
+    found: list[PlotFigure] = []
+    for module, path in sources.items():
+        if "PlotFigure(" in path.read_text(encoding="utf-8"):
+            try:
+                values = declarations.names_of_module(module, sources, "figure", declarations.Declaration)
+            except Exception:  # whatever its statements raise: they need what is not light
+                _files().names()
+                values = vars(importlib.import_module(module))
+            found += [value for value in values.values() if isinstance(value, PlotFigure)]
+    return tuple(found)
+
+
+def _files() -> Registry[Any]:
+    """The modules that declare figures, in the folder and by entry points."""
+    return Registry("figure", package="headscope.report.figures", group="headscope.figures")
