@@ -169,17 +169,19 @@ class Alignment(Analysis):
             return {}
         first = [sentence for sentence, _ in links.donors]
         texts = [each.source for each in first], [each.target or "" for each in first]
-        source, target = (
-            pad_side(self.checkpoint.encode(lines, side=side, limit=DEFAULT_LIMIT))
-            for lines, side in ((texts[0], "source"), (texts[1], "target"))
-        )
+        source = pad_side(self.checkpoint.encode(texts[0], side="source", limit=DEFAULT_LIMIT))
+        target = pad_side(self.checkpoint.encode(texts[1], side="target", limit=DEFAULT_LIMIT))
         keys = source.real & ~source.special
         plan = LinkedWords((source, target), keys, [each.number for each in first], self.checkpoint, links)
         return {name: plan.best_offset(name) for name in AHEAD}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         plain = ("source_coverage", "monotonicity", "final_punctuation", "end_of_sentence", "alignment_score")
-        report = AnalysisReport()
+        report = AnalysisReport(remarks=[] if self.links is None else [*self.links.remarks])
+        if self.unlocated:
+            report.remarks.append(
+                f"alignment: subwords of {self.unlocated} texts cannot be located; they have no words"
+            )
         columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
         tests, tables = LabelTests(self.options.min_instances), []
         for name in AHEAD:
@@ -203,12 +205,6 @@ class Alignment(Analysis):
 
     def add_state(self, state: Any) -> None:
         self.unlocated += state
-
-    def notes(self) -> list[str]:
-        notes = [] if self.links is None else list(self.links.remarks)
-        if self.unlocated:
-            notes.append(f"alignment: {self.unlocated} sentences are left out, whose subwords cannot be located")
-        return notes
 
     def signature(self) -> dict[str, str]:
         links = "none" if self.links is None else self.links.name

@@ -82,7 +82,8 @@ def word_of_subwords(text: str, spans: Sequence[Span | None]) -> list[int]:
     for start, end in (span or (0, 0) for span in spans):
         part = text[start:end]
         firsts.append(start + len(part) - len(part.lstrip()) if part.strip() else -1)
-    return (np.searchsorted(starts, firsts, side="right") - 1).tolist()
+    words_of: list[int] = (np.searchsorted(starts, firsts, side="right") - 1).tolist()
+    return words_of
 
 
 class Cells(NamedTuple):
@@ -136,8 +137,8 @@ class Aligner:
         order = np.lexsort((sizes[0], sizes[1]))
         links: list[Links] = [Links(np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=bool))] * len(pairs)
         for chunk in _chunks(order, sizes):
-            padded = [_padded([sides[side][number] for number in chunk]) for side in (0, 1)]
-            linked = self._linked(*padded, sizes[:, chunk])  # [b m n]
+            padded_source, padded_target = (_padded([side[number] for number in chunk]) for side in sides)
+            linked = self._linked(padded_source, padded_target, sizes[:, chunk])  # [b m n]
             row, target, source = np.nonzero(linked)
             ends = np.searchsorted(row, np.arange(len(chunk) + 1))
             found = np.stack([source, target], axis=1)
@@ -247,13 +248,14 @@ def _fit(
     return fitted
 
 
-def _variational(counts: Floats, totals: Floats, kinds: Ints) -> Floats:
+def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
     """exp ψ(count + α) / exp ψ(total + α · kinds): probabilities in which rare pairs are discounted."""
     above, below = (
         torch.digamma(torch.as_tensor(part, dtype=torch.float64)).numpy()
         for part in (counts + ALPHA, totals + ALPHA * kinds)
     )
-    return np.exp(above - below)
+    shares: Floats = np.exp(above - below)
+    return shares
 
 
 def _chunks(order: Ints, sizes: Ints) -> Iterator[list[int]]:
@@ -296,8 +298,8 @@ def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
         links[growing] = here
         growing = growing[here.sum(axis=(1, 2)) > before]
     for direction in (forward, backward):
-        free = direction & ~links.any(axis=2, keepdims=True) & ~links.any(axis=1, keepdims=True)
-        links = links | _first(_first(free, 2), 1)
+        alone = direction & ~links.any(axis=2, keepdims=True) & ~links.any(axis=1, keepdims=True)
+        links = links | _first(_first(alone, 2), 1)
     return links
 
 

@@ -130,13 +130,14 @@ def links_of(
 
     ConfigError for options that do not go together, DataError for files that do not fit.
     """
-    if (training[0] is None) != (training[1] is None):
+    source, target = training
+    if (source is None) != (target is None):
         raise ConfigError("--align-corpus and --align-target are the two sides of a text; give both")
-    if path is not None and training[0] is not None:
+    if path is not None and source is not None:
         raise ConfigError("--alignments has the links, --align-corpus is to train an aligner that makes some; give one")
     if path is not None:
         return _given(corpus, path, first)
-    pairs = _parallel(*training) if training[0] and training[1] else _text(corpus)
+    pairs = _text(corpus) if source is None or target is None else _parallel(source, target)
     lines = list(islice(pairs, LEAST_PAIRS))
     if len(lines) < LEAST_PAIRS:
         advice = "give --alignments FILE, or --align-corpus and --align-target, the text that the model was trained on"
@@ -144,7 +145,7 @@ def links_of(
             f"alignment: {len(lines)} parallel lines are too few to align words, {LEAST_PAIRS:,} are needed; {advice}"
         )
         return SentenceLinks(corpus, remarks=[remark])
-    where = "the text" if training[0] is None else training[0].name
+    where = "the text" if source is None else source.name
     chosen = aligner if aligner != "auto" else "systran" if has_systran() else "own"
     made, count = (Systran.train if chosen == "systran" else train)(_chain(lines, pairs))
     return SentenceLinks(corpus, name=f"{chosen}({where}:{count})", aligner=made)
@@ -261,10 +262,11 @@ class LinkedWords:
         found: tuple[list[Ints], list[Ints]] = ([], [])
         sure = []
         for row, (own, other) in enumerate(zip(links.of(sentences), links.of_others(sentences), strict=True)):
-            inside = [np.isin(own.pairs[:, side], words[side][row]) for side in (0, 1)]
-            sure.append(own.sure[inside[0] & inside[1]])
-            for keys, pairs in zip(found, (own.pairs[inside[0] & inside[1]], other), strict=True):
-                keys.append((row * self.targets + pairs[:, 1]) * self.stride + pairs[:, 0])
+            for kept, pairs in zip(found, (own.pairs, other), strict=True):
+                inside = np.isin(pairs[:, 0], words[0][row]) & np.isin(pairs[:, 1], words[1][row])
+                kept.append((row * self.targets + pairs[inside, 1]) * self.stride + pairs[inside, 0])
+                if pairs is own.pairs:
+                    sure.append(own.sure[inside])
         keys, order = np.unique(np.concatenate(found[0]), return_index=True)
         device = self.source_word.device
         self.possible = torch.from_numpy(keys).to(device)
