@@ -35,7 +35,7 @@ def links_of(corpus: Corpus, seed: int = 3) -> list[tuple[alignment.Links, align
     found = []
     for sentence in corpus:
         n, m = len(sentence.source.split()), len((sentence.target or "").split())
-        drawn = {(luck.randrange(n), luck.randrange(m)) for _ in range(luck.choice([0, 3, 7, 11]))}
+        drawn: alignment.Links = {(luck.randrange(n), luck.randrange(m)) for _ in range(luck.choice([0, 3, 7, 11]))}
         sure = {link for link in drawn if luck.random() < 0.7}
         found.append((sure, drawn - sure))
     return found
@@ -66,7 +66,7 @@ def test_shares_and_error_rates_are_those_of_the_oracle(
     path = written(tmp_path / "links", links, first=first)
     monkeypatch.setattr(plan, "batches", other_way_round)  # padding anywhere
     found = study(checkpoint, corpus, alignments=path, alignments_first=first)
-    table = found.tables["alignment"].set_index(["layer", "head", "relation"])
+    table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
     for place in [place for place in checkpoint.layout if place[0] is Site.CROSS]:
         for head in range(3):
             for name in alignment.AHEAD:
@@ -112,7 +112,8 @@ def looking(heads: HeadBatch, at: torch.Tensor) -> HeadBatch:
 @pytest.mark.parametrize(("share", "labelled"), [(0.9, True), (0.6, True), (0.1, False)])
 def test_a_head_that_is_aligned_gets_its_share(tmp_path: Path, share: float, labelled: bool) -> None:
     """Words of one piece, translated in random order: head 1 looks at the right one in this share of the positions."""
-    luck, lines, links = random.Random(5), [], []
+    luck, lines = random.Random(5), []
+    links: list[tuple[alignment.Links, alignment.Links]] = []
     for number in range(101):
         words = [luck.choice(tiny.WORDS) for _ in range(luck.randint(5, 13))]
         order = luck.sample(range(len(words)), len(words))
@@ -132,7 +133,7 @@ def test_a_head_that_is_aligned_gets_its_share(tmp_path: Path, share: float, lab
 
     checkpoint = tiny.checkpoint("t5", 7)
     found = study(checkpoint, corpus, Made, alignments=written(tmp_path / "links", links))
-    table = found.tables["alignment"].set_index(["layer", "head", "relation"])
+    table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
     for layer in range(3):
         assert table.loc[(layer, 1, "predicted")].share == pytest.approx(share, abs=0.02 + 0.02 * (share != 0.9))
         labels = found.labels.get(HeadId(Site.CROSS, layer, 1), [])

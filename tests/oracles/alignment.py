@@ -22,13 +22,15 @@ def words_of(pieces: Sequence[str], special: Sequence[bool]) -> list[int | None]
 
 def looks(seen: Seen, place: Place, head: int, name: str, words: tuple[list[int | None], list[int | None]]) -> Links:
     """(position, source word, target word) without positions that are about no word."""
-    found = set()
+    found: Links = set()
     keys = seen.keys(place[0], False)
     for t, row in enumerate(seen.calls[place].weights[head].tolist()):
         about = words[1][t + AHEAD[name]] if t + AHEAD[name] < len(words[1]) else None
         best = max(keys, key=lambda s: (row[s], -s))
         if about is not None:
-            found.add((t, words[0][best], about))
+            word = words[0][best]
+            assert word is not None
+            found.add((t, word, about))
     return found
 
 
