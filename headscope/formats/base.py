@@ -190,8 +190,8 @@ class Checkpoint(ABC):
         return "is the text in the language, script and case that the vocabulary was made for?"
 
     @abstractmethod
-    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
-        """Character span in `text` of every id; None for special ids, None overall if they do not fit."""
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
+        """Span in `text` of every id of a side; None for special ids, None overall if they do not fit."""
 
     @abstractmethod
     def subwords(self, ids: Sequence[int]) -> list[str]:

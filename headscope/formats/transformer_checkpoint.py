@@ -110,8 +110,8 @@ class TransformerCheckpoint(Checkpoint):
         vocabulary = self._side("target")
         return [[*vocabulary.encode(text), vocabulary.end][:limit] for text in texts]
 
-    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
-        return self._side("source").spans(text, ids)
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
+        return self._side(side).spans(text, ids)
 
     def subwords(self, ids: Sequence[int]) -> list[str]:
         vocabulary = self._side("source")

@@ -158,7 +158,7 @@ class HuggingFaceCheckpoint(Predicting):
         named = (self.config, "decoder_start_token_id"), (decoder, "decoder_start_token_id"), (decoder, "bos_token_id")
         return next((number for of, name in named if (number := getattr(of, name, None)) is not None), None)
 
-    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
         return subword_spans(self._tokenizer(), text, ids)
 
     def subwords(self, ids: Sequence[int]) -> list[str]:

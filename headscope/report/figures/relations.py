@@ -32,6 +32,21 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
     labels = chosen_labels(table, most)
     if not labels:
         raise ConfigError(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")
+    left_out = table["label"].nunique() - len(labels)
+    words = ("Accuracy of heads on syntactic relations", "accuracy")
+    return _figure(run, table, labels, words, _entries(), note=f" · {left_out} rows not shown" if left_out else "")
+
+
+def _figure(
+    run: AnalysisRun,
+    table: pd.DataFrame,
+    labels: list[str],
+    words: tuple[str, str],
+    entries: list[tuple[str, str, str]],
+    *,
+    note: str = "",
+) -> Figure:
+    """Labels × heads of every layer, with a title and a name of the shade in `words`."""
     heads = max((count for counts in run.layout.values() for count in counts), default=1)
     gutter = max(text_width(label, TICK) for label in labels) + 0.12
     pitch = cell_pitch(PITCH, heads + 2, besides=gutter + 0.1 + BAR)
@@ -40,13 +55,12 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
     counted = set(zip(table["site"], table["layer"], strict=True))
     panels = Panels.plan(run, size, widest=widest(13.9, besides=BAR), only=counted)
     page_width = panels.flow.width + BAR
-    legend = Legend.plan(_entries(), widest(page_width))
-    left_out = table["label"].nunique() - len(labels)
+    legend = Legend.plan(entries, widest(page_width))
     page = Page(
         page_width,
         panels.flow.height + legend.height,
-        title="Accuracy of heads on syntactic relations",
-        subtitle=f"{run.model} · {run.data}" + (f" · {left_out} rows not shown" if left_out else ""),
+        title=words[0],
+        subtitle=f"{run.model} · {run.data}{note}",
         footer=run.signature,
     )
     norm = Normalize(0, 1)
@@ -59,9 +73,17 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
         axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     height = min(len(labels) * PITCH, 2.0)
-    page.color_bar(panels.flow.width + 0.08, ABOVE, height, bar, label="accuracy")
+    page.color_bar(panels.flow.width + 0.08, ABOVE, height, bar, label=words[1])
     legend.draw(page, panels.flow.height)
     return page.finished()
+
+
+def aligned_words(run: AnalysisRun) -> Figure:
+    """How often every cross head looks at the word that is aligned with the predicted, the fed and the next one."""
+    table = run.table("alignment", "relation", "share", "baseline_diagonal")
+    table = table.rename(columns={"relation": "label", "share": "accuracy", "baseline_diagonal": "baseline"})
+    words = ("Share of positions at which cross heads look at the aligned word", "share")
+    return _figure(run, table.assign(margin=np.nan), ["predicted", "fed", "next"], words, _aligned_entries())
 
 
 def chosen_labels(table: pd.DataFrame, most: int) -> list[str]:
@@ -109,4 +131,11 @@ def _entries() -> list[tuple[str, str, str]]:
         ("●", "", "head at least 10 points above the baseline"),
         (">", "", "from head word to dependent (verb to subject)"),
         ("<", "", "from dependent to head word"),
+    ]
+
+
+def _aligned_entries() -> list[tuple[str, str, str]]:
+    return [
+        ("b", "", "baseline: the key on the diagonal"),
+        ("fed", "", "the word that the position reads; predicted and next: the one and the two after"),
     ]

@@ -1,0 +1,308 @@
+"""Alignment of cross heads: how often a head looks at the source word that belongs to a target word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.bootstrap import Array, Estimate, Ratio, interval
+from headscope.config import LabelOptions, option
+from headscope.data.batching import DEFAULT_LIMIT
+from headscope.data.corpus import Corpus
+from headscope.data.encoded import pad_side
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
+from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import above_chance, share_p
+from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+
+SHARE, TIMES = 0.4, 2.0
+LABELLED = ("predicted", "fed")
+
+
+@dataclass(frozen=True)
+class AlignmentOptions(LabelOptions):
+    """Options of `alignment`."""
+
+    alignments: Path | None = option(
+        None,
+        "Which words belong together: a line of links i-j (i?j: possible), source-target, for each line of the text.",
+        metavar="FILE",
+        refuse_idle=True,
+    )
+    alignments_first: int = option(
+        0, "Number of the first word in --alignments, 0 or 1.", metavar="N", minimum=0, maximum=1, refuse_idle=True
+    )
+    align_corpus: Path | None = option(
+        None,
+        "Parallel corpus to train the aligner on, its source lines (.gz too); default: the text itself.",
+        metavar="FILE",
+        refuse_idle=True,
+    )
+    align_target: Path | None = option(None, "The target lines of --align-corpus.", metavar="FILE", refuse_idle=True)
+    aligner: Literal["auto", "own", "systran"] = option(
+        "auto",
+        "What aligns without --alignments; auto: systran-align where it is installed, else our own.",
+        refuse_idle=True,
+    )
+
+
+@analysis
+class Alignment(Analysis):
+    """Share of decoder positions whose largest weight is on a source word that is aligned with a target word.
+
+    The decoder's position t is fed token y[t] and predicts y[t+1]: `aligned_predicted` is about the word of y[t+1],
+    `aligned_fed` about that of y[t], `aligned_next` about that of y[t+2]. Positions count whose word has a link; the
+    start is one of them. Words are what whitespace separates; a subword is of the word it begins in. Links are those
+    of `--alignments` (Pharaoh format), or of an aligner trained on `--align-corpus` or on the text itself, if it has
+    1,000 lines: systran-align where that is installed, else fast_align's model (Dyer et al. 2013, both directions,
+    grow-diag-final-and).
+
+    `aer_…` is the alignment error rate of Och & Ney (2003), 1 − (|A∩S| + |A∩P|) / (|A| + |S|), over words: A pairs
+    the word with the argmax of each of its positions, S are sure links of words that positions are about, P sure and
+    possible ones. alignment.csv has precision |A∩P| / |A| and recall |A∩S| / |S| as well.
+    `source_coverage` is the share of source words that are the argmax of some position, `monotonicity` the share of
+    moves of the argmax, from one position to the next, that go to the right. `final_punctuation` and
+    `end_of_sentence` are mean weights there. `alignment_score` needs no links: (Σ_t‖w_t‖₂ + Σ_s‖w_s‖₂) / (t + s) over
+    rows and columns of the weights (Whisper's heads, arXiv 2509.09987); 1 where every token has one of its own.
+
+    A head is labelled `aligned:predicted` or `aligned:fed` if the share is at least 0.4, and if it finds the words that
+    no position gives away: at hard positions, where neither the key at the best fixed offset (of ±64, that of the first
+    256 sentences) nor the key on the diagonal is aligned, its share is at least twice that of each baseline: its own
+    argmax against the links of another sentence (of the first 256 the one nearest in length, word i of n at the place
+    i/n), and even weight. Of all positions the twofold of a fixed offset or the diagonal cannot be asked: between
+    languages of like order they are right at half of them. On the evidence of `headscope.engine.evidence.labels`: a
+    test for every head and both labels, whose p is the largest of the three.
+    """
+
+    name = "alignment"
+    reads = "statistics"
+    order = 65
+    summary = "share of positions whose largest weight is on the aligned source word"
+    measures = (
+        Measure("aligned_predicted", "argmax on the source of the next word", range=(0, 1)),
+        Measure("aligned_fed", "argmax on the source of the word read", range=(0, 1)),
+        Measure("aligned_next", "argmax on the source of the word after", range=(0, 1)),
+        Measure("aer_predicted", "alignment error rate, predicted word", range=(0, 1)),
+        Measure("aer_fed", "alignment error rate, word read", range=(0, 1)),
+        Measure("aer_next", "alignment error rate, word after", range=(0, 1)),
+        Measure("source_coverage", "source words looked at", range=(0, 1)),
+        Measure("monotonicity", "moves to the right", range=(0, 1)),
+        Measure("final_punctuation", "weight on final punctuation", range=(0, 1)),
+        Measure("end_of_sentence", "weight on the end of the source", range=(0, 1)),
+        Measure("alignment_score", "unsupervised alignment score", range=(0, 1)),
+    )
+    functions = (HeadFunction("aligned", "⇄", "A", "#117733", "aligned: looks at the word's translation", order=4),)
+    figures = (
+        AnalysisFigure(
+            "alignment",
+            "Share of positions at which cross heads look at the aligned word, beside the baseline.",
+            "headscope.report.figures.relations:aligned_words",
+        ),
+    )
+    sites = frozenset({Site.CROSS})
+    Options = AlignmentOptions
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.links: SentenceLinks | None = None
+        self.offsets: dict[str, int] = {}
+        self.unlocated = 0
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        """Keep the checkpoint, which says where subwords are in a text."""
+        self.checkpoint = checkpoint
+
+    def read(self, corpus: Corpus) -> None:
+        """Read the links, or train the aligner."""
+        given = self.options
+        self.links = links_of(
+            corpus,
+            given.alignments,
+            first=given.alignments_first,
+            training=(given.align_corpus, given.align_target),
+            aligner=given.aligner,
+        )
+        self.offsets = self._offsets(self.links)
+
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
+        plan: LinkedWords = heads.of_batch.get("alignment plan", heads.batch, lambda: self._plan(heads))
+        argmax = heads.argmax_position  # [b h t]
+        queries = heads.queries
+        moves = argmax.diff(dim=-1) * (queries[:, 1:] & queries[:, :-1])[:, None]
+        ratios = {
+            "alignment_score": _score(heads),
+            "monotonicity": Ratio((moves > 0).sum(-1).float(), (moves != 0).sum(-1).float()),
+        }
+        on_end = heads.weight_on(plan.ends)  # [b h t 2]
+        for number, name in enumerate(("final_punctuation", "end_of_sentence")):
+            ratios[name] = heads.over_queries(on_end[..., number])
+        words = plan.source_word[:, None].expand(-1, argmax.shape[1], -1).gather(-1, argmax)  # [b h t]
+        seen = torch.where(queries[:, None], words, -1)
+        ratios["source_coverage"] = Ratio(distinct(seen).sum(-1).float(), plan.source_words[:, None])
+        for name, offset in self.offsets.items():
+            ratios |= plan.relation(name, words, offset)
+            if not plan.counted:  # the same for every layer: kept once, at the first
+                ratios |= plan.baselines(name, offset)
+        plan.counted = True
+        return ratios
+
+    def _plan(self, heads: HeadBatch) -> LinkedWords:
+        assert self.links is not None
+        sides, numbers = (heads.key_side, heads.query_side), heads.batch.indices.tolist()
+        plan = LinkedWords(sides, heads.keys, numbers, self.checkpoint, self.links)
+        self.unlocated += plan.unlocated
+        return plan
+
+    def _offsets(self, links: SentenceLinks) -> dict[str, int]:
+        """The best fixed offset of each relation on the first sentences; nothing where there are no links."""
+        if not links.donors:
+            return {}
+        first = [sentence for sentence, _ in links.donors]
+        texts = [each.source for each in first], [each.target or "" for each in first]
+        source = pad_side(self.checkpoint.encode(texts[0], side="source", limit=DEFAULT_LIMIT))
+        target = pad_side(self.checkpoint.encode(texts[1], side="target", limit=DEFAULT_LIMIT))
+        keys = source.real & ~source.special
+        plan = LinkedWords((source, target), keys, [each.number for each in first], self.checkpoint, links)
+        return {name: plan.best_offset(name) for name in AHEAD}
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        plain = ("source_coverage", "monotonicity", "final_punctuation", "end_of_sentence", "alignment_score")
+        report = AnalysisReport(remarks=[] if self.links is None else [*self.links.remarks])
+        if self.unlocated:
+            report.remarks.append(
+                f"alignment: subwords of {self.unlocated} texts cannot be located; they have no words"
+            )
+        columns: dict[str, dict[tuple[Site, int], Estimate]] = {}
+        tests, tables = LabelTests(self.options.min_instances), []
+        for name in AHEAD:
+            for place in aggregates.site_layers(f"aligned_{name}"):
+                found = _Relation.of(aggregates, name, place, self.offsets[name])
+                columns.setdefault(f"aligned_{name}", {})[place] = found.share
+                columns.setdefault(f"aer_{name}", {})[place] = found.aer
+                tables.append(found.table())
+                if name in LABELLED:
+                    found.test(tests)
+        tests.conclude(report)
+        order = [f"{kind}_{name}" for kind in ("aligned", "aer") for name in AHEAD]
+        report.columns = [Column(name, columns[name]) for name in order if name in columns]
+        report.columns += [aggregates.column(name) for name in plain if aggregates.site_layers(name)]
+        if tables:
+            report.tables["alignment"] = pd.concat(tables, ignore_index=True)
+        return report
+
+    def state(self) -> Any:
+        return self.unlocated
+
+    def add_state(self, state: Any) -> None:
+        self.unlocated += state
+
+    def signature(self) -> dict[str, str]:
+        links = "none" if self.links is None else self.links.name
+        return {"links": links, **evidence_signature(self.options)}
+
+
+def _score(heads: HeadBatch) -> Ratio:
+    """Norms of rows and of columns of the weights on counted keys, over how many there are of both."""
+    rows = columns = torch.zeros((), device=heads.context.device)
+    for block in heads.in_blocks():
+        squares = block.weights.square() * block.keys[:, None, None] * block.queries[:, None, :, None]
+        rows = rows + squares.sum(-1).sqrt().sum(-1)  # [b h]
+        columns = columns + squares.sum(2)  # [b h s]
+    count = (heads.queries.sum(-1) + heads.keys.sum(-1) * heads.queries.any(-1)).to(rows.dtype)
+    return Ratio(rows + columns.sqrt().sum(-1), count[:, None])
+
+
+@dataclass(frozen=True)
+class _Relation:
+    """Numbers [h] of one relation at one (site, layer): shares, baselines, error rates; sums of sentences [g …]."""
+
+    name: str
+    site_layer: tuple[Site, int]
+    share: Estimate
+    hard_share: Estimate
+    baselines: dict[str, Array]
+    offset: int
+    aer: Estimate
+    precision: Estimate
+    recall: Estimate
+    hits: tuple[Tensor, Tensor]
+    hard: tuple[Tensor, Tensor]
+    by_chance: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, aggregates: Aggregates, name: str, site_layer: tuple[Site, int], offset: int) -> _Relation:
+        """From the sums of a run."""
+        first = aggregates.site_layers(f"others_{name}")[0]
+        hits = aggregates.by_sentence(f"aligned_{name}", site_layer)  # [g h], [g 1]
+        hard = aggregates.by_sentence(f"hard_aligned_{name}", site_layer)
+        fixed = [part[:, None] for part in aggregates.by_sentence(f"others_{name}", first)[0].unbind(dim=-1)]
+        shuffled, hard_shuffled = (aggregates.by_sentence(f"{h}shuffled_{name}", site_layer)[0] for h in ("", "hard_"))
+        hard_even = aggregates.by_sentence(f"hard_even_{name}", first)[0]
+        by_all = dict(zip(("offset", "diagonal", "even", "shuffled"), (*fixed, shuffled), strict=True))
+        by_hard = {"hard_even": hard_even, "hard_shuffled": hard_shuffled}
+        baselines = {
+            kind: (part.sum(dim=0) / count.sum(dim=0)).expand(hits[0].shape[1]).numpy()
+            for count, parts in ((hits[1], by_all), (hard[1], by_hard))
+            for kind, part in parts.items()
+        }
+        sizes, due = aggregates.bootstrap.sums(aggregates.group_sums(f"links_{name}", site_layer))  # [1+r h 3]
+        (links, on_sure, on_link), sure = sizes.unbind(dim=-1), due[..., 0]
+        return cls(
+            name,
+            site_layer,
+            aggregates.ratio(f"aligned_{name}", *site_layer),
+            aggregates.ratio(f"hard_aligned_{name}", *site_layer),
+            baselines,
+            offset,
+            interval(1 - (on_sure + on_link) / (links + sure)),
+            interval(on_link / links),
+            interval(on_sure / sure),
+            hits,
+            hard,
+            by_hard,
+        )
+
+    def test(self, tests: LabelTests) -> None:
+        """A test of every head: the share, and at hard positions against both baselines."""
+        p = [share_p(*self.hits, threshold=SHARE)]
+        chance = np.max([self.baselines[kind] for kind in self.by_chance], axis=0)
+        for by_chance in self.by_chance.values():
+            p.append(
+                above_chance(self.hard[0], by_chance.expand_as(self.hard[0]), self.hard[1], threshold=0, times=TIMES)[0]
+            )
+        better = self.hard_share.value >= TIMES * chance
+        tests.add(
+            self.site_layer,
+            f"aligned_{self.name}",
+            f"aligned:{self.name}",
+            self.share,
+            np.max(p, axis=0),
+            threshold=np.where(better, SHARE, np.inf),
+            counts=self.hits[1],
+            baseline=chance,
+        )
+
+    def table(self) -> pd.DataFrame:
+        """One row for each head."""
+        columns: dict[str, Any] = {
+            "site": self.site_layer[0].value,
+            "layer": self.site_layer[1],
+            "head": np.arange(len(self.share.value)),
+            "relation": self.name,
+            "positions": int(self.hits[1].sum()),
+        }
+        for name in ("share", "hard_share", "precision", "recall", "aer"):
+            estimate = getattr(self, name)
+            columns |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        columns |= {f"baseline_{name}": value for name, value in self.baselines.items()}
+        return pd.DataFrame(columns | {"offset": self.offset, "hard_positions": int(self.hard[1].sum())})

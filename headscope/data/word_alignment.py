@@ -1,0 +1,356 @@
+"""Which word translates which: links from a file (Pharaoh format), or by an aligner trained on parallel text.
+
+Words are what whitespace separates. The aligner is fast_align's model (Dyer, Chahuneau & Smith 2013: IBM model 2 whose
+prior prefers the diagonal, λ fitted, lexical probabilities by variational Bayes), in both directions, joined by
+grow-diag-final-and (Koehn et al. 2003). All tokens of all sentences
+are laid out flat, one cell for each pair of a source and a target word, so that there are loops over iterations and
+chunks of sentences only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headscope.data.offsets import Span
+from headscope.errors import ConfigError, DataError
+from headscope.files.lines import raw_lines
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+Pair = tuple[str, str]
+
+ITERATIONS, NULL, TENSION, ALPHA = 4, 0.08, 4.0, 0.01  # as fast_align has them
+UNSEEN = 1e-9
+STEPS, RATE, BOUNDS = 8, 20.0, (0.1, 14.0)  # of λ, at the end of every iteration but the first
+CELLS = 8_000_000  # pairs of words that the aligner is trained on at most
+LONGEST = 120  # words of a sentence that it is trained on
+CHUNK = 1_000_000  # padded cells that are aligned at a time
+LINK = re.compile(r"(\d+)([-?])(\d+)")
+
+
+class Links(NamedTuple):
+    """The links of a sentence [n 2], source word and target word from 0; which of them are `sure` [n]."""
+
+    pairs: Ints
+    sure: Bools
+
+
+def read_links(path: Path, *, first: int = 0) -> Iterator[Links]:
+    """Links of every line of a file: `0-0 1-2`, or `1?2` for a possible one; an empty line is a sentence without.
+
+    `first` is the number of the first word, 0 or 1. DataError names the line of what is no link.
+    """
+    for number, raw in enumerate(raw_lines(path), start=1):
+        fields = raw.decode("utf-8", errors="replace").lstrip("\ufeff").split()
+        found = [LINK.fullmatch(field) for field in fields]
+        for field, match in zip(fields, found, strict=True):
+            if match is None or min(int(match[1]), int(match[3])) < first:
+                allowed = f"i-j or i?j, words counted from {first}"
+                raise DataError(f"{path}:{number}: {field!r} is no link; links are {allowed} (--alignments-first)")
+        pairs = [(int(match[1]) - first, int(match[3]) - first) for match in found if match]
+        sure = [match[2] == "-" for match in found if match]
+        yield Links(np.array(pairs, dtype=np.int64).reshape(-1, 2), np.array(sure, dtype=bool))
+
+
+def check_links(links: Links, sizes: tuple[int, int], *, where: str, first: int) -> None:
+    """DataError where a link names a word that a sentence of so many source and target words has not."""
+    beyond = links.pairs >= np.array(sizes)
+    if beyond.any():
+        source, target = links.pairs[beyond.any(axis=1)][0] + first
+        other = f"; are words counted from {1 - first} (--alignments-first {1 - first})?" if first == 0 else ""
+        raise DataError(
+            f"{where}: link {source}-{target}, and the lines have {sizes[0]} and {sizes[1]} words at spaces{other}"
+        )
+
+
+def word_of_subwords(text: str, spans: Sequence[Span | None]) -> list[int]:
+    """The number of the word that each subword begins in, −1 for subwords without a span or of whitespace alone."""
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    starts = np.array([start for start, _ in words] or [0])
+    firsts = []
+    for start, end in (span or (0, 0) for span in spans):
+        part = text[start:end]
+        firsts.append(start + len(part) - len(part.lstrip()) if part.strip() else -1)
+    words_of: list[int] = (np.searchsorted(starts, firsts, side="right") - 1).tolist()
+    return words_of
+
+
+class Cells(NamedTuple):
+    """Every pair of a source and a target word of the same sentence, target by target.
+
+    `words` are their numbers [c] in the text, source and target; `feature` [c] is −|i/n − j/m|, both counted from 1,
+    and `earlier` the same with source words, or target words, counted from 0.
+    """
+
+    words: tuple[Ints, Ints]
+    feature: Floats
+    earlier: tuple[Floats, Floats]
+
+    @classmethod
+    def of(cls, lengths: Ints) -> Cells:
+        """From the numbers of source and target words of every sentence [n 2]."""
+        sizes = lengths.prod(axis=1)
+        n, m, first_source, first_target, first = (
+            np.repeat(each, sizes)
+            for each in (*lengths.T, *(lengths.cumsum(axis=0) - lengths).T, sizes.cumsum() - sizes)
+        )
+        j, i = np.divmod(np.arange(len(first)) - first, n)
+        apart = (i + 1) / n - (j + 1) / m
+        return cls(
+            (first_source + i, first_target + j), -np.abs(apart), (-np.abs(apart - 1 / n), -np.abs(apart + 1 / m))
+        )
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction's parameters: t(word | other word) [p] of pairs of types, t(word | nothing) [v], and λ."""
+
+    pairs: Floats
+    null: Floats
+    tension: float
+
+
+@dataclass(frozen=True)
+class Aligner:
+    """A trained aligner: types of words by side, known pairs of types (sorted keys), parameters of both directions."""
+
+    types: tuple[dict[str, int], dict[str, int]]
+    keys: Ints
+    forward: Direction
+    backward: Direction
+
+    def align(self, pairs: Sequence[Pair]) -> list[Links]:
+        """The links of parallel lines, all of them sure."""
+        sides = [[[self._known(word, side) for word in pair[side].split()] for pair in pairs] for side in (0, 1)]
+        sizes = np.array([[len(words) for words in side] for side in sides]).reshape(2, -1)
+        order = np.lexsort((sizes[0], sizes[1]))
+        links: list[Links] = [Links(np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=bool))] * len(pairs)
+        for chunk in _chunks(order, sizes):
+            padded_source, padded_target = (_padded([side[number] for number in chunk]) for side in sides)
+            linked = self._linked(padded_source, padded_target, sizes[:, chunk])  # [b m n]
+            row, target, source = np.nonzero(linked)
+            ends = np.searchsorted(row, np.arange(len(chunk) + 1))
+            found = np.stack([source, target], axis=1)
+            for line, number in enumerate(chunk):
+                own = found[ends[line] : ends[line + 1]]
+                links[number] = Links(own, np.ones(len(own), dtype=bool))
+        return links
+
+    def _known(self, word: str, side: int) -> int:
+        return self.types[side].get(word, len(self.types[side]))
+
+    def _linked(self, source: Ints, target: Ints, sizes: Ints) -> Bools:
+        """Words [b n] and [b m], padded, of so many words [2 b]: the links of both directions together [b m n]."""
+        n, m = sizes[0][:, None, None], sizes[1][:, None, None]
+        i, j = np.arange(source.shape[1])[None, None], np.arange(target.shape[1])[None, :, None]
+        real = (i < n) & (j < m)  # [b m n]
+        feature = np.where(real, -np.abs((i + 1) / n - (j + 1) / m), -np.inf)
+        key = source[:, None, :] * (len(self.types[1]) + 1) + target[:, :, None]
+        place = np.minimum(np.searchsorted(self.keys, key), len(self.keys) - 1)
+        known = self.keys[place] == key
+        best = []
+        for direction, words, axis in ((self.forward, target, 2), (self.backward, source, 1)):
+            prior = np.exp(feature * direction.tension)
+            prior *= (1 - NULL) / np.maximum(prior.sum(axis=axis, keepdims=True), 1e-300)
+            score = np.where(known, direction.pairs[place], UNSEEN) * prior
+            null = np.append(direction.null, UNSEEN)[words] * NULL
+            chosen = np.zeros(real.shape, dtype=bool)
+            np.put_along_axis(chosen, score.argmax(axis=axis, keepdims=True), True, axis=axis)
+            best.append(chosen & real & (score > np.expand_dims(null, axis)))
+        return grow_diag_final_and(*best)
+
+
+def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
+    """An aligner of parallel lines, and how many it was trained on: the first that have `CELLS` pairs of words."""
+    types: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    words: tuple[list[int], list[int]] = ([], [])
+    sizes: list[tuple[int, int]] = []
+    cells = 0
+    for pair in pairs:
+        split = [line.split() for line in pair]
+        n, m = map(len, split)
+        if max(n, m) > LONGEST:
+            continue
+        cells += n * m
+        if cells > CELLS:
+            break
+        sizes.append((n, m))
+        for of_side, numbers, side in zip(types, words, split, strict=True):
+            numbers += [of_side.setdefault(word, len(of_side)) for word in side]
+    lengths = np.array(sizes, dtype=np.int64).reshape(-1, 2)
+    source, target = (np.array(side, dtype=np.int64) for side in words)
+    layout = Cells.of(lengths)
+    keys = source[layout.words[0]] * (len(types[1]) + 1) + target[layout.words[1]]
+    keys, pair_of = np.unique(keys, return_inverse=True)
+    shapes, count = np.unique(lengths, axis=0, return_counts=True)
+    of_shapes = Cells.of(shapes)
+    both = np.divmod(keys, len(types[1]) + 1)
+    directions = []
+    for own, tokens in ((1, target), (0, source)):
+        shape = _Shapes(of_shapes.feature, of_shapes.words[own], np.repeat(count, shapes[:, own]) / len(tokens))
+        directions.append(
+            _fit(layout.feature, layout.earlier[own], pair_of, layout.words[own], tokens, both[1 - own], shape)
+        )
+    return Aligner(types, keys, *directions), len(sizes)
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """Sentences of every size once: features [c], words [c], and the share of all words [w] that each stands for."""
+
+    feature: Floats
+    word: Ints
+    share: Floats
+
+    def expected(self, tension: float) -> float:
+        """The mean feature under the prior of a word that comes from another."""
+        prior = np.exp(self.feature * tension)
+        total, featured = (np.bincount(self.word, part, len(self.share)) for part in (prior, prior * self.feature))
+        return float(self.share @ (featured / total))
+
+
+def _fit(
+    feature: Floats, earlier: Floats, pair: Ints, word: Ints, types: Ints, given: Ints, shapes: _Shapes
+) -> Direction:
+    """EM for t(word | other): cells [c] with their pair of types and their word, the words' types, the pairs' others.
+
+    λ climbs the gradient of the likelihood: features expected under the posterior less those under the prior. As in
+    fast_align the former count a word's position from 0 (`earlier`), which keeps λ from growing too large.
+    """
+    fitted = Direction(np.full(len(given), UNSEEN), np.full(int(types.max()) + 1, UNSEEN), TENSION)
+    kinds = np.bincount(given)  # pairs of each given type
+    for iteration in range(ITERATIONS):
+        score = np.exp(feature * fitted.tension)
+        score *= ((1 - NULL) / np.bincount(word, score, len(types)))[word]
+        score *= fitted.pairs[pair]
+        null = fitted.null[types] * NULL
+        total = np.bincount(word, score, len(types)) + null
+        score /= total[word]
+        counts, of_null = np.bincount(pair, score, len(given)), np.bincount(types, null / total)
+        tension = fitted.tension
+        expected = float(score @ earlier) / len(types)
+        for _ in range(STEPS if iteration else 0):
+            tension = float(np.clip(tension + (expected - shapes.expected(tension)) * RATE, *BOUNDS))
+        totals = np.bincount(given, counts, len(kinds))
+        by_pair = _variational(counts, totals[given], kinds[given])
+        fitted = Direction(by_pair, _variational(of_null, of_null.sum(), np.array(len(of_null))), tension)
+    return fitted
+
+
+def _variational(counts: Any, totals: Any, kinds: Any) -> Floats:
+    """exp ψ(count + α) / exp ψ(total + α · kinds): probabilities in which rare pairs are discounted."""
+    above, below = (
+        torch.digamma(torch.as_tensor(part, dtype=torch.float64)).numpy()
+        for part in (counts + ALPHA, totals + ALPHA * kinds)
+    )
+    shares: Floats = np.exp(above - below)
+    return shares
+
+
+def _chunks(order: Ints, sizes: Ints) -> Iterator[list[int]]:
+    """Sentences in this order, of similar size, in chunks of at most `CHUNK` padded cells."""
+    chunk: list[int] = []
+    widest = np.zeros(2, dtype=np.int64)
+    for number in order.tolist():
+        wider = np.maximum(widest, sizes[:, number])
+        if chunk and wider.prod() * (len(chunk) + 1) > CHUNK:
+            yield chunk
+            chunk, wider = [], sizes[:, number]
+        chunk.append(number)
+        widest = wider
+    if chunk:
+        yield chunk
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Ints:
+    padded = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
+    padded[np.arange(padded.shape[1]) < np.array([len(row) for row in rows])[:, None]] = np.concatenate(rows)
+    return padded
+
+
+def grow_diag_final_and(forward: Bools, backward: Bools) -> Bools:
+    """Links [b m n] of two directions joined: those of both; then neighbours; then links of two unlinked words.
+
+    A neighbour (of eight) of a link is taken if one direction has it and one of its words has no link yet. All
+    sentences grow side by side, one of the eight ways at a time; of several that want the same free word the first is
+    taken.
+    """
+    links, union = forward & backward, forward | backward
+    ways = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
+    growing = np.arange(len(links))
+    while len(growing):
+        here, allowed, before = links[growing], union[growing], links[growing].sum(axis=(1, 2))
+        for way in ways:
+            new = _shifted(here, way) & allowed & ~here
+            free = [new & ~here.any(axis=axis, keepdims=True) for axis in (2, 1)]
+            here |= _first(free[0], 2) | _first(free[1], 1)
+        links[growing] = here
+        growing = growing[here.sum(axis=(1, 2)) > before]
+    for direction in (forward, backward):
+        alone = direction & ~links.any(axis=2, keepdims=True) & ~links.any(axis=1, keepdims=True)
+        links = links | _first(_first(alone, 2), 1)
+    return links
+
+
+def _first(candidates: Bools, axis: int) -> Bools:
+    """The first one along an axis."""
+    first = np.zeros_like(candidates)
+    np.put_along_axis(first, candidates.argmax(axis=axis, keepdims=True), True, axis=axis)
+    return first & candidates
+
+
+def _shifted(links: Bools, way: tuple[int, int]) -> Bools:
+    """Links [b m n] moved by (target words, source words)."""
+    moved = np.zeros_like(links)
+    m, n = links.shape[1:]
+    (a, b), (c, d) = ((max(step, 0), size + min(step, 0)) for step, size in zip(way, (m, n), strict=True))
+    (e, f), (g, h) = ((max(-step, 0), size + min(-step, 0)) for step, size in zip(way, (m, n), strict=True))
+    moved[:, a:b, c:d] = links[:, e:f, g:h]
+    return moved
+
+
+def has_systran() -> bool:
+    """Whether the package systran-align is installed."""
+    return importlib.util.find_spec("systran_align") is not None
+
+
+@dataclass(frozen=True)
+class Systran:
+    """The aligner of the package systran-align: fast_align with its usual options."""
+
+    aligner: Any
+
+    @classmethod
+    def train(cls, pairs: Iterable[Pair]) -> tuple[Systran, int]:
+        """One trained on parallel lines, and how many; ConfigError where the package is not installed."""
+        if not has_systran():
+            raise ConfigError("--aligner systran needs the package systran-align; install it, or take --aligner own")
+        import systran_align  # type: ignore[import-not-found]
+
+        with tempfile.TemporaryDirectory() as folder:
+            text, forward, backward = (str(Path(folder) / name) for name in ("text", "forward", "backward"))
+            count = 0
+            with open(text, "w", encoding="utf-8") as file:
+                for count, (source, target) in enumerate(pairs, start=1):  # noqa: B007
+                    file.write(f"{' '.join(source.split())} ||| {' '.join(target.split())}\n")
+            usual = {"favor_diagonal": True, "optimize_tension": True, "variational_bayes": True}
+            systran_align.generate_alignment_probabilities(text, forward, backward, **usual)
+            return cls(systran_align.Aligner(forward, backward)), count
+
+    def align(self, pairs: Sequence[Pair]) -> list[Links]:
+        """The links of parallel lines, all of them sure."""
+        found = [self.aligner.align(source.split(), target.split())["alignments"] for source, target in pairs]
+        return [
+            Links(np.array(links, dtype=np.int64).reshape(-1, 2), np.ones(len(links), dtype=bool)) for links in found
+        ]

@@ -1,0 +1,229 @@
+"""Alignment of cross heads: against an oracle, a head made by hand, error rates by hand; the aligner; bad files."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from headscope import assets
+from headscope.analyses.alignment import Alignment
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.word_alignment import grow_diag_final_and, read_links, train, word_of_subwords
+from headscope.engine import plan
+from headscope.engine.base import HeadBatch
+from headscope.engine.plan import analyze
+from headscope.engine.result import AnalysisResult
+from headscope.errors import ConfigError, DataError
+from headscope.heads import HeadId, Site
+from tests.oracles import alignment, tiny
+from tests.oracles.run_options import run_options
+from tests.oracles.shuffled import other_way_round
+
+SENTENCES = 29
+
+
+def links_of(corpus: Corpus, seed: int = 3) -> list[tuple[alignment.Links, alignment.Links]]:
+    """Random sure and possible links of every sentence; some sentences have none."""
+    luck = random.Random(seed)
+    found = []
+    for sentence in corpus:
+        n, m = len(sentence.source.split()), len((sentence.target or "").split())
+        drawn: alignment.Links = {(luck.randrange(n), luck.randrange(m)) for _ in range(luck.choice([0, 3, 7, 11]))}
+        sure = {link for link in drawn if luck.random() < 0.7}
+        found.append((sure, drawn - sure))
+    return found
+
+
+def written(path: Path, links: list[tuple[alignment.Links, alignment.Links]], *, first: int = 0) -> Path:
+    lines = [
+        " ".join(
+            f"{i + first}{mark}{j + first}" for part, mark in zip(both, "-?", strict=True) for i, j in sorted(part)
+        )
+        for both in links
+    ]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def study(checkpoint: Any, corpus: Corpus, cls: Any = Alignment, **options: Any) -> AnalysisResult:
+    made = run_options(**options)
+    return analyze(checkpoint, corpus, analyses=[cls], options=made, batching=BatchingOptions(tokens=211), replicates=7)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_shares_and_error_rates_are_those_of_the_oracle(
+    tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True)
+    links = links_of(corpus)
+    path = written(tmp_path / "links", links, first=first)
+    monkeypatch.setattr(plan, "batches", other_way_round)  # padding anywhere
+    found = study(checkpoint, corpus, alignments=path, alignments_first=first)
+    table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
+    for place in [place for place in checkpoint.layout if place[0] is Site.CROSS]:
+        for head in range(3):
+            for name in alignment.AHEAD:
+                shares, sizes = np.zeros(2), np.zeros(4)
+                for sentence, (sure, possible) in zip(corpus, links, strict=True):
+                    seen = tiny.watch("t5", checkpoint, sentence)
+                    assert seen.target and seen.target_special
+                    sides = (seen.source, seen.source_special), (seen.target, seen.target_special)
+                    source, target = (alignment.words_of(checkpoint.subwords(ids), special) for ids, special in sides)
+                    looks = alignment.looks(seen, place, head, name, (source, target))
+                    shares += alignment.share(looks, sure | possible)
+                    sizes += alignment.sizes(looks, sure, possible)
+                row = table.loc[(place[1], head, name)]
+                assert row.share == pytest.approx(shares[0] / shares[1], abs=1e-12) and row.positions == shares[1]
+                links_, on_sure, on_link, all_sure = sizes
+                assert row.aer == pytest.approx(1 - (on_sure + on_link) / (links_ + all_sure), abs=1e-12)
+                assert row.precision == pytest.approx(on_link / links_, abs=1e-12)
+                assert row.recall == pytest.approx(on_sure / all_sure, abs=1e-12)
+
+
+def test_error_rate_by_hand(tmp_path: Path) -> None:
+    """One sentence of two words each: a head that looks at the first one always, one sure and one possible link."""
+    corpus = Corpus("two", 1, "0" * 40, lambda: iter([Sentence(0, "ah bi", "ci dj")]), has_target=True)
+
+    class First(Alignment):
+        def observe(self, heads: HeadBatch) -> Any:
+            return super().observe(looking(heads, torch.zeros_like(heads.argmax_position)))
+
+    path = tmp_path / "links"
+    path.write_text("0-0 1-1 0?1\n")
+    table = study(tiny.checkpoint("t5", 7), corpus, First, alignments=path).tables["alignment"]
+    row = table[table.relation == "predicted"].iloc[0]
+    # A = {0-0, 0-1}, S = {0-0, 1-1}, P = S and 0-1: 1 − (1 + 2) / (2 + 2)
+    assert (row.aer, row.precision, row.recall) == (0.25, 1.0, 0.5)
+
+
+def looking(heads: HeadBatch, at: torch.Tensor) -> HeadBatch:
+    """The same heads with all weight at these keys [b h t]."""
+    weights = torch.zeros_like(heads.weights).scatter_(-1, at[..., None], 1.0)
+    return replace(heads, rows=replace(heads.rows, weights=weights))  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(("share", "labelled"), [(0.9, True), (0.6, True), (0.1, False)])
+def test_a_head_that_is_aligned_gets_its_share(tmp_path: Path, share: float, labelled: bool) -> None:
+    """Words of one piece, translated in random order: head 1 looks at the right one in this share of the positions."""
+    luck, lines = random.Random(5), []
+    links: list[tuple[alignment.Links, alignment.Links]] = []
+    for number in range(101):
+        words = [luck.choice(tiny.WORDS) for _ in range(luck.randint(5, 13))]
+        order = luck.sample(range(len(words)), len(words))
+        lines.append(Sentence(number, " ".join(words), " ".join(words[i] for i in order)))
+        links.append(({(i, j) for j, i in enumerate(order)}, set()))
+    corpus = Corpus("made", len(lines), "0" * 40, lambda: iter(lines), has_target=True)
+    noise = np.random.default_rng(7)
+
+    class Made(Alignment):
+        def observe(self, heads: HeadBatch) -> Any:
+            at = heads.argmax_position.clone()
+            for row, number in enumerate(heads.batch.indices.tolist()):
+                for i, j in links[number][0]:
+                    wrong = (i + 2) % len(links[number][0])
+                    at[row, 1, j] = i if noise.random() < share else wrong  # position j predicts word j
+            return super().observe(looking(heads, at))
+
+    checkpoint = tiny.checkpoint("t5", 7)
+    found = study(checkpoint, corpus, Made, alignments=written(tmp_path / "links", links))
+    table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
+    for layer in range(3):
+        assert table.loc[(layer, 1, "predicted")].share == pytest.approx(share, abs=0.02 + 0.02 * (share != 0.9))
+        labels = found.labels.get(HeadId(Site.CROSS, layer, 1), [])
+        assert ("aligned:predicted" in labels) is labelled
+    assert all(head.head == 1 for head in found.labels)
+
+
+def test_a_diagonal_head_is_not_aligned(tmp_path: Path) -> None:
+    """Words in the same order, one piece each: whoever looks at the same place is right, and shows nothing by it."""
+    luck = random.Random(3)
+    texts = [" ".join(luck.choice(tiny.WORDS) for _ in range(luck.randint(5, 13))) for _ in range(53)]
+    corpus = Corpus(
+        "same", 53, "0" * 40, lambda: (Sentence(i, text, text) for i, text in enumerate(texts)), has_target=True
+    )
+    links: Any = [({(i, i) for i in range(len(text.split()))}, set()) for text in texts]
+
+    class Diagonal(Alignment):
+        def observe(self, heads: HeadBatch) -> Any:
+            last = heads.keys.sum(-1)[:, None, None] - 1
+            return super().observe(
+                looking(heads, torch.minimum(heads.positions.expand_as(heads.argmax_position), last))
+            )
+
+    found = study(tiny.checkpoint("t5", 7), corpus, Diagonal, alignments=written(tmp_path / "links", links))
+    table = found.tables["alignment"]
+    assert (table[table.relation == "predicted"].share == 1).all() and not found.labels
+
+
+def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
+    checkpoint, corpus = tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True)
+    links = links_of(corpus)
+    path = written(tmp_path / "links", links, first=1)
+    with pytest.raises(DataError, match=r"links:\d+: link .*--alignments-first 1"):
+        study(checkpoint, corpus, alignments=path)
+    for text, said in (
+        ("0-0\n" * (SENTENCES - 1), "28 lines, the text 29"),
+        ("0-0\n1:1\n", "links:2: '1:1' is no link"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=said):
+            study(checkpoint, corpus, alignments=path)
+    path.write_text("0-0\n" * (SENTENCES + 2))
+    assert any("2 lines more than the text" in remark for remark in study(checkpoint, corpus, alignments=path).remarks)
+    with pytest.raises(ConfigError, match="give both"):
+        study(checkpoint, corpus, align_corpus=path)
+
+
+def test_too_little_text_gives_the_score_alone_and_says_how_to_get_more() -> None:
+    found = study(tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True))
+    assert any("29 parallel lines are too few" in remark and "--alignments" in remark for remark in found.remarks)
+    assert "alignment" not in found.tables and "aligned_fed" not in found.heads
+    cross = found.heads[found.heads.site == "cross"]
+    assert cross.alignment_score.between(0, 1).all()
+
+
+def test_the_aligner_finds_a_dictionary() -> None:
+    """Words of two languages, one to one, in nearby order: nearly all links are found."""
+    luck = random.Random(11)
+    pairs, truth = [], []
+    for _ in range(701):
+        words = [luck.randrange(97) for _ in range(luck.randint(3, 13))]
+        order = sorted(range(len(words)), key=lambda i: i + luck.uniform(0, 2.5))
+        pairs.append((" ".join(f"s{w}" for w in words), " ".join(f"t{words[i]}" for i in order)))
+        truth.append({(i, j) for j, i in enumerate(order)})
+    aligner, count = train(iter(pairs))
+    found = [set(map(tuple, links.pairs.tolist())) for links in aligner.align(pairs)]
+    right = sum(len(a & b) for a, b in zip(found, truth, strict=True))
+    assert count == 701 and right > 0.97 * sum(map(len, truth)) and right > 0.95 * sum(map(len, found))
+    alone = [set(map(tuple, aligner.align([pair])[0].pairs.tolist())) for pair in pairs[:23]]
+    assert alone == found[:23]
+    assert aligner.align([("unknown", "words here")])[0].pairs.shape[1] == 2
+
+
+def test_two_directions_are_joined() -> None:
+    forward, backward = np.zeros((2, 1, 3, 4), dtype=bool)
+    forward[0, [0, 1, 2], [0, 1, 3]] = True
+    backward[0, [0, 0, 2], [0, 1, 3]] = True
+    joined = grow_diag_final_and(forward, backward)
+    # both have (0, 0) and (2, 3); (0, 1) is a neighbour whose column is free, (1, 1) one whose row is
+    assert set(zip(*np.nonzero(joined[0]), strict=True)) == {(0, 0), (2, 3), (0, 1), (1, 1)}
+
+
+def test_words_of_subwords() -> None:
+    spans = [None, (0, 1), (1, 3), (3, 5), (5, 6), (6, 6), None]
+    assert word_of_subwords("abc de f", spans) == [-1, 0, 0, 1, 1, -1, -1]
+
+
+def test_links_of_the_captions_fit_them() -> None:
+    sides = [assets.captions(kind).read_text().splitlines() for kind in ("en", "de")]
+    links = list(read_links(assets.captions("align")))
+    assert len(links) == 240
+    for line, *words in zip(links, *sides, strict=True):
+        assert len(line.pairs) > 3 and (line.pairs.max(axis=0) < [len(side.split()) for side in words]).all()
