@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import typer
 
 from headscope.assets import trained
 from headscope.cli import main
+from headscope.config import PromptFiles, ValidatedTextFiles
 from headscope.evaluation import quality, run
 from tests.makers.shared import SHIPPED
 
@@ -19,6 +21,7 @@ Command = Callable[..., tuple[int, str, str]]
 PATHS = ("FILE", "DIR", "RUN", "CODES", "PICKLE", "CKPT")
 FLAG = "yes"
 LISTS_IN_FILES = {"mask", "heads", "keep_only", "protect"}  # metavar LIST: names, or a file of names
+TEXTS = {entry.name for entry in (*fields(ValidatedTextFiles), *fields(PromptFiles))}
 FOLDERS = {"dicts", "stanza_dir", "run", "functions", "recipe"}
 TEXT = {"source": "text.en", "target": "text.de"}
 NEEDS: dict[str, dict[str, str]] = {
@@ -98,11 +101,17 @@ def test_an_input_is_never_replaced(
         values["init"] = "model"
     if output == "out" and path[0] == "evaluate":
         values["each_head"] = FLAG
+    texts = [value for other, value in values.items() if value and other in TEXTS]
+    for text in texts:
+        Path(text).write_text("a cat\n", encoding="utf-8")
     out = inside if path[0] == "evaluate" else box
     values |= {name: str(chosen), output: str(out), "force": FLAG}
     status, _, said = command(*path, *_typed(options, values))
     assert status == 2 and ("which is read" in said or "the checkpoint itself" in said), said
-    assert inside.read_text(encoding="utf-8") in ("", "0 cat\n") and [*tmp_path.iterdir()] == [box]
+    assert inside.read_text(encoding="utf-8") in ("", "0 cat\n") and {each.name for each in tmp_path.iterdir()} == {
+        "box",
+        *texts,
+    }
 
 
 def _typed(parameters: list[Any], values: dict[str, str]) -> Iterator[str]:
@@ -193,7 +202,8 @@ def test_two_runs_that_write_one_file_lose_nothing(
 def test_whether_a_table_can_be_written_is_known_before_anything_is_opened(
     output: list[str], tmp_path: Path, command: Command
 ) -> None:
-    (tmp_path / "file").touch()
+    for name in ("file", "text"):
+        (tmp_path / name).touch()
     place = tmp_path / "file" / "table.csv"  # its folder is a file
-    status, _, said = command("evaluate", tmp_path / "no-model", "--source", "no-text", *output, place)
+    status, _, said = command("evaluate", tmp_path / "no-model", "--source", tmp_path / "text", *output, place)
     assert status == 2 and "cannot write" in said and "no-model" not in said
