@@ -101,7 +101,7 @@ class Alignment(Analysis):
         Measure("end_of_sentence", "weight on the end of the source", range=(0, 1)),
         Measure("alignment_score", "unsupervised alignment score", range=(0, 1)),
     )
-    functions = (HeadFunction("aligned", "⇄", "A", "#117733", "aligned: looks at the word's translation", order=4),)
+    functions = (HeadFunction("aligned", "⇄", "A", "#ddcc77", "aligned: looks at the word's translation", order=4),)
     figures = (
         AnalysisFigure(
             "alignment",

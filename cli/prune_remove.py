@@ -49,9 +49,9 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> 
     screen = console.out()
     proof = removed.verified
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
+    table.add_column("", overflow="fold")
     for column in ("before", "after", "less"):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for row in _quality_rows(removed):
         table.add_row(*row)
     for title, name in _SIZES.items():
@@ -73,7 +73,8 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> 
         screen.print(_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed"))
         masked = masked if removed.compensated.options.method == "none" else f"refitted {masked}"
     done = merges or f"{len(removed.removal.removed)} heads removed"
-    verdict = [] if removed.quality is None else [verdict_words(removed.quality.record())]
+    quality = removed.quality
+    verdict = [] if quality is None else [f"{verdict_words(quality.record())} ({quality.text})"]
     lines = [
         f"{masked} and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
         f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})",
@@ -99,8 +100,7 @@ def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:
     quality = removed.quality
     if quality is None:
         return
-    title = f"{quality.title} ({quality.sentences} sentences, {quality.text})"
-    rows = [(title, quality.before.value, quality.after.value)]
+    rows = [(f"{quality.title}, {quality.sentences} sentences", quality.before.value, quality.after.value)]
     rows += [] if quality.loss is None else [("loss (nats)", *quality.loss)]
     for name, old, new in rows:
         yield name, f"{old:.4f}", f"{new:.4f}", f"{old - new:.4f}"

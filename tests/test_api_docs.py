@@ -69,7 +69,18 @@ def test_every_block_of_the_page_runs(
     assert len(names["pruned"].heads) == 60 and len(names["each"]) == 9
     printed = capsys.readouterr().out
     assert "unknown analysis 'confidance'; did you mean 'confidence'?" in printed
-    files = {"bert", "captions", "heads.pdf", "run", "similarity.svg", "small", "converted", "gates", "trained"}
+    files = {
+        "bert",
+        "captions",
+        "heads.pdf",
+        "run",
+        "similarity.svg",
+        "small",
+        "converted",
+        "gates",
+        "trained",
+        "page.html",
+    }
     assert {path.name for path in tmp_path.iterdir()} == files
 
 

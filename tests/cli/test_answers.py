@@ -71,7 +71,8 @@ def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Pa
 
 
 def test_each_head_names_differences(command: Command, few: tuple[Path, Path]) -> None:
-    given = ("--each-head", "--heads", "cross.0.*", "--metrics", "perplexity", "--device", "cpu", "--bootstrap", 50)
+    metrics = ("--metrics", "perplexity,accuracy")
+    given = ("--each-head", "--heads", "cross.0.*", *metrics, "--device", "cpu", "--bootstrap", 50)
     status, shown, _ = command("evaluate", hs.assets.trained(), "--source", few[0], "--target", few[1], *given)
     assert status == 0 and "±" not in shown
     assert "Δ nll/token" in shown and "Δ accuracy" in shown

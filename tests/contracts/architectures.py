@@ -148,7 +148,7 @@ def sharpened(model: Any) -> Any:
     with torch.no_grad():
         for place, weight in enumerate(model.parameters()):  # no norm is like another
             if weight.requires_grad and weight.ndim == 1 and weight.eq(1).all():
-                weight.add_(torch.linspace(-0.3, 0.3, len(weight)).roll(place % max(len(weight), 1)))
+                weight.add_(torch.linspace(-0.2, 0.2, len(weight)).roll(place % max(len(weight), 1)))
             elif weight.requires_grad:
                 weight.normal_(std=0.4, generator=noise)
     return model

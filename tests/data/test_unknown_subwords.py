@@ -103,7 +103,7 @@ def test_a_warning_begins_above_two_per_cent() -> None:
 
 @pytest.mark.parametrize("metrics", [("perplexity",), ("bleu",), ("bleu", "perplexity")])
 def test_evaluation_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: tuple[str, ...]) -> None:
-    monkeypatch.setattr("headscope.evaluation.quality.open_configured", lambda *_, **__: checkpoints.small())
+    monkeypatch.setattr("headscope.evaluation.opened.open_configured", lambda *_, **__: checkpoints.small())
     texts: dict[str, Any] = {"source": lines(tmp_path / "a", TEXT), "target": lines(tmp_path / "b", OTHER)}
     found = run_evaluation(EvaluateConfig(checkpoint="x", metrics=metrics, bootstrap=20, **texts))
     wanted = {"source": {"pieces": 12, "unknown": 4, "share": 0.333333}}

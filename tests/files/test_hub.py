@@ -122,7 +122,9 @@ def test_save_pushes_too_and_public_is_asked_for(hub: Hub, bert: Path, tmp_path:
 
 def test_a_card_from_python_names_the_command_that_would_do_the_same(bert: Path, tmp_path: Path) -> None:
     text = ["A dog runs.", "Two men sit on the grass.", "We saw it."] * 4
-    small = hs.load(bert, device="cpu").remove("encoder-self.1.2", export="masked", text=text, compensate="mean")
+    small = hs.load(bert, device="cpu").remove(
+        "encoder-self.1.2", export="masked", text=text, refit=hs.Refit(method="mean")
+    )
     small.save(tmp_path / "small")
     card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
     typed = card.split("`headscope ")[1].split("`")[0]

@@ -151,7 +151,7 @@ def test_refitting_helps_in_every_module_and_mean_lies_between(kind: str) -> Non
         ("none", "least-squares") if kind in WITHOUT_BIAS and kind != "gpt2" else ("none", "mean", "least-squares")
     )
     export = "masked" if kind in ("t5", "llama", "modernbert") else None
-    records = {method: compensation(kind, export=export, compensate=method) for method in methods}
+    records = {method: compensation(kind, export=export, method=method) for method in methods}
     for modules in zip(*(record["modules"] for record in records.values()), strict=True):
         errors = [module["error"] for module in modules]
         assert errors == sorted(errors, reverse=True) and errors[0] == modules[0]["error_without"]

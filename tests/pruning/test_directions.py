@@ -68,6 +68,11 @@ def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name
     ranks = torch.tensor([17 * number % speakers.V * 13 for number in range(speakers.V)])  # some tokens are rare
     made: dict[str, Any] = {**MADE, "sequences": tmp_path / "words"}
     made["sequences"].write_text(" ".join(circuit.WORDS), encoding="utf-8")
+    if name.startswith(("aligned", "aer")):
+        made["alignments"] = tmp_path / "links"
+        pairs = [(each.source.split(), (each.target or "").split()) for each in corpus.read()]
+        links = [" ".join(f"{n}-{n}" for n, _ in enumerate(zip(*pair))) for pair in pairs]  # noqa: B905
+        made["alignments"].write_text("\n".join(links) + "\n", encoding="utf-8")
     options = run_options(shapley_samples=2, ig_steps=2, ranks=ranks if name.startswith("rarest") else None, **made)
     scores = criterion.scores(ScoringContext(checkpoint, corpus, options=options))
     assert set(scores) <= set(all_heads(checkpoint.layout)) and np.isfinite(list(scores.values())).any()

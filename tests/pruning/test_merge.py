@@ -162,7 +162,7 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
     assert "key/value heads merged 4 into 2 in 3 layers" in out and "averaged and shrunk logits differ" in out
     cache = next(line.split() for line in out.splitlines() if "cache bytes per token" in line)
     assert cache[4:6] == ["1,536", "768"], "3 layers · 2 · heads · 16 · 4 bytes"
-    assert any("decoding after 111 tokens" in line and "tokens/s" in line for line in out.splitlines())
+    assert "decoding after 111 tokens" in out and "tokens/s" in out
     auto: Any = transformers.AutoModelForCausalLM
     small = auto.from_pretrained(tmp_path / "small")
     assert type(small).__name__ == "LlamaForCausalLM" and small.config.num_key_value_heads == 2
