@@ -44,6 +44,7 @@ class Reader:
         page.goto(path.as_uri())
         page.wait_for_selector("html[data-ready=yes]", timeout=20_000)
         assert self.heard == [f"request: {path.as_uri()}"]
+        assert "[object" not in str(page.text_content("main"))
         self.heard.clear()
 
     def text(self, selector: str) -> str:

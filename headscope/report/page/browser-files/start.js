@@ -58,7 +58,7 @@ function buildAbout() {
   for (const data of analyses) {
     const lists = [['Remarks', data.remarks], ['Left out', data.left_out]].filter(([, lines]) => lines.length);
     made.append(make('h3', {}, `Run ${data.name}`), make('dl', { class: 'facts' }, data.facts.map(([name, value]) => [make('dt', {}, name), make('dd', {}, value)])),
-      lists.map(([title, lines]) => [make('h4', {}, title), make('ul', {}, lines.map((line) => make('li', {}, line)))]),
+      ...lists.flatMap(([title, lines]) => [make('h4', {}, title), make('ul', {}, lines.map((line) => make('li', {}, line)))]),
       make('p', { class: 'signature' }, data.signature));
   }
 }
