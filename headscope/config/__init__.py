@@ -13,7 +13,6 @@ from headscope.config.inputs import (
 from headscope.config.option import (
     LabelOptions,
     NoOptions,
-    check_choices,
     check_options,
     flag,
     option,
@@ -34,7 +33,6 @@ __all__ = [
     "TextFiles",
     "TextOptions",
     "ValidatedTextFiles",
-    "check_choices",
     "check_options",
     "flag",
     "option",

@@ -149,8 +149,8 @@ class ValidatedTextFiles(TextFiles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions:
-    """How a text is read while a model is measured, and how sure the numbers are."""
+class MaskedHeads:
+    """Heads that are off while the model runs."""
 
     mask: str | None = option(
         None,
@@ -158,6 +158,12 @@ class TextOptions:
         metavar="LIST",
         panel=MODEL,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(MaskedHeads):
+    """How a text is read while a model is measured, and how sure the numbers are."""
+
     max_length: int | None = option(
         None, "Subwords a sentence may have; default 512 or the model's limit.", panel=DATA, minimum=2
     )

@@ -97,13 +97,8 @@ def check_options(options: Any) -> None:
         for number in numbers if minimum is not None else ():
             if number is not None and number < minimum:
                 raise ConfigError(f"{flag_of(entry)} {number}: at least {minimum} is needed")
-    check_numbers(options, flags={entry.name: flag_of(entry) for entry in fields(options)})
-    check_choices(options)
-
-
-def check_choices(options: Any) -> None:
-    """ConfigError for a value of a Literal field (or one of several) that is not among its words."""
     flags = {entry.name: flag_of(entry) for entry in fields(options)}
+    check_numbers(options, flags=flags)
     for name, allowed, strange in _strange_choices(options):
         *others, last = (str(word) for word in allowed if word)
         choices = f"{', '.join(others)} or {last}" if others else last

@@ -7,24 +7,21 @@ from pathlib import Path
 
 from headscope.bounds import WHOLE
 from headscope.config.evaluate import SEARCH, SearchOptions
-from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions
+from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, MaskedHeads
 from headscope.config.option import check_options, option
 from headscope.errors import ConfigError
 
-MASK = "Heads to switch off: decoder-self.1.3,cross.0.*, or a file with a name a line."
-
 
 @dataclass(frozen=True, kw_only=True)
-class ShowConfig(CheckpointOptions):
+class ShowConfig(MaskedHeads, CheckpointOptions):
     """The options of `headscope show`."""
 
     device: str = option("cpu", "auto, cpu, cuda or mps.", panel=MODEL)
     device_map: str | None = None
-    mask: str | None = option(None, MASK, metavar="LIST", panel=MODEL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateConfig(SearchOptions, CheckpointOptions):
+class TranslateConfig(SearchOptions, MaskedHeads, CheckpointOptions):
     """The options of `headscope translate`."""
 
     greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH)
@@ -36,7 +33,6 @@ class TranslateConfig(SearchOptions, CheckpointOptions):
     )
     scores: bool = option(False, "Write the score and a tab before each text.", panel=OUTPUT)
     keep_bpe: bool = option(False, "Leave the subwords of words apart.", panel=OUTPUT)
-    mask: str | None = option(None, MASK, metavar="LIST", panel=MODEL)
     batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     max_length: int | None = option(
         None,
