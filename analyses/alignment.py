@@ -25,7 +25,9 @@ from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLink
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
-SHARE, TIMES = 0.4, 2.0
+SHARE = 0.4
+TIMES = {"hard_even": 2.0, "hard_shuffled": 1.0}
+"""How many times each baseline's share at hard positions a labelled head has at least."""
 LABELLED = ("predicted", "fed")
 
 
@@ -77,11 +79,13 @@ class Alignment(Analysis):
 
     A head is labelled `aligned:predicted` or `aligned:fed` if the share is at least 0.4, and if it finds the words that
     no position gives away: at hard positions, where neither the key at the best fixed offset (of ±64, that of the first
-    256 sentences) nor the key on the diagonal is aligned, its share is at least twice that of each baseline: its own
-    argmax against the links of another sentence (of the first 256 the one nearest in length, word i of n at the place
-    i/n), and even weight. Of all positions the twofold of a fixed offset or the diagonal cannot be asked: between
-    languages of like order they are right at half of them. On the evidence of `headscope.engine.evidence.labels`: a
-    test for every head and both labels, whose p is the largest of the three.
+    256 sentences) nor the key on the diagonal is aligned, so that both baselines are 0, its share is at least twice
+    that of even weight, and above that of its own argmax against the links of another sentence (of the first 256 the
+    one nearest in length, word i of n at the place i/n). The last compares a head with itself: a head that follows
+    positions of whatever kind has the same share of both, so above is asked, not twice. Of all positions the twofold of
+    a fixed offset or the diagonal cannot be asked: between languages of like order they are right at half of them. On
+    the evidence of `headscope.engine.evidence.labels`: a test for every head and both labels, whose p is the largest of
+    the three.
     """
 
     name = "alignment"
@@ -276,11 +280,11 @@ class _Relation:
         """A test of every head: the share, and at hard positions against both baselines."""
         p = [share_p(*self.hits, threshold=SHARE)]
         chance = np.max([self.baselines[kind] for kind in self.by_chance], axis=0)
-        for by_chance in self.by_chance.values():
-            p.append(
-                above_chance(self.hard[0], by_chance.expand_as(self.hard[0]), self.hard[1], threshold=0, times=TIMES)[0]
-            )
-        better = self.hard_share.value >= TIMES * chance
+        least = np.max([times * self.baselines[kind] for kind, times in TIMES.items()], axis=0)
+        for kind, by_chance in self.by_chance.items():
+            others = by_chance.expand_as(self.hard[0])
+            p.append(above_chance(self.hard[0], others, self.hard[1], threshold=0, times=TIMES[kind])[0])
+        better = self.hard_share.value >= least
         tests.add(
             self.site_layer,
             f"aligned_{self.name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from headscope.engine.base import HeadBatch
 from headscope.engine.plan import analyze
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
+from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site
 from tests.oracles import alignment, tiny
 from tests.oracles.run_options import run_options
@@ -67,24 +69,25 @@ def test_shares_and_error_rates_are_those_of_the_oracle(
     monkeypatch.setattr(plan, "batches", other_way_round)  # padding anywhere
     found = study(checkpoint, corpus, alignments=path, alignments_first=first)
     table: Any = found.tables["alignment"].set_index(["layer", "head", "relation"])
-    for place in [place for place in checkpoint.layout if place[0] is Site.CROSS]:
-        for head in range(3):
-            for name in alignment.AHEAD:
-                shares, sizes = np.zeros(2), np.zeros(4)
-                for sentence, (sure, possible) in zip(corpus, links, strict=True):
-                    seen = tiny.watch("t5", checkpoint, sentence)
-                    assert seen.target and seen.target_special
-                    sides = (seen.source, seen.source_special), (seen.target, seen.target_special)
-                    source, target = (alignment.words_of(checkpoint.subwords(ids), special) for ids, special in sides)
-                    looks = alignment.looks(seen, place, head, name, (source, target))
-                    shares += alignment.share(looks, sure | possible)
-                    sizes += alignment.sizes(looks, sure, possible)
-                row = table.loc[(place[1], head, name)]
-                assert row.share == pytest.approx(shares[0] / shares[1], abs=1e-12) and row.positions == shares[1]
-                links_, on_sure, on_link, all_sure = sizes
-                assert row.aer == pytest.approx(1 - (on_sure + on_link) / (links_ + all_sure), abs=1e-12)
-                assert row.precision == pytest.approx(on_link / links_, abs=1e-12)
-                assert row.recall == pytest.approx(on_sure / all_sure, abs=1e-12)
+    seen = [tiny.watch("t5", checkpoint, sentence) for sentence in corpus]
+    words = []
+    for each in seen:
+        assert each.target and each.target_special
+        source = alignment.words_of(checkpoint.subwords(each.source), each.source_special)
+        words.append((source, alignment.words_of(checkpoint.subwords(each.target), each.target_special)))
+    places = [place for place in checkpoint.layout if place[0] is Site.CROSS]
+    for place, head, name in itertools.product(places, range(3), alignment.AHEAD):
+        shares, sizes = np.zeros(2), np.zeros(4)
+        for each, both, (sure, possible) in zip(seen, words, links, strict=True):
+            looks = alignment.looks(each, place, head, name, both)
+            shares += alignment.share(looks, sure | possible)
+            sizes += alignment.sizes(looks, sure, possible)
+        row = table.loc[(place[1], head, name)]
+        assert row.share == pytest.approx(shares[0] / shares[1], abs=1e-12) and row.positions == shares[1]
+        links_, on_sure, on_link, all_sure = sizes
+        assert row.aer == pytest.approx(1 - (on_sure + on_link) / (links_ + all_sure), abs=1e-12)
+        assert row.precision == pytest.approx(on_link / links_, abs=1e-12)
+        assert row.recall == pytest.approx(on_sure / all_sure, abs=1e-12)
 
 
 def test_error_rate_by_hand(tmp_path: Path) -> None:
@@ -160,6 +163,34 @@ def test_a_diagonal_head_is_not_aligned(tmp_path: Path) -> None:
     found = study(tiny.checkpoint("t5", 7), corpus, Diagonal, alignments=written(tmp_path / "links", links))
     table = found.tables["alignment"]
     assert (table[table.relation == "predicted"].share == 1).all() and not found.labels
+
+
+def test_of_the_trained_model_heads_that_align_are_labelled_and_none_that_follows_positions() -> None:
+    """The first four heads of each layer are made by hand: at the diagonal, a fixed offset, or near either."""
+    kinds = ("en", "de")
+    lines = [assets.captions(kind).read_text().splitlines()[:120] for kind in kinds]
+    texts = [Sentence(number, *pair) for number, pair in enumerate(zip(*lines, strict=True))]
+    corpus = Corpus("captions", len(texts), "0" * 40, lambda: iter(texts), has_target=True)
+    noise = torch.Generator().manual_seed(3)
+
+    class Positional(Alignment):
+        def observe(self, heads: HeadBatch) -> Any:
+            at = heads.argmax_position.clone()  # [b h t]
+            last = heads.keys.sum(-1, keepdim=True) - 1  # [b 1]
+            place = torch.arange(at.shape[-1]).expand(at.shape[0], -1)
+            diagonal = (place / (heads.queries.sum(-1, keepdim=True) - 1) * last).round().long()
+            ahead, near = torch.randint(2, place.shape, generator=noise), torch.randint(3, place.shape, generator=noise)
+            for head, positions in enumerate((place, diagonal, diagonal + ahead, place + near - 1)):
+                at[:, head] = torch.minimum(positions.clamp(min=0), last)
+            return super().observe(looking(heads, at))
+
+    found = study(open_checkpoint(assets.trained()), corpus, Positional, alignments=assets.captions("align"))
+    table = found.tables["alignment"]
+    table = table[(table.relation == "predicted") & (table["head"] < 4)]
+    assert (table.share > 0.4).sum() >= 6  # right often, and no more
+    labelled = [head for head, labels in found.labels.items() if "aligned:predicted" in labels]
+    assert all(head.head >= 4 for head in labelled)
+    assert sum(head.layer == 2 for head in labelled) == 4
 
 
 def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
