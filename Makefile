@@ -1,5 +1,5 @@
 # Two targets do everything on a fresh machine: `make demo` and `make test`; `make test-fast` is for while you work,
-# `make docs` builds the documentation.
+# `make docs` builds the documentation, `make release-check` tries what a release would be.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -10,7 +10,7 @@ TORCH = torch>=2.9,<2.14
 # transformers alone take a process five seconds to compile, and the tests start dozens.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast lint types unit docs browser clean
+.PHONY: demo test test-fast lint types unit docs browser release-check clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/headscope demo --out demo --force
@@ -35,6 +35,10 @@ unit: $(VENV)/dev.stamp
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "Done. Open site/index.html, or with a search: $(BIN)/python -m http.server --directory site"
+
+# Wheel and source into dist/, tried apart from the checkout on every Python at hand.
+release-check: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.makers.release_check
 
 # The tests of the HTML page drive a Chromium; where there is none they are skipped, but in CI they fail.
 browser:

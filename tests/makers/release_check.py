@@ -1,8 +1,8 @@
 """Build the wheel and the source, and try them as a stranger would: `make release-check`.
 
-They are built from what is committed, so a file that was forgotten is missing here too. Every file of the packages must be
-in both, the metadata must be true, and in an environment of its own, of every Python that is at hand, the wheel must run
-the demonstration from a folder that is not the checkout.
+They are built from what is committed, so a file that was forgotten is missing here too. Every file of the packages
+must be in both, the metadata must be true, and in an environment of its own, of every Python that is at hand, the wheel
+must run the demonstration from a folder that is not the checkout.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from email import message_from_bytes
 from pathlib import Path
+from typing import Any
 
 from headscope.version import VERSION
 
@@ -46,8 +47,8 @@ def expected(source: Path) -> set[str]:
     }
 
 
-def check_files(source: Path, wheel: Path, sdist: Path) -> str:
-    """Compare both archives with the source; the wheel's metadata as text."""
+def check_files(source: Path, wheel: Path, sdist: Path) -> None:
+    """Compare both archives with the source, and the wheel's metadata with what they should say."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
@@ -66,7 +67,6 @@ def check_files(source: Path, wheel: Path, sdist: Path) -> str:
     wanted = {"Name": "headscope", "Version": VERSION, "License-Expression": "MIT", "Requires-Python": ">=3.10"}
     if wrong := {key: about[key] for key, value in wanted.items() if about[key] != value}:
         raise SystemExit(f"metadata: {wrong}, expected {wanted}")
-    return text.decode()
 
 
 def pythons() -> Iterator[Path]:
@@ -76,10 +76,13 @@ def pythons() -> Iterator[Path]:
     for version in PYTHONS:
         if version == "{}.{}".format(*sys.version_info):
             continue
-        for found in (shutil.which(f"python{version}"), *(root / f"python{version}" for root in roots)):
-            if found and subprocess.run([found, "--version"], capture_output=True).returncode == 0:
-                yield Path(found)
-                break
+        on_path = shutil.which(f"python{version}")
+        found = [*([Path(on_path)] if on_path else []), *(root / f"python{version}" for root in roots)]
+        yield from [each for each in found if each.exists() and not _run(each, "--version").returncode][:1]
+
+
+def _run(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 def try_out(python: Path, wheel: Path, folder: Path) -> str:
@@ -87,13 +90,14 @@ def try_out(python: Path, wheel: Path, folder: Path) -> str:
     folder.mkdir()
     subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
     inside = folder / "venv" / "bin"
-    install = [inside / "python", "-m", "pip", "install", "--quiet", "--no-compile", TORCH, f"{wheel}[demo]"]
-    done = subprocess.run(install, capture_output=True, text=True)
+    done = _run(inside / "python", "-m", "pip", "install", "--quiet", "--no-compile", TORCH, f"{wheel}[demo]")
     if done.returncode:
         return f"not installed: {done.stderr.strip().splitlines()[-1]}"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     for command in (["--version"], ["--help"], ["demo", "--out", "demo"]):
-        ran = subprocess.run([inside / "headscope", *command], cwd=folder, env=environment, capture_output=True, text=True)
+        ran = subprocess.run(
+            [inside / "headscope", *command], cwd=folder, env=environment, capture_output=True, text=True
+        )
         if ran.returncode:
             raise SystemExit(f"headscope {' '.join(command)} of the wheel under {python}:\n{ran.stderr}")
     if not list((folder / "demo").rglob("*.html")):
@@ -113,7 +117,7 @@ def main() -> None:
         check_files(source, wheel, sdist)
         print(f"{wheel.name}: every file, licence and metadata right")
         for number, python in enumerate(pythons()):
-            version = subprocess.run([python, "--version"], capture_output=True, text=True).stdout.strip()
+            version = _run(python, "--version").stdout.strip()
             print(f"{version}: {try_out(python, wheel, Path(made) / f'try{number}')}", flush=True)
 
 
