@@ -1,6 +1,6 @@
 """Registries of named variants: modules of a folder, and entry points of installed packages.
 
-Duplicate names are errors; an unknown name gives an error with the nearest one.
+Duplicate names are errors; an unknown name gives an error with the nearest ones.
 """
 
 from __future__ import annotations
@@ -103,8 +103,16 @@ def _load(point: EntryPoint, kind: str) -> None:
         ) from error
 
 
+FEW = 12  # names that an error lists
+LISTED = {"analysis": "analyses", "criterion": "criteria", "method": "criteria"}
+"""What `headscope list` calls kinds of which there are more."""
+
+
 def unknown(kind: str, name: str, available: list[str]) -> str:
-    """The message for a name that is not in `available`, with the nearest one and all of them."""
-    near = get_close_matches(str(name), available, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
+    """The message for a name that is not in `available`: the nearest ones, and all of them where they are few."""
+    near = get_close_matches(str(name), available, n=1 if len(available) <= FEW else 3)
+    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    if len(available) > FEW and (near or kind in LISTED):
+        others = f"`headscope list {LISTED[kind]}` has all" if kind in LISTED else f"there are {len(available)}"
+        return f"unknown {kind} {name!r}; {hint}{others}"
     return f"unknown {kind} {name!r}; {hint}available: {', '.join(available)}"

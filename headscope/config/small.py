@@ -21,6 +21,20 @@ class ShowConfig(MaskedHeads, CheckpointOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListConfig:
+    """The options of `headscope list`."""
+
+    kind: str = option(
+        help="analyses, criteria, objectives, metrics, rules, formats, engines, figures, learners, mixings, variants.",
+        metavar="KIND",
+        argument=True,
+    )
+    checkpoint: str | None = option(
+        None, "A checkpoint: which analyses, objectives or metrics fit it.", metavar="CKPT", argument=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TranslateConfig(SearchOptions, MaskedHeads, CheckpointOptions):
     """The options of `headscope translate`."""
 

@@ -1,15 +1,21 @@
-"""The facts about a checkpoint that `headscope show` prints."""
+"""What there is of each kind, by name, and what of it fits a checkpoint: `headscope list` and `headscope show`."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.engine.base import ANALYSES
+from headscope.engine.base import ANALYSES, Analysis
+from headscope.engine.declarations import imported, measured_columns, rankable_columns
+from headscope.errors import ConfigError
 from headscope.evaluation.metrics.base import fitting_metrics
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES
 from headscope.model.mixing.base import mixing_name, mixings_of
+from headscope.registry import unknown
 
 
 def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -91,3 +97,112 @@ def _analyses(checkpoint: Checkpoint, facts: dict[str, Any]) -> list[dict[str, A
             {"name": cls.name, "fits": not refusal, "why": refusal, "summary": cls.summary, "default": cls.default}
         )
     return rows
+
+
+@dataclass(frozen=True)
+class Item:
+    """One variant: what it is, what it needs beside the text, what it costs, and why it is not for a checkpoint."""
+
+    name: str
+    summary: str
+    needs: str = ""
+    cost: str = ""
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A registry, as "module:NAME", what its variants need and cost, and where `overview` says which of them fit."""
+
+    registry: str
+    needs: Callable[[Any], str] | None = None
+    cost: Callable[[Any], str] | None = None
+    overview: str = ""
+
+    def items(self, overview: Mapping[str, Any] | None) -> list[Item]:
+        """Its variants in the order of their names; with a checkpoint's overview, which of them fit."""
+        registered: Any = imported(self.registry)
+        variants: Iterable[tuple[str, Any]] = registered().items() if inspect.isfunction(registered) else registered
+        rows = {row["name"]: row for row in (overview or {}).get(self.overview, ())}
+        items = []
+        for name, variant in variants:
+            refusal = rows[name].get("why", "") if name in rows else "no" if rows else ""
+            needs = self.needs(variant) if self.needs else rows.get(name, {}).get("needs", "")
+            cost = self.cost(variant) if self.cost else ""
+            items.append(Item(name, _summary(variant), needs, cost, refusal.removeprefix("no: ")))
+        return items
+
+
+NEEDS = {
+    "parse": "--parse",
+    "frequencies": "",  # counted on the text where no file has them
+    "labels": "predictions: a --target, or a model that predicts words",
+    "objective": "an --objective, or the default one",
+    "gradient": "an --objective, or the default one",
+    "contrast": "--clean, --corrupt and --answer",
+}
+
+
+def _summary(variant: Any) -> str:
+    """Its `summary`, or the first line of its docstring."""
+    cls = variant if isinstance(variant, type) else type(variant)
+    return str(getattr(variant, "summary", "") or inspect.cleandoc(cls.__doc__ or "").split("\n")[0])
+
+
+def _analysis_needs(cls: Any) -> str:
+    return "; ".join(dict.fromkeys(NEEDS[need] for need in sorted(cls.needs) if NEEDS[need]))
+
+
+def _analysis_cost(cls: Any) -> str:
+    if cls.explain is not Analysis.explain:
+        return "passes of its own"
+    if not cls.passes:
+        return "weights alone"
+    if "gradient" in cls.needs:
+        return "one backward pass, shared"
+    return "the forward pass, shared" + (", whole rows" if cls.reads in ("rows", "matrix") else "")
+
+
+def _criterion_cost(cls: Any) -> str:
+    if not cls.reads_text:
+        return "weights alone"
+    return "one pass" if cls.one_pass else "many passes"
+
+
+KINDS: Mapping[str, Kind] = {
+    "analyses": Kind("headscope.engine.base:ANALYSES", _analysis_needs, _analysis_cost, "analyses"),
+    "criteria": Kind("headscope.pruning.ranking.criterion:CRITERIA", cost=_criterion_cost),
+    "objectives": Kind(
+        "headscope.attribution.objectives.base:OBJECTIVES",
+        lambda cls: "--clean, --corrupt and --answer" if cls.needs_prompts else "",
+        overview="objectives",
+    ),
+    "metrics": Kind("headscope.evaluation.metrics.base:METRICS", overview="metrics"),
+    "rules": Kind("headscope.relevance.rulesets:RULE_SETS"),
+    "formats": Kind("headscope.formats.base:FORMATS"),
+    "engines": Kind("headscope.pruning.engines.base:ENGINES"),
+    "figures": Kind("headscope.report.registry:plot_figures"),
+    "learners": Kind("headscope.pruning.options.learn:LEARNERS"),
+    "mixings": Kind("headscope.model.mixing.base:MIXINGS"),
+    "variants": Kind("headscope.training.variant:VARIANTS"),
+}
+"""What can be listed, by the word that the command takes."""
+
+
+def catalogue(kind: str, overview: Mapping[str, Any] | None = None) -> list[Item]:
+    """All variants of a kind; with a checkpoint's `overview` (of `Model.overview`), which fit it.
+
+    Columns of heads.csv that heads can be ranked by stand behind the criteria. ConfigError for an unknown kind, and for
+    an overview where none of the kind depends on the checkpoint.
+    """
+    if kind not in KINDS:
+        raise ConfigError(unknown("kind", kind, list(KINDS)))
+    if overview is not None and not KINDS[kind].overview:
+        depend = ", ".join(name for name, each in KINDS.items() if each.overview)
+        raise ConfigError(f"{kind} are the same for every checkpoint; leave it out, or list {depend}")
+    items = KINDS[kind].items(overview)
+    if kind == "criteria":
+        of = measured_columns()
+        columns = rankable_columns().items()
+        items += [Item(name, measure.words, cost=f"the analysis {of[name][0].name}") for name, measure in columns]
+    return items

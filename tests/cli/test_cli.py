@@ -174,7 +174,7 @@ def test_results_are_not_overwritten_without_force(headscope: Command, text: Pat
 
 def test_unknown_analysis_names_the_nearest(headscope: Command, text: Path, tmp_path: Path) -> None:
     ran = headscope("analyze", MODEL, "--source", text, "--out", tmp_path / "run", "--only", "confidance")
-    refused(ran, r"unknown analysis 'confidance'; did you mean 'confidence'\? available: .*syntactic")
+    refused(ran, r"unknown analysis 'confidance'; did you mean 'confidence'.*\? `headscope list analyses` has all")
 
 
 def test_checkpoints_that_are_none(headscope: Command, text: Path, tmp_path: Path) -> None:

@@ -132,6 +132,7 @@ class Stage:
         learning = [*both, "--max-sentences", "4", "--valid-sentences", "2", "--out", str(out)]
         plain: dict[tuple[str, ...], list[str]] = {
             ("show",): [model],
+            ("list",): ["metrics", model],
             ("analyze",): [
                 model,
                 *both,

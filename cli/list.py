@@ -1,0 +1,39 @@
+"""`headscope list`: what there is of each kind, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from headscope.cli import console
+from headscope.cli.options import made_of, read
+from headscope.config.small import ListConfig
+
+
+@made_of(ListConfig, config=False)
+def list(values: Mapping[str, Any], *, json: bool) -> None:
+    """List what there is of one kind (analyses, criteria, metrics …), and what of it fits a checkpoint.
+
+    A line each: what it is, what it needs beside a text, what it costs.
+    """
+    from headscope.api.loading import load
+    from headscope.engine.overview import catalogue
+
+    config = read(ListConfig, values)
+    overview = load(config.checkpoint).overview() if config.checkpoint else None
+    items = [asdict(item) for item in catalogue(config.kind, overview)]
+    if json:
+        console.print_json(items)
+        return
+    shown = [name for name in ("name", "summary", "needs", "cost") if any(item[name] for item in items)]
+    from rich import box
+    from rich.table import Table
+
+    table = Table(*(name if name != "name" else config.kind for name in shown), box=box.SIMPLE_HEAD)
+    if overview is not None:
+        table.add_column("fits")
+    for item in items:
+        fits = [item["refusal"] or "yes"] if overview is not None else []
+        table.add_row(*(item[name] for name in shown), *fits)
+    console.out().print(table)

@@ -1,0 +1,50 @@
+"""What `headscope list` shows: all that is registered, in words, and what fits a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headscope import assets
+from headscope.engine.base import ANALYSES
+from headscope.engine.overview import KINDS, catalogue
+from headscope.errors import ConfigError
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_variant_says_what_it_is(kind: str) -> None:
+    items = catalogue(kind)
+    assert items and len({item.name for item in items}) == len(items)
+    assert all(len(item.summary) > 3 and not item.refusal for item in items)
+    assert all(item.cost for item in items) or kind not in ("analyses", "criteria")
+
+
+def test_analyses_say_what_they_need_and_cost() -> None:
+    items = {item.name: item for item in catalogue("analyses")}
+    assert set(items) == set(ANALYSES.names())
+    assert (items["syntactic"].needs, items["confidence"].needs) == ("--parse", "")
+    costs = {name: items[name].cost for name in ("shapley", "gradient", "entropy")}
+    assert costs == {
+        "shapley": "passes of its own",
+        "gradient": "one backward pass, shared",
+        "entropy": "the forward pass, shared",
+    }
+
+
+def test_of_a_checkpoint_it_says_what_fits(command: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, _ = command("list", "analyses", assets.trained(), "--json")
+    refusals = {item["name"]: item["refusal"] for item in json.loads(out)}
+    assert status == 0 and refusals["alignment"] == "" and refusals["head_gates"]
+    assert "passes of its own" in command("list", "analyses")[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "overview", "said"),
+    [("analysis", None, "did you mean 'analyses'"), ("rules", {}, "are the same for every checkpoint")],
+)
+def test_what_cannot_be_listed(kind: str, overview: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        catalogue(kind, overview)
