@@ -21,8 +21,7 @@ import torch
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.relevance.voita.explain import explain
-from headscope.relevance.voita.rules import OutputUnits
-from headscope.relevance.voita.settings import VoitaSettings
+from headscope.relevance.voita.rules import OutputUnits, VoitaSettings
 
 
 def build(options: argparse.Namespace) -> Transformer:

@@ -23,12 +23,12 @@ from headscope.data.encoded import (
     Contrasts,
     Encoded,
     Encoder,
+    UnknownSubwords,
     encode_sources,
     pad_rows,
     pad_side,
 )
 from headscope.data.labels import label_row
-from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.errors import ConfigError, DataError
 
 DEFAULT_LIMIT = 512

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from headscope.data.columns import read_columns
 from headscope.data.corpus import Corpus, Labels
 from headscope.data.encoded import IGNORED, Encoded
 from headscope.data.offsets import Span
+from headscope.data.parses import read_columns
 from headscope.errors import DataError
 from headscope.files.lines import Lines, read_lines, text_name
 

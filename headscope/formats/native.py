@@ -26,10 +26,9 @@ from headscope.files.output_kind import OutputKind
 from headscope.files.reading import read_bytes, read_json
 from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
-from headscope.formats.digest import file_digest
 from headscope.formats.exports import Conversion, Probe
-from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
+from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig

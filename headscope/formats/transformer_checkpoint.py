@@ -14,8 +14,8 @@ from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, DataError, NumericalError
 from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
 from headscope.formats.exports import Probe
-from headscope.formats.finite import finite, refuse_overflow
 from headscope.formats.translate_options import TranslateOptions, Translation
+from headscope.formats.weights import finite, refuse_overflow
 from headscope.model.decoding.beams import Hypothesis
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.decoding.search import search

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
     from headscope.training.data.batches import TrainingBatch
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
 
 

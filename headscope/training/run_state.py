@@ -21,9 +21,8 @@ from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig
 from headscope.training.data.batches import TrainingBatch, plan_batches, training_batches
 from headscope.training.data.prepare import Prepared
-from headscope.training.losses.cross_entropy import Sums, smoothed_cross_entropy
-from headscope.training.position import TrainingPosition
-from headscope.training.schedules import rate
+from headscope.training.losses import Sums, smoothed_cross_entropy
+from headscope.training.position import TrainingPosition, rate
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken

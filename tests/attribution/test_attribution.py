@@ -11,9 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.attribution.gatevector import GateFunction, join_gates, split_gates
-from headscope.attribution.measures import ablation, integrated_gradients, shapley
-from headscope.attribution.replacements import mean_context, other_context, random_shifts, replacement
+from headscope.attribution.explained import mean_context, other_context, random_shifts, replacement
+from headscope.attribution.gatevector import (
+    GateFunction,
+    ablation,
+    integrated_gradients,
+    join_gates,
+    shapley,
+    split_gates,
+)
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Sentence
 from headscope.engine.declarations import checked_options

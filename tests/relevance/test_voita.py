@@ -26,10 +26,8 @@ from headscope.model.mixing.experts import experts_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.relevance.rulesets import RULE_SETS
-from headscope.relevance.voita.explain import VoitaRelevance, explain, explain_voita
-from headscope.relevance.voita.rules import OutputUnits, VoitaRules
-from headscope.relevance.voita.settings import VoitaSettings
-from headscope.relevance.voita.starting_relevance import projection_shares
+from headscope.relevance.voita.explain import VoitaRelevance, explain, explain_voita, projection_shares
+from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
 from headscope.relevance.voita.trace import AttentionDetail
 from headscope.relevance.voita.trace_functions import NormDetail
 from tests.oracles import voita as slow

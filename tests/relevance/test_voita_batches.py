@@ -13,11 +13,10 @@ from torch import Tensor
 from headscope.data.encoded import Batch, Encoded, pad_rows, pad_side
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.model.threads import threads_for_pass
-from headscope.relevance.readout import Relevance
-from headscope.relevance.rulesets import RULE_SETS, Target
-from headscope.relevance.voita import length_groups as groups_module
+from headscope.relevance.rulesets import RULE_SETS, Relevance, Target
+from headscope.relevance.voita import rulesets as groups_module
 from headscope.relevance.voita.explain import explain_voita, recorded_voita
-from headscope.relevance.voita.length_groups import SIMILAR, length_groups
+from headscope.relevance.voita.rulesets import SIMILAR, length_groups
 from tests.oracles import checkpoints, native, tiny
 
 SOURCES, TARGETS = (5, 17, 3, 11, 2, 13), (7, 11, 3, 19, 2, 5)

@@ -125,9 +125,9 @@ def default_objective(
 
     Of all others `representation`.
     """
-    given = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
+    corpus = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
     names = ("answer", *DEFAULTS) if has_answers else DEFAULTS
-    return next(name for name in names if _why_not(OBJECTIVES.get(name), checkpoint, **given) is None)
+    return next(name for name in names if _why_not(OBJECTIVES.get(name), checkpoint, **corpus) is None)
 
 
 def choose_objective(
@@ -137,12 +137,12 @@ def choose_objective(
 
     ConfigError for an unknown name, and for an objective that does not apply to this checkpoint or corpus.
     """
-    given = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
+    corpus = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
     if not name:
-        return default_objective(checkpoint, **given)
-    why = _why_not(OBJECTIVES.get(name), checkpoint, **given)
+        return default_objective(checkpoint, **corpus)
+    why = _why_not(OBJECTIVES.get(name), checkpoint, **corpus)
     if why is not None:
-        fitting = [known for known, cls in OBJECTIVES if _why_not(cls, checkpoint, **given) is None]
+        fitting = [known for known, cls in OBJECTIVES if _why_not(cls, checkpoint, **corpus) is None]
         raise ConfigError(f"--objective {name}: {why}; choose {' or '.join(fitting)}")
     return name
 

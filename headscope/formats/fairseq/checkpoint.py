@@ -23,7 +23,6 @@ from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
-from headscope.formats.digest import file_digest
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.fairseq.config import Settings, read_settings, transformer_config
 from headscope.formats.fairseq.from_native import (
@@ -34,10 +33,10 @@ from headscope.formats.fairseq.from_native import (
     vocabulary_files,
 )
 from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgraded
-from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import native_state
 from headscope.formats.torch_files import is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
+from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 START, PAD, END, UNKNOWN = range(4)

@@ -30,20 +30,17 @@ from headscope.errors import CheckpointError, DataError, HeadscopeError
 from headscope.files.hub import is_cached
 from headscope.files.reading import exists, is_file, read_json
 from headscope.formats.base import FORMATS, MASKED, SAME, CheckpointFormat, Export, SavedFiles
-from headscope.formats.devices import pick_device
-from headscope.formats.digest import file_digest
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.layouts import is_adapter, model_folder, refuse_adapter
-from headscope.formats.huggingface.native_models.conversion import converted
+from headscope.formats.huggingface.layouts import check_shards, is_adapter, model_folder, refuse_adapter
+from headscope.formats.huggingface.native_models.from_native import converted
 from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class, says_head_width
 from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
-from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name
-from headscope.formats.huggingface.shards import check_shards
-from headscope.formats.huggingface.writing import write_folder
+from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name, write_folder
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.formats.weights import file_digest
 from headscope.model.interface import suppress_warnings
-from headscope.model.storage.placement import check_devices, check_quantisation, placement
+from headscope.model.storage.placement import check_devices, check_quantisation, pick_device, placement
 from headscope.model.storage.stored_weights import keep_differentiable
 
 WEIGHTS = ("*.safetensors", "*.bin")

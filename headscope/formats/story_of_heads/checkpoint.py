@@ -32,8 +32,6 @@ from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
-from headscope.formats.digest import file_digest
-from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import NATIVE
 from headscope.formats.numpy_pickles import read_pickle
 from headscope.formats.safe_pickle import StubType
@@ -41,6 +39,7 @@ from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, l
 from headscope.formats.story_of_heads.keys import SOURCE, ArrayRule, array_rules, is_training_state
 from headscope.formats.story_of_heads.npz import Arrays, first_member
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
+from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.native.transformer import Transformer
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"

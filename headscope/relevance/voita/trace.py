@@ -23,7 +23,7 @@ from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, experts_of, weighted
-from headscope.relevance.replaced_forwards import replaced_forwards
+from headscope.relevance.rulesets import replaced_forwards
 from headscope.relevance.voita.trace_functions import (
     CONSTANT,
     FUNCTIONS,

@@ -32,7 +32,7 @@ from headscope.training.variant import Gradients, Variant
 
 if TYPE_CHECKING:
     from headscope.training.data.batches import TrainingBatch
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
 
 

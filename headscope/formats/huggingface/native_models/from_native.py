@@ -1,7 +1,7 @@
 """Native Transformers as Hugging Face directories that transformers loads without headscope.
 
 The first class that expresses the model exactly is taken (see `targets`). Mixings that are fixed and linear are folded
-into the output projections first.
+into the output projections first. What was written is read again with transformers, which computes logits with it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError
+from headscope.formats.exports import Conversion, Probe
 from headscope.formats.fairseq.keys import key_table
 from headscope.formats.huggingface.native_models.targets import (
     DEFAULT_LENGTH,
@@ -22,7 +23,9 @@ from headscope.formats.huggingface.native_models.targets import (
     Target,
     choose_architecture,
     stacks_of,
+    table_ends,
 )
+from headscope.formats.huggingface.native_models.tokenizers import write_vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
 from headscope.model.native.folding import folded_weights, unmixed
@@ -237,3 +240,43 @@ def _generation(checkpoint: TransformerCheckpoint, config: TransformerConfig, id
         settings |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
         settings |= {"max_new_tokens": search.max_extra, "early_stopping": True}
     return GenerationConfig(**settings)
+
+
+OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision
+
+
+def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
+    """Write weights, configs and, where transformers has one, a tokenizer; read the model again with transformers."""
+    import transformers
+
+    name = make(checkpoint, folder)
+    auto: Any = transformers.AutoModelForSeq2SeqLM if checkpoint.two_sided else transformers.AutoModelForCausalLM
+    own_code = name.startswith(OWN_CODE)
+    inputs = {"input_ids": probe.target}
+    if checkpoint.two_sided:
+        inputs = {
+            "input_ids": probe.source,
+            "attention_mask": probe.real.long(),
+            "decoder_input_ids": probe.target,
+        }
+    with quiet_transformers(), torch.no_grad():
+        model = auto.from_pretrained(folder, dtype=torch.float32 if own_code else torch.float64, local_files_only=True)
+        logits = model.eval()(**inputs, use_cache=False).logits
+    notes = [write_vocabulary(checkpoint, folder)]
+    if any(module.mixing is not None for _, _, _, module in checkpoint.model.attention_modules()):
+        notes.append("the matrices that mix heads are folded into the output projections")
+    if (end := table_ends(name, checkpoint.model.config)) is not None:
+        notes.append(f"{name} keeps positions in a table, which ends at {end} tokens")
+    if own_code:
+        notes.append(
+            f"transformers computes {name}'s attention in code of its own; analyse the original, not this copy"
+        )
+    opens = (f"transformers, without any code of its own: class {name}", "headscope")
+    return Conversion(name, logits, tuple(notes), opens, _limits(checkpoint))
+
+
+def _limits(checkpoint: TransformerCheckpoint) -> tuple[str, ...]:
+    """What a folder cannot be used for."""
+    if checkpoint.target is None:
+        return ("texts: there is no vocabulary, so give ids",)
+    return ("fairseq and headscope's own trainer: they go on from the original",)

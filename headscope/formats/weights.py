@@ -1,12 +1,15 @@
-"""A checkpoint's numbers must be finite: its weights when it is opened, and what it computes at every pass.
+"""What is asked of any checkpoint's weights: are they finite, also in what they compute, and what is their sha256.
 
-Both checks read each tensor once and copy nothing. A pass that fails runs a second time, to name the layer.
+Weights are checked when a checkpoint is opened, and what it computes at every pass. Both checks read each tensor once
+and copy nothing. A pass that fails runs a second time, to name the layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -121,3 +124,22 @@ def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Batc
     half = HALVES.get(checkpoint.dtype)
     hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"
     raise NumericalError(f"{checkpoint.path}: NaN or infinite numbers arise at {location or 'the output'}; {hint}")
+
+
+def file_digest(files: Sequence[Path]) -> str:
+    """sha256 over the bytes of files, in the order given."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as handle:
+            while block := handle.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 over the class of a model and the names, types, shapes and bytes of its parameters and buffers."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
