@@ -36,12 +36,6 @@ def split_gates(vector: Tensor, layout: Layout) -> dict[tuple[Site, int], Tensor
     return dict(zip(layers, torch.split(vector, [layout[layer] for layer in layers], dim=-1), strict=True))
 
 
-def join_gates(parts: Mapping[tuple[Site, int], Tensor]) -> Tensor:
-    """The inverse of `split_gates`: values [… h] of every (site, layer) as one vector [… N]."""
-    layers = sorted(parts, key=lambda layer: (SITES.index(layer[0]), layer[1]))
-    return torch.cat([parts[layer] for layer in layers], dim=-1)
-
-
 class GateFunction:
     """f(gates): the objective [b] of a batch under head gates [b N].
 

@@ -9,7 +9,7 @@ m(corrupt).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -213,12 +213,10 @@ def interpolated(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator
         return start + share * (output - start)
 
     parts = [part for part in checkpoint.model.modules() if isinstance(part, nn.Embedding)]
-    handles = [part.register_forward_hook(hook) for part in parts]
-    try:
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(part.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
     if not seen:
         raise CheckpointError("the embeddings of its tokens cannot be found, so there is no path between two prompts")
 

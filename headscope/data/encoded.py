@@ -81,17 +81,15 @@ class Contrasts:
     wrong: Tensor
     longer: Tensor
 
-    def _changed(self, corrupt: Side, change: Callable[[Tensor], Tensor]) -> Contrasts:
-        tensors = (self.positions, self.answers, self.wrong, self.longer)
-        return Contrasts(corrupt, *map(change, tensors))
-
     def to(self, device: torch.device) -> Contrasts:
         """A copy on another device."""
-        return self._changed(self.corrupt.to(device), lambda tensor: tensor.to(device))
+        corrupt, *tensors = vars(self).values()
+        return Contrasts(corrupt.to(device), *(tensor.to(device) for tensor in tensors))
 
     def rows(self, numbers: Tensor) -> Contrasts:
         """Those of the rows at `numbers` [n], in that order."""
-        return self._changed(self.corrupt.rows(numbers), lambda tensor: tensor[numbers])
+        corrupt, *tensors = vars(self).values()
+        return Contrasts(corrupt.rows(numbers), *(tensor[numbers] for tensor in tensors))
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from headscope.data.encoded import Batch, Side
-from headscope.errors import CheckpointError, NumericalError
+from headscope.errors import CheckpointError, NumericalError, shortlist
 from headscope.model.discovery import track_calls
 from headscope.model.nonfinite import first_non_finite, is_finite
 from headscope.model.storage.stored_weights import tensors_in_place
 
-NAMED = 3  # tensors that a message lists
 HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}
 
 
@@ -61,22 +60,19 @@ def refuse_damaged_model(path: object, model: nn.Module) -> None:
     for name, values in model.state_dict(keep_vars=True).items():
         if isinstance(values, Tensor):
             tensors.setdefault(id(values), (name, values))
-    wrong = [name for name, values in tensors.values() if not is_finite(values, masked=not _is_parameter(values))]
+    wrong = [
+        name for name, values in tensors.values() if not is_finite(values, masked=not isinstance(values, nn.Parameter))
+    ]
     wrong += [name for name, values in tensors_in_place(model) if not is_finite(values)]
     types = {values.dtype for _, values in tensors.values()} & HALVES.keys()
     hint = f"the file is damaged, or needs {HALVES[types.pop()]}" if types else "the file is damaged"
     _refuse(path, wrong, hint)
 
 
-def _is_parameter(values: Tensor) -> bool:
-    return isinstance(values, nn.Parameter)
-
-
 def _refuse(path: object, wrong: Collection[str], hint: str) -> None:
     if wrong:
-        others = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        names = ", ".join(name[:100] for name in list(wrong)[:NAMED])
-        raise CheckpointError(f"{path}: NaN or infinite numbers in {names}{others}; {hint}")
+        names = shortlist([name[:100] for name in wrong])
+        raise CheckpointError(f"{path}: NaN or infinite numbers in {names}; {hint}")
 
 
 def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenate[C, Batch, P], R]:

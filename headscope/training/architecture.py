@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, shortlist
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
@@ -125,7 +126,7 @@ def build_model(
         model = Transformer(shape)
         INITIAL[config.initial](model)
     else:
-        shape = variant.shape(_with_dropout(init.model.config, config))
+        shape = variant.shape(init.model.config.with_stacks(partial(replace, **_dropouts(config))))
         model = Transformer(shape)
         _fill(config, model, init.model, variant)
     variant.adapt(model, fresh=init is None)
@@ -152,12 +153,6 @@ def _memory() -> int | None:
         return None
 
 
-def _with_dropout(shape: TransformerConfig, config: TrainConfig) -> TransformerConfig:
-    decoder = replace(shape.decoder, **_dropouts(config))
-    encoder = None if shape.encoder is None else replace(shape.encoder, **_dropouts(config))
-    return replace(shape, decoder=decoder, encoder=encoder)
-
-
 def _fill(config: TrainConfig, model: Transformer, init: Transformer, variant: Variant) -> None:
     """Weights by name: all of them must be in both and fit, except those that the variant adds."""
     weights, expected = init.state_dict(), model.state_dict()
@@ -166,11 +161,10 @@ def _fill(config: TrainConfig, model: Transformer, init: Transformer, variant: V
     wrong = [key for key in expected if key in weights and expected[key].shape != weights[key].shape]
     for problem, keys in (("lacks", lacking), ("has no place for its", over), ("has another size of", wrong)):
         if keys:
-            others = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             subject = (
                 f"--init {config.init}"
                 if problem == "lacks"
                 else f"variant {variant.name}, started from {config.init},"
             )
-            raise CheckpointError(f"{subject} {problem} {', '.join(keys[:3])}{others}")
+            raise CheckpointError(f"{subject} {problem} {shortlist(keys)}")
     model.load_state_dict({**expected, **weights})

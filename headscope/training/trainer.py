@@ -34,7 +34,7 @@ from headscope.training.files.state import Progress, check_settings, load_state,
 from headscope.training.position import TrainingPosition
 from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import Listener, Loop, Reason, Silent
-from headscope.training.variant import Variant, variant_of
+from headscope.training.variant import Variant
 from headscope.version import VERSION
 
 
@@ -109,7 +109,7 @@ def _train(
     if state is not None:
         check_settings(state, settings, config.out)
     run = make_run(config, variant, processes)
-    variant = variant_of(run)
+    variant = run.variant
     progress = Progress() if state is None else load_state(run, state)
     if state is not None:
         variant.resumed(run)

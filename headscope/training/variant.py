@@ -127,12 +127,6 @@ class Variant:
         """Inverse of `state_dict`, after `prepare`."""
 
 
-def variant_of(run: TrainingRun) -> Variant:
-    """The variant that a run trains, with the hooks that the training loop calls."""
-    assert isinstance(run.variant, Variant)
-    return run.variant
-
-
 V = TypeVar("V", bound=type[Variant])
 VARIANTS: Registry[type[Variant]] = Registry(
     "variant", package="headscope.training.variants", group="headscope.variants"

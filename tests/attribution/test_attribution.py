@@ -16,7 +16,6 @@ from headscope.attribution.gatevector import (
     GateFunction,
     ablation,
     integrated_gradients,
-    join_gates,
     shapley,
     split_gates,
 )
@@ -253,7 +252,7 @@ def test_gates_of_all_heads_in_their_order() -> None:
     parts = split_gates(vector, layout)
     for number, head in enumerate(all_heads(layout)):
         assert parts[head.site, head.layer][head.head] == number
-    assert torch.equal(join_gates(parts), vector)
+    assert torch.equal(torch.cat(list(parts.values())), vector)
 
 
 def test_gates_of_their_own_for_every_sentence() -> None:

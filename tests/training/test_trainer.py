@@ -451,7 +451,7 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
         ({"target": None}, "needs --target FILE"),
         ({"kind": "lm"}, "leave out --target and --valid-target"),
         ({"dropout": 1.0}, "--dropout is 1.0; it must be at least 0 and less than 1"),
-        ({"max_tokens": 0}, "--max-tokens is 0; it must be at least 1"),
+        ({"max_tokens": 0}, "--max-tokens 0: at least 1 is needed"),
         ({"lr": 0.0}, "--lr is 0.0; it must be more than 0"),
         ({"schedule": "linear"}, "--schedule 'linear' is not known; choose inverse-sqrt, cosine or constant"),
         ({"schedule": "cosine", "max_updates": None}, "--max-updates or --max-epochs"),

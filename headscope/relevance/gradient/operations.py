@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -58,7 +59,7 @@ class NormParameters:
         return torch.rsqrt(centred_x.square().mean(dim=-1, keepdim=True) + self.epsilon)
 
 
-def normalized(output: Tensor, x: Tensor, norm: NormParameters, active: ActiveRules) -> Tensor:
+def normalized(output: Tensor, x: Tensor, active: ActiveRules, *, norm: NormParameters) -> Tensor:
     """The norm's output for x, with the choice between its gradient and a constant deviation."""
     states = precise(x.detach())
     inverse: list[Tensor] = []  # computed at the first backward pass that needs it: plain gradients never do
@@ -97,12 +98,8 @@ def composite_modules(model: nn.Module) -> dict[nn.Module, ModuleRule]:
         elif "norm" in type(module).__name__.lower() and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
             norm = recognise_norm(module)
             if norm is not None:
-                rules[module] = _with(norm)
+                rules[module] = partial(normalized, norm=norm)
     return rules
-
-
-def _with(norm: NormParameters) -> ModuleRule:
-    return lambda output, x, active: normalized(output, x, norm, active)
 
 
 @torch.no_grad()
@@ -257,7 +254,7 @@ class Operations(TorchFunctionMode):
         elif name in ("layer_norm", "rms_norm"):
             norm = _norm(name, *args, **kwargs)
             if norm is not None:
-                return normalized(result, args[0] if args else kwargs["input"], norm, active)
+                return normalized(result, args[0] if args else kwargs["input"], active, norm=norm)
         self._refuse(name)
         return result
 

@@ -47,11 +47,7 @@ from headscope.relevance.voita.core_rule import (
 from headscope.relevance.voita.trace import AttentionDetail
 from headscope.relevance.voita.trace_functions import NormDetail
 
-ALLOWED = {
-    "version": ("2021", "2019", "paper"),
-    "mode": ("alpha-beta", "eps"),
-    "norm_jacobian": ("published", "exact"),
-}
+ALLOWED = {"version": ("2021", "2019", "paper"), "mode": ("alpha-beta", "eps"), "norm_jacobian": ("published", "exact")}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,11 +60,7 @@ def check_swap(swap: Swap, layout: Layout) -> str | None:
 
 
 def swap_heads(
-    model: Transformer,
-    swaps: Iterable[Swap],
-    *,
-    output: bool = False,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Transformer, swaps: Iterable[Swap], *, output: bool = False, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
     """Carry out swaps in their order; `optimizer`: its moments of the same weights change places too.
 

@@ -123,10 +123,11 @@ class Mae(Variant):
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
         """A model that mixes experts already keeps its own; else ConfigError where the options do not fit its heads."""
-        stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
-        if all(stack.self_mixing == MIXING for stack in stacks):
+        if all(stack.self_mixing == MIXING for stack in config.stacks):
             return config
-        check_heads([count for stack in stacks for count in (*stack.self_heads, *stack.cross_heads)], self.options)
+        check_heads(
+            [count for stack in config.stacks for count in (*stack.self_heads, *stack.cross_heads)], self.options
+        )
         encoder = None if config.encoder is None else mixture_modules(config.encoder, self.options, causal=False)
         return replace(config, encoder=encoder, decoder=mixture_modules(config.decoder, self.options, causal=True))
 

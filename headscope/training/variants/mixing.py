@@ -99,8 +99,7 @@ class LinearMixing(Variant):
         return per_site("--ratios", self.options.ratios)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
-        encoder = None if config.encoder is None else mixing_modules(config.encoder)
-        return replace(config, encoder=encoder, decoder=mixing_modules(config.decoder))
+        return config.with_stacks(mixing_modules)
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
         alphas = [alpha for matrices in matrices_of(model).values() for alpha in matrices]

@@ -22,7 +22,6 @@ from headscope.formats.huggingface.native_models.targets import (
     Ids,
     Target,
     choose_architecture,
-    stacks_of,
     table_ends,
 )
 from headscope.formats.huggingface.native_models.tokenizers import write_vocabulary
@@ -63,8 +62,9 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     with quiet_transformers():
         model: Any = getattr(transformers, target.name)(_config(target, config, ids))
         model = model.to(checkpoint.dtype)
+        tied = {target.output} if _all_tied(config) else set()
         missing, unexpected = model.load_state_dict(state, strict=False)
-        wanting = [key for key in missing if "embed_positions" not in key and key not in _tied(target, config)]
+        wanting = [key for key in missing if "embed_positions" not in key and key not in tied]
         assert not unexpected and not wanting, f"{target.name}: {unexpected[:3]} left over, {wanting[:3]} missing"
         model.tie_weights()
         model.generation_config = _generation(checkpoint, config, ids)
@@ -88,9 +88,9 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
 
     decoder, encoder = config.decoder, config.encoder
     values: dict[str, Any] = {
-        "activation_function": ACTIVATIONS.get(decoder.activation, decoder.activation),
+        "activation_function": _act(decoder),
         **({} if target.folds_scale else {"scale_embedding": decoder.scale_embedding}),
-        "max_position_embeddings": _length(config),
+        "max_position_embeddings": max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks),
         "tie_word_embeddings": _all_tied(config),
         "dropout": decoder.dropout,
         "attention_dropout": decoder.attention_dropout,
@@ -105,12 +105,13 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
             values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn}
             values[f"{side}_attention_heads"] = stack.most_heads
             values[f"{side}_layerdrop"] = 0.0
-        values |= {"vocab_size": decoder.vocabulary} if target.one_vocabulary else _two_vocabularies(encoder, decoder)
+        two = {
+            "src_vocab_size": encoder.vocabulary,
+            "tgt_vocab_size": decoder.vocabulary,
+            "langs": ["source", "target"],
+        }
+        values |= {"vocab_size": decoder.vocabulary} if target.one_vocabulary else two
     return getattr(transformers, target.config)(**values)
-
-
-def _two_vocabularies(source: StackConfig, target: StackConfig) -> dict[str, Any]:
-    return {"src_vocab_size": source.vocabulary, "tgt_vocab_size": target.vocabulary, "langs": ["source", "target"]}
 
 
 def _alone(target: Target, decoder: StackConfig) -> dict[str, Any]:
@@ -143,24 +144,14 @@ def _act(stack: StackConfig) -> str:
     return ACTIVATIONS.get(stack.activation, stack.activation)
 
 
-def _length(config: TransformerConfig) -> int:
-    return max(stack.max_positions or DEFAULT_LENGTH for stack in stacks_of(config))
-
-
 def _all_tied(config: TransformerConfig) -> bool:
     return config.tie_output and (config.share_embeddings or config.encoder is None)
 
 
-def _tied(target: Target, config: TransformerConfig) -> set[str]:
-    return {target.output} if _all_tied(config) else set()
-
-
 def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our weights under the keys of the class: fairseq's names within another prefix."""
-    back = {
-        native_key: fairseq_key
-        for fairseq_key, native_key in key_table({"encoder": _deep(config), "decoder": _deep(config)}).items()
-    }
+    layers = max(stack.layers for stack in config.stacks)
+    back = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}
     weights: dict[str, Tensor] = {}
     for native_key, tensor in state.items():
         if native_key == "output.bias":
@@ -171,10 +162,6 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
         weights[target.output if native_key == "output.weight" else f"{target.prefix[side]}.{name}"] = tensor
     _fill(target, config, weights)
     return weights
-
-
-def _deep(config: TransformerConfig) -> int:
-    return max(stack.layers for stack in stacks_of(config))
 
 
 def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
@@ -254,11 +241,7 @@ def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> 
     own_code = name.startswith(OWN_CODE)
     inputs = {"input_ids": probe.target}
     if checkpoint.two_sided:
-        inputs = {
-            "input_ids": probe.source,
-            "attention_mask": probe.real.long(),
-            "decoder_input_ids": probe.target,
-        }
+        inputs = {"input_ids": probe.source, "attention_mask": probe.real.long(), "decoder_input_ids": probe.target}
     with quiet_transformers(), torch.no_grad():
         model = auto.from_pretrained(folder, dtype=torch.float32 if own_code else torch.float64, local_files_only=True)
         logits = model.eval()(**inputs, use_cache=False).logits

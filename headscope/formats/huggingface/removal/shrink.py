@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -303,10 +303,7 @@ def _slices_of(
     """Every parameter that units have a part of, with the units that stay."""
     assert parts.output is not None
     sides = _sides_of(parts, kept, groups)
-    return [
-        *((slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)),
-        (parts.output, kept),
-    ]
+    return [*((slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)), (parts.output, kept)]
 
 
 def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
@@ -391,13 +388,9 @@ def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[
     merged: dict[str, Any] = {}
     for name, new in table.items():
         earlier = old.get(name, type(new)())
-        merged[name] = {**earlier, **new} if isinstance(new, dict) else _union(earlier, new)
+        merged[name] = {**earlier, **new} if isinstance(new, dict) else list(dict.fromkeys([*earlier, *new]))
     emptied = set(merged["zeros"]) | set(merged["biases"])
     merged["shapes"] = {
         name: shape for name, shape in merged["shapes"].items() if name.rpartition(".")[0] not in emptied
     }
     return merged
-
-
-def _union(*lists: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(name for names in lists for name in names))
