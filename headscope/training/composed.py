@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields, make_dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 def _of_each(hook: str) -> Any:
     """The hook of a chain that calls this hook of every part."""
 
+    @wraps(getattr(Variant, hook))
     def call(chain: VariantChain, *arguments: Any) -> None:
         for part in chain.parts:
             getattr(part, hook)(*arguments)

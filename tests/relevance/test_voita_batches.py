@@ -15,7 +15,7 @@ from headscope.formats.base import IGNORED, Checkpoint
 from headscope.model.threads import threads_for_pass
 from headscope.relevance.rulesets import RULE_SETS, Relevance, Target
 from headscope.relevance.voita import rulesets as groups_module
-from headscope.relevance.voita.explain import explain_voita, recorded_voita
+from headscope.relevance.voita.explain import recorded_voita
 from headscope.relevance.voita.rulesets import SIMILAR, length_groups
 from tests.oracles import checkpoints, native, tiny
 
@@ -56,7 +56,7 @@ def test_groups_give_what_the_whole_batch_gives(
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(threads)
     with threads_for_pass(checkpoint.model, batch.positions):
-        expected = explain_voita(checkpoint, batch, settings=rule_set.settings, target=target, neurons=False)
+        expected = recorded_voita(checkpoint, batch, settings=rule_set.settings, target=target).explained(neurons=False)
         found = rule_set.explain(checkpoint, batch, target=target, steps="each")
     assert torch.equal(found.counts, expected.explained.float()) and torch.equal(found.values, found.counts)
     assert found.relevance.keys() == expected.heads.keys()
@@ -75,7 +75,7 @@ def close(found: Tensor | None, expected: Tensor | None) -> None:
 def test_what_is_explained_once_is_put_together_too(batch: Batch) -> None:
     checkpoint = tiny.checkpoint("bert", seed=3)
     one_side = replace(batch, target=None, labels=None)
-    expected = explain_voita(checkpoint, one_side, neurons=False)
+    expected = recorded_voita(checkpoint, one_side).explained(neurons=False)
     found = RULE_SETS.get("voita").explain(checkpoint, one_side, target="top1", steps="each")
     assert found.counts.shape == (1, 6) and bool(found.counts.all())
     for place, heads in expected.heads.items():

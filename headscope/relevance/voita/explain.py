@@ -1,4 +1,4 @@
-"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `explain_voita`.
+"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `recorded_voita(…).explained()`.
 
 The paper's own program, as it is since June 2021, forms (length · width)² Jacobians and runs once per target position.
 Here transitions are built in blocks, do not depend on the relevance, and serve all positions.
@@ -125,31 +125,16 @@ class VoitaRelevance:
         return torch.where(total > 0, shifted * inputs.sum(dim=-1, keepdim=True) / total.clamp(min=1e-30), shifted)
 
 
-def explain_voita(
-    checkpoint: Checkpoint,
-    batch: Batch,
-    *,
-    settings: VoitaSettings | None = None,
-    target: Target = "top1",
-    block_bytes: int = BLOCK_BYTES,
-    neurons: bool = True,
-) -> VoitaRelevance:
-    """Explain what a checkpoint predicts for a batch; entry p of the result is position p of each sentence.
+def recorded_voita(
+    checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings | None = None, target: Target = "top1"
+) -> RecordedTrace:
+    """The forward pass of a batch, to explain what is predicted; position p of the result is that of each sentence.
 
     `target` "top1": the likeliest token at the position; "reference": the one that should be there (positions
     without a label are not explained). A classifier is explained at its class, a model that predicts nothing by the
     projection of its mean-pooled final state on its own direction, each neuron starting with its share of it:
     both once, at p = 0. A contrast of logits is no indicator, which this rule starts from: ConfigError.
-    `block_bytes` is the budget for what is held at a time beside the activations of the forward pass and the result;
-    `neurons` says whether the result has relevances neuron by neuron, which take length² · width.
     """
-    return recorded_voita(checkpoint, batch, settings=settings, target=target).explained(block_bytes, neurons=neurons)
-
-
-def recorded_voita(
-    checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings | None = None, target: Target = "top1"
-) -> RecordedTrace:
-    """The forward pass of `explain_voita`."""
     quantity = quantity_of(checkpoint, batch, target)
     return record_trace(
         checkpoint.model,
@@ -157,23 +142,6 @@ def recorded_voita(
         lambda output: starting_relevance(checkpoint, batch, output, quantity),
         settings=settings,
     )
-
-
-def explain(
-    model: nn.Module,
-    forward: Callable[[], Tensor],
-    start: Callable[[Tensor], Tensor | OutputUnits],
-    *,
-    settings: VoitaSettings | None = None,
-    block_bytes: int = BLOCK_BYTES,
-    neurons: bool = True,
-) -> VoitaRelevance:
-    """Explain any output of a model: `forward` runs it once, `start` maps its output to the relevance there.
-
-    `start` gives a tensor [p …] with the output's shape, or `OutputUnits`. The model is left as it was.
-    CheckpointError where an operation has no rule.
-    """
-    return record_trace(model, forward, start, settings=settings).explained(block_bytes, neurons=neurons)
 
 
 @dataclass(frozen=True)
@@ -186,7 +154,12 @@ class RecordedTrace:
     settings: VoitaSettings
 
     def explained(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> VoitaRelevance:
-        """Propagate relevance; the model is not run again, so that several of these can run in parallel."""
+        """Propagate relevance; the model is not run again, so that several of these can run in parallel.
+
+        `block_bytes` is the budget for what is held at a time beside the activations of the forward pass and the
+        result; `neurons` says whether the result has relevances neuron by neuron, which take length² · width.
+        CheckpointError where an operation has no rule.
+        """
         if block_bytes < 1:
             raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
         trace, dtype = self.trace, rule_dtype(self.output.dtype)
@@ -208,7 +181,10 @@ def record_trace(
     *,
     settings: VoitaSettings | None = None,
 ) -> RecordedTrace:
-    """The forward pass of `explain`."""
+    """Any forward pass of a model, which is left as it was; `start` maps its output to the relevance there.
+
+    That is a tensor [p …] with the output's shape, or `OutputUnits`.
+    """
     with torch.inference_mode(False), torch.no_grad(), eval_mode(model):
         with traced(model) as trace:
             output = forward()
