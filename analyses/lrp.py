@@ -55,7 +55,7 @@ def default_rules(checkpoint: Checkpoint, *, has_target: bool) -> str:
 class Lrp(Analysis):
     """Mean over explained predictions of a head's relevance, normalised over the heads of its layer.
 
-    Relevance is read at the contexts weights·V; absolute values are normalised (`headscope.relevance.readout`).
+    Relevance is read at the contexts weights·V; absolute values are normalised (`headscope.relevance.rulesets`).
     Column `lrp` is of the first rule set; `lrp.csv` has every rule set's normalised, raw and absolute relevance, and
     how much of it goes on through values and through queries and keys, per explained prediction. What is
     explained, and in how many passes: `headscope.relevance.backward`. Voita et al. normalise each prediction by itself,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 import torch
 
-from headscope.attribution.objectives.answer import Answer
+from headscope.attribution.objectives.answer import AnswerObjective
 from headscope.attribution.patching import CONTEXT, PromptEffects, exact_effects
 from headscope.bootstrap import Ratio
 from headscope.config import option
@@ -45,7 +45,7 @@ class PromptAnalysis(Analysis):
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        return Answer.applies(checkpoint, has_target=False, has_labels=False)
+        return AnswerObjective.applies(checkpoint, has_target=False, has_labels=False)
 
     def ratios(
         self, checkpoint: Checkpoint, batch: Batch, result: PromptEffects, names: Mapping[str, str]

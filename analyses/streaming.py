@@ -16,8 +16,7 @@ from headscope.attribution.streaming_gates import LabelledText, StreamingFit, le
 from headscope.bootstrap import Estimate
 from headscope.config import option
 from headscope.data.corpus import Corpus
-from headscope.data.haystack import Haystack, prompt_ids
-from headscope.data.passkeys import Passkeys
+from headscope.data.haystack import Haystack, Passkeys, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.engine.declarations import Measure
 from headscope.errors import ConfigError, DataError
@@ -130,7 +129,7 @@ class Streaming(Analysis):
 
     def _texts(self, corpus: Corpus, checkpoint: Checkpoint) -> Iterator[LabelledText]:
         """Fresh passkeys in texts of fresh lengths, without end."""
-        options, luck = self.options, random.Random(self.run.seed)
+        options, generator = self.options, random.Random(self.run.seed)
         passkeys = Passkeys(
             count=options.passkeys,
             length=options.passkey_length,
@@ -141,8 +140,8 @@ class Streaming(Analysis):
         shortest, longest = options.streaming_lengths
         haystack = Haystack.read(corpus, checkpoint, length=longest)
         while True:
-            length = luck.randint(shortest, longest)
-            text, questions = passkeys.hidden(haystack, length=length, luck=luck)
+            length = generator.randint(shortest, longest)
+            text, questions = passkeys.hidden(haystack, length=length, generator=generator)
             beside = len(prompt_ids(checkpoint, f"{text}\n{questions}")) - length
             if checkpoint.limit is not None and beside + length > checkpoint.limit:
                 length = checkpoint.limit - beside
@@ -151,7 +150,7 @@ class Streaming(Analysis):
                         f"{options.passkeys} passkeys with their questions take about {beside} subwords, and the model "
                         f"reads {checkpoint.limit}; give smaller --passkeys or --passkey-length"
                     )
-                text, questions = passkeys.hidden(haystack, length=length, luck=luck)
+                text, questions = passkeys.hidden(haystack, length=length, generator=generator)
             before = prompt_ids(checkpoint, f"{text}\n")
             yield LabelledText(prompt_ids(checkpoint, f"{text}\n{questions}")[: checkpoint.limit], len(before))
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from headscope.assets import demo_checkpoint
 from headscope.attribution.explained import explained_batch
-from headscope.attribution.measures import ablation
+from headscope.attribution.gatevector import ablation
 from headscope.attribution.objectives.representation import Representation
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import open_corpus

@@ -20,9 +20,8 @@ import torch
 
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from headscope.relevance.voita.explain import explain
-from headscope.relevance.voita.rules import OutputUnits
-from headscope.relevance.voita.settings import VoitaSettings
+from headscope.relevance.voita.explain import record_trace
+from headscope.relevance.voita.rules import OutputUnits, VoitaSettings
 
 
 def build(options: argparse.Namespace) -> Transformer:
@@ -77,7 +76,7 @@ def main() -> None:
         return OutputUnits(torch.arange(n)[:, None], classes.T, torch.ones(n, 1))
 
     def voita() -> None:
-        explain(model, lambda: model(ids[0], ids[1]), start, settings=settings)
+        record_trace(model, lambda: model(ids[0], ids[1]), start, settings=settings).explained()
 
     forward()
     voita()

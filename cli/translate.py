@@ -51,7 +51,7 @@ def translate(values: Mapping[str, Any]) -> None:
 def _translate(
     checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: int, window: int, processes: Processes
 ) -> None:
-    from headscope.data.unknown_subwords import UnknownSubwords
+    from headscope.data.encoded import UnknownSubwords
     from headscope.evaluation.translation import decoded_lines, shared_lines, translate_lines
     from headscope.files.reading import lines_of
     from headscope.progress import no_progress

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -32,6 +32,11 @@ def flags_are_kept() -> bool:
 def one_line(text: object) -> str:
     """A message of any program in one line, with nothing in it that a terminal would obey."""
     return printable(" ".join(str(text).split()))
+
+
+def shortlist(names: Sequence[str], *, most: int = 3) -> str:
+    """The first names of a list, and how many more there are: `a, b, c and 5 more`."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def printable(text: str) -> str:

@@ -17,9 +17,9 @@ from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 
 if TYPE_CHECKING:
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
-    from headscope.training.validate import Validation
+    from headscope.training.train_loop import Validation
 
 SENTENCES, EPOCHS, WARM = 800, 4, 5  # swaps and G steps come by epoch, so there are some; updates not counted
 

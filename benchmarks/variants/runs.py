@@ -29,9 +29,9 @@ from headscope.training.trainer import TrainingResult, train
 from headscope.training.variant import VARIANTS
 
 if TYPE_CHECKING:
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
-    from headscope.training.validate import Validation
+    from headscope.training.train_loop import Validation
 
 LENGTHS = TranslateOptions(beam=5, max_ratio=1.2, max_extra=10)  # as in validation: no endless translations
 ROOT = Path(__file__).parents[2]

@@ -34,10 +34,10 @@ from headscope.files.folders import Build
 from headscope.files.lines import read_lines
 from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import Checkpoint, open_configured
-from headscope.formats.devices import pick_device
 from headscope.heads import select_heads
 from headscope.model.gating import masked
 from headscope.model.process_settings import keep_few_kernels
+from headscope.model.storage.placement import pick_device
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature
 

@@ -14,8 +14,8 @@ from headscope.api.options import PathName, in_python
 from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.finite import refuse_damaged_model
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.weights import refuse_damaged_model
 from headscope.model.storage.stored_weights import is_packing
 
 

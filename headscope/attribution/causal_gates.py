@@ -71,7 +71,8 @@ def fit_gates(checkpoint: Checkpoint, examples: Sequence[Batch], fit: GatingFit)
 
     Deterministic by the seed. NumericalError where a loss is no number.
     """
-    layout = _layout(checkpoint, examples[0])
+    assert not checkpoint.two_sided or examples[0].target is not None, "an encoder-decoder needs a target"
+    layout = {place: heads for place, heads in checkpoint.layout.items() if heads}
     generator = torch.Generator().manual_seed(fit.seed)
     dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32
     start = torch.rand(fit.fits, sum(layout.values()), generator=generator, dtype=torch.float64)
@@ -88,11 +89,7 @@ def fit_gates(checkpoint: Checkpoint, examples: Sequence[Batch], fit: GatingFit)
 
 def scores(gates: FittedGates) -> dict[str, Tensor]:
     """Facilitation G⁻, interference 1 − G⁺ and irrelevance G⁺ (1 − G⁻) [r N] of every fit (Nam et al., table 1)."""
-    return {
-        "facilitation": gates.shed,
-        "interference": 1 - gates.kept,
-        "irrelevance": gates.kept * (1 - gates.shed),
-    }
+    return {"facilitation": gates.shed, "interference": 1 - gates.kept, "irrelevance": gates.kept * (1 - gates.shed)}
 
 
 def gated_losses(checkpoint: Checkpoint, gates: Tensor, batch: Batch, layout: Layout) -> Tensor:
@@ -201,12 +198,6 @@ def _padded(sides: Sequence[Side]) -> Side:
     )
     segments = [side.segments[0] for side in sides if side.segments is not None]
     return Side(ids, real, special, pad_sequence(segments, batch_first=True) if segments else None)
-
-
-def _layout(checkpoint: Checkpoint, example: Batch) -> Layout:
-    """The heads that run: those of the decoder, and of the encoder where there is one."""
-    assert not checkpoint.two_sided or example.target is not None, "an encoder-decoder needs a target"
-    return {place: heads for place, heads in checkpoint.layout.items() if heads}
 
 
 def _shuffled(count: int, batch: int, generator: torch.Generator) -> Iterator[list[int]]:

@@ -19,7 +19,7 @@ from headscope.model.native.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class Step:
+class WrittenToken:
     """A token that was written, and the weights [h s] of the query that predicted it at every (site, layer).
 
     Key s of the weights is that of position `first[site, layer]` + s: a cache of a sliding window holds the last keys.
@@ -31,7 +31,9 @@ class Step:
 
 
 @torch.no_grad()
-def continue_greedily(checkpoint: Checkpoint, prompt: list[int], *, steps: int, stop: frozenset[int]) -> Iterator[Step]:
+def continue_greedily(
+    checkpoint: Checkpoint, prompt: list[int], *, steps: int, stop: frozenset[int]
+) -> Iterator[WrittenToken]:
     """The most likely token after a prompt, and after that, until one of `stop` or for so many steps.
 
     The prompt but its last token is read with the model's own attention and not observed, so that no weights of all its
@@ -46,7 +48,7 @@ def continue_greedily(checkpoint: Checkpoint, prompt: list[int], *, steps: int, 
             with _kept_weights(checkpoint, seen):
                 token = advance(token).argmax(dim=-1)  # [1]
             total = len(prompt) + number
-            yield Step(int(token), seen, {place: total - weights.shape[-1] for place, weights in seen.items()})
+            yield WrittenToken(int(token), seen, {place: total - weights.shape[-1] for place, weights in seen.items()})
             if int(token) in stop:
                 return
 

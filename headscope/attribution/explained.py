@@ -1,8 +1,12 @@
-"""An objective on one batch as a function of head gates, which captum attributes to the gates."""
+"""An objective on one batch as a function of head gates, which captum attributes to the gates.
+
+The context of a closed head is zero, its mean over the sentence, or its context at another position. Each replacement
+depends on one sentence only, so a batch of N sentences is N batches of one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,13 +16,94 @@ from torch import Tensor
 
 from headscope.attribution.gatevector import Contexts, GateFunction, Keep, split_gates
 from headscope.attribution.objectives.base import Objective, ObjectiveOutput
-from headscope.attribution.replacements import replacement
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch
+from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site
 from headscope.model.layer_index import LayerIndex
 from headscope.model.process_settings import keep_freed_memory
+
+
+def mean_context(context: Tensor, real: Tensor) -> Tensor:
+    """Mean over the sentence's own real positions [b t], special ones too: [b h 1 k] from contexts [b h t k]."""
+    weights = real.to(context.dtype)
+    total = torch.einsum("bhtk,bt->bhk", context, weights)
+    return (total / weights.sum(dim=-1)[:, None, None])[:, :, None]
+
+
+def other_context(context: Tensor, real: Tensor, shifts: Tensor) -> Tensor:
+    """Contexts [b h t k] rolled by `shifts` [b] over each sentence's real positions; what padding gets is arbitrary."""
+    lengths = real.sum(dim=-1, keepdim=True)  # [b 1]
+    order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)  # real positions first
+    rank = (real.cumsum(dim=-1) - 1).clamp(min=0)
+    donor = order.gather(1, (rank + shifts[:, None]) % lengths.clamp(min=1))  # [b t]
+    return context.gather(2, donor[:, None, :, None].expand_as(context))
+
+
+def random_shifts(indices: Tensor, lengths: Tensor, *, seed: int) -> Tensor:
+    """For each sentence number a shift from 1 to its length minus 1 (0 where there is one position): [b].
+
+    A hash of number and seed (the finaliser of MurmurHash3), so that the shift does not depend on the batch.
+    """
+    mask = 0xFFFFFFFF
+    mixed = (indices * 0x9E3779B1 + seed * 0x85EBCA77 + 1) & mask
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & mask
+    mixed = mixed ^ (mixed >> 16)
+    return torch.where(lengths > 1, 1 + mixed.to(lengths.device) % (lengths - 1).clamp(min=1), 0)
+
+
+def zeros(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+    """Zero: the head's gate is closed (Voita et al. 2019; Michel et al. 2019)."""
+    return {}
+
+
+def means(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+    """The mean of the head's contexts over the sentence, the same at every position.
+
+    Wang et al. (2022) take the mean over a data set; here it is over the sentence's own positions.
+    """
+    return {
+        layer: [mean_context(context, _real(layer, batch)) for context in calls] for layer, calls in contexts.items()
+    }
+
+
+def resampled(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+    """At each position the head's context at another position of the same sentence.
+
+    All heads of a sentence are shifted by the same number of positions, which follows from the seed and the
+    sentence's number. A sentence of one position stays unchanged.
+    """
+    shifts: dict[int, Tensor] = {}
+    replaced = {}
+    for layer, calls in contexts.items():
+        real = _real(layer, batch)
+        if id(real) not in shifts:
+            shifts[id(real)] = random_shifts(batch.indices, real.sum(dim=-1), seed=seed)
+        replaced[layer] = [other_context(context, real, shifts[id(real)]) for context in calls]
+    return replaced
+
+
+REPLACEMENTS: Mapping[str, Callable[[Contexts, Batch, int], Contexts]] = {
+    "zero": zeros,
+    "mean": means,
+    "resample": resampled,
+}
+
+
+def replacement(name: str) -> Callable[[Contexts, Batch, int], Contexts]:
+    """A replacement by its name; ConfigError for an unknown one."""
+    if name not in REPLACEMENTS:
+        raise ConfigError(f"--ablate-with {name!r} is not known; choose {', '.join(REPLACEMENTS)}")
+    return REPLACEMENTS[name]
+
+
+def _real(layer: tuple[Site, int], batch: Batch) -> Tensor:
+    """Which query positions of a site are not padding [b t]."""
+    text = batch.source if batch.target is None else batch.target
+    return (batch.source if layer[0] is Site.ENCODER_SELF else text).real
+
 
 Of = Literal["damage", "value"]
 
@@ -85,7 +170,7 @@ def explained_batch(
 ) -> Iterator[ExplainedBatch]:
     """Within the block: the objective of every sentence of a batch as a function of head gates.
 
-    A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.replacements`), or by that of
+    A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.explained`), or by that of
     `closed`, which has the contexts of another run over as many positions. Hundreds of passes over one batch follow, so
     a command's process keeps freed memory (`headscope.model.process_settings`).
     """

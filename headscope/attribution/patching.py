@@ -9,7 +9,7 @@ m(corrupt).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attribution.explained import explained_batch
-from headscope.attribution.gatevector import split_gates
-from headscope.attribution.measures import ablation
-from headscope.attribution.objectives.answer import Answer
+from headscope.attribution.gatevector import ablation, split_gates
+from headscope.attribution.objectives.answer import AnswerObjective
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
@@ -100,7 +99,7 @@ def recorded(checkpoint: Checkpoint, batch: Batch, *, differentiable: bool = Fal
                 recording.contexts.setdefault((site.site, site.layer), []).append(context)
 
         with tapped(tap):
-            recording.values = Answer().values(checkpoint, batch)
+            recording.values = AnswerObjective().values(checkpoint, batch)
     return recording
 
 
@@ -116,7 +115,7 @@ def exact_effects(
     with (
         torch.inference_mode(),
         explained_batch(
-            checkpoint, Answer(), runs.base, layer_index=layer_index, of="value", closed=other.contexts
+            checkpoint, AnswerObjective(), runs.base, layer_index=layer_index, of="value", closed=other.contexts
         ) as explained,
     ):
         effects = split_gates(-runs.sign * ablation(explained.f, explained.gates), explained.layout)
@@ -206,20 +205,18 @@ def interpolated(checkpoint: Checkpoint, batch: Batch, share: float) -> Iterator
     ids, corrupt, seen = batch.source.ids, batch.contrasts.corrupt.ids, set()
 
     def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        given = inputs[0] if inputs else None
-        if module in seen or not isinstance(given, Tensor) or not torch.equal(given, ids):
+        ids_read = inputs[0] if inputs else None
+        if module in seen or not isinstance(ids_read, Tensor) or not torch.equal(ids_read, ids):
             return None
         seen.add(module)
         start: Tensor = module.forward(corrupt)
         return start + share * (output - start)
 
     parts = [part for part in checkpoint.model.modules() if isinstance(part, nn.Embedding)]
-    handles = [part.register_forward_hook(hook) for part in parts]
-    try:
+    with ExitStack() as stack:
+        for part in parts:
+            stack.enter_context(part.register_forward_hook(hook))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
     if not seen:
         raise CheckpointError("the embeddings of its tokens cannot be found, so there is no path between two prompts")
 

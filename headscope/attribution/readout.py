@@ -33,6 +33,9 @@ SHAPES = frozenset(
     {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "CloneBackward0", "ToCopyBackward0"}
 )
 
+ObservedNorms = list[tuple[nn.Module, Tensor, Tensor]]
+"""Norms, what they read, and what they give."""
+
 
 @dataclass(frozen=True)
 class FinalNorm:
@@ -98,7 +101,7 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
 class _Probe:
     """What hooks record: norms with inputs and outputs, graph nodes of attention outputs, the final state."""
 
-    norms: list[tuple[nn.Module, Tensor, Tensor]] = field(default_factory=list)
+    norms: ObservedNorms = field(default_factory=list)
     outputs: dict[str, Any] = field(default_factory=dict)
     final: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -107,22 +110,16 @@ class _Probe:
         """Within the block the hooks are in place."""
         owners = WeightOwners(checkpoint.model)
         with ExitStack() as stack:
-            for module in checkpoint.model.modules():
-                if normalises(module):
-                    stack.callback(module.register_forward_hook(self._norm).remove)
+            self.norms = stack.enter_context(observed_norms(checkpoint.model))
             for (site, number), projection in checkpoint.projections.items():
                 if site is not Site.ENCODER_SELF:
                     name = f"{site}.{number}"
                     self.outputs[name] = None
                     owner = owners.of(projection.output)
                     if owner is not None:
-                        stack.callback(owner[1].register_forward_hook(self._writer(name)).remove)
-            stack.callback(layer.register_forward_pre_hook(self._end).remove)
+                        stack.enter_context(owner[1].register_forward_hook(self._writer(name)))
+            stack.enter_context(layer.register_forward_pre_hook(self._end))
             yield
-
-    def _norm(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and inputs[0].shape == output.shape:
-            self.norms.append((module, inputs[0], output))
 
     def _writer(self, name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -132,6 +129,21 @@ class _Probe:
 
     def _end(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         self.final = inputs[0]
+
+
+@contextmanager
+def observed_norms(model: nn.Module) -> Iterator[ObservedNorms]:
+    """Within the block the norms of a model are noted as it runs, with what each reads and gives."""
+    norms: ObservedNorms = []
+
+    def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and inputs[0].shape == output.shape:
+            norms.append((module, inputs[0], output))
+
+    with ExitStack() as stack:
+        for module in filter(normalises, model.modules()):
+            stack.enter_context(module.register_forward_hook(note))
+        yield norms
 
 
 def normalises(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.readout import FinalNorm, Readout, find_readout, normalises, proportion, read_norm
+from headscope.attribution.readout import PROBE, FinalNorm, Readout, find_readout, observed_norms, proportion, read_norm
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -31,7 +31,6 @@ from headscope.model.projections import Slices, WeightOwners
 from headscope.model.storage.stored_weights import matrix_of
 
 SiteLayer = tuple[Site, int]
-PROBE = 5
 CHUNK = 8192  # rows of the vocabulary that are multiplied at a time
 
 
@@ -241,12 +240,7 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
     }
     side = pad_side([Encoded([int(number)], [False]) for number in ids]).to(device)
     batch = Batch(torch.arange(len(ids)), 0, side, side if checkpoint.two_sided else None)
-    with (
-        eval_mode(model),
-        _replaced_input(entry, states),
-        _seen_input(end, seen),
-        gated(model, closed),
-    ):
+    with eval_mode(model), _replaced_input(entry, states), _seen_input(end, seen), gated(model, closed):
         checkpoint.forward(batch) if later or norm else checkpoint.logits(batch)
     return precise(seen[0][:, 0])
 
@@ -274,11 +268,8 @@ def _replaced_input(module: nn.Module, states: Tensor) -> Iterator[None]:
             return (states, *arguments[1:]), keywords
         return arguments, keywords | {"hidden_states": states}
 
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
+    with module.register_forward_pre_hook(hook, with_kwargs=True):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -288,11 +279,8 @@ def _seen_input(module: nn.Module, seen: list[Tensor]) -> Iterator[None]:
         if states is not None:
             seen.append(states)
 
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
+    with module.register_forward_pre_hook(hook, with_kwargs=True):
         yield
-    finally:
-        handle.remove()
 
 
 def _width(slices: Slices) -> int:
@@ -320,7 +308,6 @@ class _Probe:
 
     def __init__(self, checkpoint: Checkpoint, site_layers: list[SiteLayer]) -> None:
         model = checkpoint.model
-        self.norms: list[tuple[nn.Module, Tensor, Tensor]] = []
         self.tables: list[tuple[Tensor, Tensor]] = []
         self.inputs: dict[SiteLayer, Tensor] = {}
         self.entries: dict[SiteLayer, list[Tensor]] = {site_layer: [] for site_layer in site_layers}
@@ -330,21 +317,16 @@ class _Probe:
         text = pad_side([Encoded(ids, [False] * PROBE) for ids in rows]).to(checkpoint.device)
         self.ids = text.ids
         with ExitStack() as stack:
+            self.norms = stack.enter_context(observed_norms(model))
             for module in model.modules():
-                if normalises(module):
-                    stack.callback(module.register_forward_hook(self._norm).remove)
                 if isinstance(module, nn.Embedding):
-                    stack.callback(module.register_forward_hook(self._table).remove)
+                    stack.enter_context(module.register_forward_hook(self._table))
             for site_layer, entry in self.entries.items():
                 stack.enter_context(_seen_input(layer_block(model, checkpoint, site_layer), entry))
                 owner = owners.of(checkpoint.projections[site_layer].value)
                 if owner is not None:
-                    stack.callback(owner[1].register_forward_pre_hook(self._reader(site_layer)).remove)
+                    stack.enter_context(owner[1].register_forward_pre_hook(self._reader(site_layer)))
             checkpoint.logits(Batch(torch.arange(2), 0, text, text if checkpoint.two_sided else None))
-
-    def _norm(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if inputs and isinstance(inputs[0], Tensor) and isinstance(output, Tensor) and inputs[0].shape == output.shape:
-            self.norms.append((module, inputs[0], output))
 
     def _table(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], self.ids):

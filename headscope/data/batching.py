@@ -23,12 +23,12 @@ from headscope.data.encoded import (
     Contrasts,
     Encoded,
     Encoder,
+    UnknownSubwords,
     encode_sources,
     pad_rows,
     pad_side,
 )
 from headscope.data.labels import label_row
-from headscope.data.unknown_subwords import UnknownSubwords
 from headscope.errors import ConfigError, DataError
 
 DEFAULT_LIMIT = 512
@@ -171,14 +171,11 @@ def _labelled(ready: list[_EncodedSentence], encoder: Encoder, limit: int) -> li
     prompts = ready[0].corrupt is not None
     labels = encoder.labels(texts, limit=UNCUT if prompts else limit)
     if prompts:
-        labels = [_prompt_labels(entry, row) for entry, row in zip(ready, labels, strict=True)]
+        contrasts = [entry.sentence.contrast for entry in ready if entry.sentence.contrast is not None]
+        labels = [
+            [*row[: one.position], one.answer] for one, row in zip(contrasts, labels, strict=True)
+        ]  # text, answer
     return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]
-
-
-def _prompt_labels(entry: _EncodedSentence, row: list[int]) -> list[int]:
-    """What a decoder should say at each of the inputs of a prompt: the text, and then the answer."""
-    assert entry.sentence.contrast is not None
-    return [*row[: entry.sentence.contrast.position], entry.sentence.contrast.answer]
 
 
 def _groups(ready: list[_EncodedSentence], tokens: int) -> Iterator[list[_EncodedSentence]]:

@@ -12,8 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from headscope.data.columns import read_columns
-from headscope.data.parses import Parse, read_conllu
+from headscope.data.parses import Parse, read_columns, read_conllu
 from headscope.errors import DataError
 from headscope.files.lines import Lines, in_step, read_lines, text_name
 from headscope.files.reading import exists, is_regular

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from headscope.data.columns import read_columns
 from headscope.data.corpus import Corpus, Labels
 from headscope.data.encoded import IGNORED, Encoded
 from headscope.data.offsets import Span
-from headscope.errors import DataError
+from headscope.data.parses import read_columns
+from headscope.errors import DataError, shortlist
 from headscope.files.lines import Lines, read_lines, text_name
 
 SHOWN = 5  # labels of the model in an error
@@ -62,9 +62,8 @@ def _number(text: str, numbers: Mapping[str, int], names: Sequence[str], locatio
 
 def _known(text: str, numbers: Mapping[str, int], names: Sequence[str], kind: str) -> int:
     if text not in numbers:
-        shown = ", ".join(f"{number} ({name})" for number, name in list(enumerate(names))[:SHOWN])
-        others = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise DataError(f"the model has no {kind} {text[:40]!r}; it has {shown}{others}")
+        shown = shortlist([f"{number} ({name})" for number, name in enumerate(names)], most=SHOWN)
+        raise DataError(f"the model has no {kind} {text[:40]!r}; it has {shown}")
     return numbers[text]
 
 

@@ -47,11 +47,7 @@ def _offsets(tokenizer: Any, text: str, ids: Sequence[int], special: set[int]) -
     """Offsets from the encoding of `text` whose beginning `ids` are; special tokens may surround it."""
     for added in (True, False):
         coded = tokenizer(
-            text,
-            add_special_tokens=added,
-            return_offsets_mapping=True,
-            return_special_tokens_mask=True,
-            verbose=False,
+            text, add_special_tokens=added, return_offsets_mapping=True, return_special_tokens_mask=True, verbose=False
         )
         before = 0 if added else next((n for n, number in enumerate(ids) if number not in special), len(ids))
         length = _common(ids[before:], coded["input_ids"])
@@ -300,18 +296,6 @@ def _metaspace(subword: str) -> bytes:
     return bytes([int(byte[1], 16)]) if byte else _encode(subword.replace("▁", " "))
 
 
-def _continued(subword: str) -> bytes:
-    return _encode(subword.removeprefix("##") if subword != "##" else subword)
-
-
-def _joined(subword: str) -> bytes:
-    return _encode(subword.removesuffix("@@") if subword != "@@" else subword)
-
-
-def _closed(subword: str) -> bytes:
-    return _encode(subword.removesuffix("</w>"))
-
-
 def _byte_level(subword: str) -> bytes:
     """Characters that stand for bytes, as in GPT-2 (Ġ is the space)."""
     table = _byte_table()
@@ -337,9 +321,9 @@ def _byte_table() -> dict[str, int]:
 
 CONVENTIONS: tuple[Callable[[str], bytes], ...] = (
     _metaspace,
-    _continued,
-    _joined,
-    _closed,
+    lambda subword: _encode(subword.removeprefix("##") or subword),
+    lambda subword: _encode(subword.removesuffix("@@") or subword),
+    lambda subword: _encode(subword.removesuffix("</w>")),
     _byte_level,
     _raw_bytes,
 )

@@ -1,7 +1,8 @@
-"""Dependency parses of sentences, read from CoNLL-U files.
+"""Dependency parses of sentences, read from CoNLL-U files, and the tags of words in CoNLL columns.
 
 Tokens of a parse are surface tokens: where the treebank splits a token into several words ("don't" into "do" and
-"n't"), it has the relations of all its words.
+"n't"), it has the relations of all its words. In columns a word is a line, its tag the last column, and an empty line
+follows every sentence.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NamedTuple, cast
 
 from headscope.errors import DataError
+from headscope.files.lines import raw_lines
 from headscope.files.reading import lines_of
 
 COLUMNS, MOST_WORDS = 10, 100_000
@@ -225,3 +227,49 @@ def _broken(path: str | PathLike[str], line: int, wrong: str, allowed: str) -> D
 
 def _short(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:39] + "…")
+
+
+DOCUMENT = "-DOCSTART-"  # the line between documents of CoNLL-2003
+
+
+class TaggedWords(NamedTuple):
+    """A sentence in columns: its words, their tags, and the number of its first line."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    line: int
+
+
+def read_columns(path: Path) -> Iterator[TaggedWords]:
+    """The sentences of a file (`.gz` too): the first column is the word, the last one its tag.
+
+    Columns are parted by tabs where a line has one, else by spaces. DataError, with the line, for a line of one column
+    and for a file without a sentence.
+    """
+    words: list[str] = []
+    tags: list[str] = []
+    number, has_rows = 0, False
+    for number, raw in enumerate(raw_lines(path), start=1):
+        line = _column_line(raw, path, number)
+        columns = [column.strip() for column in line.split("\t" if "\t" in line else None)]
+        if columns and columns[0] != DOCUMENT:
+            if len(columns) < 2 or not columns[0] or not columns[-1]:
+                raise DataError(f"{path}:{number}: {line[:40]!r} is not a word and its tag, in columns")
+            words.append("".join(columns[0].split()))
+            tags.append(columns[-1])
+        elif words:
+            yield TaggedWords(tuple(words), tuple(tags), number - len(words))
+            words, tags, has_rows = [], [], True
+    if words:
+        yield TaggedWords(tuple(words), tuple(tags), number + 1 - len(words))
+    elif not has_rows:
+        raise DataError(f"{path} is empty; it must hold a word and its tag a line, and an empty line after a sentence")
+
+
+def _column_line(raw: bytes, path: Path, number: int) -> str:
+    try:
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n").strip()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -t utf-8)"
+        ) from None

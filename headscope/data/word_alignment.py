@@ -113,7 +113,7 @@ class Cells(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Direction:
+class AlignmentModel:
     """One direction's parameters: t(word | other word) [p] of pairs of types, t(word | nothing) [v], and λ."""
 
     pairs: Floats
@@ -127,8 +127,8 @@ class Aligner:
 
     types: tuple[dict[str, int], dict[str, int]]
     keys: Ints
-    forward: Direction
-    backward: Direction
+    forward: AlignmentModel
+    backward: AlignmentModel
 
     def align(self, pairs: Sequence[Pair]) -> list[Links]:
         """The links of parallel lines, all of them sure."""
@@ -221,15 +221,15 @@ class _Shapes:
 
 
 def _fit(
-    feature: Floats, earlier: Floats, pair: Ints, word: Ints, types: Ints, given: Ints, shapes: _Shapes
-) -> Direction:
+    feature: Floats, earlier: Floats, pair: Ints, word: Ints, types: Ints, others: Ints, shapes: _Shapes
+) -> AlignmentModel:
     """EM for t(word | other): cells [c] with their pair of types and their word, the words' types, the pairs' others.
 
     λ climbs the gradient of the likelihood: features expected under the posterior less those under the prior. As in
     fast_align the former count a word's position from 0 (`earlier`), which keeps λ from growing too large.
     """
-    fitted = Direction(np.full(len(given), UNSEEN), np.full(int(types.max()) + 1, UNSEEN), TENSION)
-    kinds = np.bincount(given)  # pairs of each given type
+    fitted = AlignmentModel(np.full(len(others), UNSEEN), np.full(int(types.max()) + 1, UNSEEN), TENSION)
+    kinds = np.bincount(others)  # pairs of each other type
     for iteration in range(ITERATIONS):
         score = np.exp(feature * fitted.tension)
         score *= ((1 - NULL) / np.bincount(word, score, len(types)))[word]
@@ -237,14 +237,14 @@ def _fit(
         null = fitted.null[types] * NULL
         total = np.bincount(word, score, len(types)) + null
         score /= total[word]
-        counts, of_null = np.bincount(pair, score, len(given)), np.bincount(types, null / total)
+        counts, of_null = np.bincount(pair, score, len(others)), np.bincount(types, null / total)
         tension = fitted.tension
         expected = float(score @ earlier) / len(types)
         for _ in range(STEPS if iteration else 0):
             tension = float(np.clip(tension + (expected - shapes.expected(tension)) * RATE, *BOUNDS))
-        totals = np.bincount(given, counts, len(kinds))
-        by_pair = _variational(counts, totals[given], kinds[given])
-        fitted = Direction(by_pair, _variational(of_null, of_null.sum(), np.array(len(of_null))), tension)
+        totals = np.bincount(others, counts, len(kinds))
+        by_pair = _variational(counts, totals[others], kinds[others])
+        fitted = AlignmentModel(by_pair, _variational(of_null, of_null.sum(), np.array(len(of_null))), tension)
     return fitted
 
 

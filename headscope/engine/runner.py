@@ -22,7 +22,7 @@ from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.formats.finite import refuse_overflow
+from headscope.formats.weights import refuse_overflow
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, makes_weights
 from headscope.model.capture import observing

@@ -15,7 +15,7 @@ from typing import Any
 from headscope.config import CheckpointOptions, EvaluateConfig, EvaluateOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
-from headscope.data.unknown_subwords import UnknownSubwords
+from headscope.data.encoded import UnknownSubwords
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.labels import open_text, with_labels

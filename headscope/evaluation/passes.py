@@ -9,7 +9,7 @@ import numpy as np
 
 from headscope.bootstrap import Array
 from headscope.data.batching import Omissions
-from headscope.data.unknown_subwords import UnknownSubwords
+from headscope.data.encoded import UnknownSubwords
 from headscope.errors import DataError
 from headscope.evaluation.likelihood import Likelihood, likelihood
 from headscope.evaluation.metrics.base import TextMode, Translations, reference_texts

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headscope.bootstrap import Array, Bootstrap
-from headscope.data.unknown_subwords import UnknownSubwords
+from headscope.data.encoded import UnknownSubwords
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import hides_tokens
 from headscope.evaluation.metrics.base import METRICS, Metric, TextMode, Translations

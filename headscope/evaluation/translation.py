@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from headscope.data.encoded import Encoded
-from headscope.data.unknown_subwords import UnknownSubwords
+from headscope.data.encoded import Encoded, UnknownSubwords
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, DataError
 from headscope.formats.base import Checkpoint

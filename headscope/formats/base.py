@@ -21,20 +21,19 @@ from headscope.files.output_checks import check_folder
 from headscope.files.output_kind import OutputKind
 from headscope.files.reading import exists
 from headscope.files.replace import replacing
-from headscope.formats.devices import pick_device
-from headscope.formats.digest import weights_digest
 from headscope.formats.exports import MASKED as MASKED
 from headscope.formats.exports import MODEL_FILES, Conversion, Probe
 from headscope.formats.exports import SAME as SAME
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
-from headscope.formats.finite import refuse_damaged_model
 from headscope.formats.translate_options import TranslateOptions, Translation
+from headscope.formats.weights import refuse_damaged_model, weights_digest
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
 from headscope.model.parameter_counts import parameters_by_part
 from headscope.model.projections import Projections, projections
 from headscope.model.removal_plan import RemovalPlan
+from headscope.model.storage.placement import pick_device
 from headscope.model.storage.stored_weights import computing_dtype, execution_device
 from headscope.registry import Registry
 

@@ -16,8 +16,7 @@ from headscope.files.folders import Build
 from headscope.files.output_checks import Input
 from headscope.files.output_kind import OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
-from headscope.formats.card import Card, hub_metadata, write_card
-from headscope.formats.exports import MODEL_FILES, Conversion, Probe
+from headscope.formats.exports import MODEL_FILES, Card, Conversion, Probe, hub_metadata, write_card
 from headscope.formats.huggingface.native_models.from_native import special_ids
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
 from headscope.version import VERSION

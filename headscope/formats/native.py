@@ -26,10 +26,9 @@ from headscope.files.output_kind import OutputKind
 from headscope.files.reading import read_bytes, read_json
 from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
-from headscope.formats.digest import file_digest
 from headscope.formats.exports import Conversion, Probe
-from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
+from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
@@ -37,6 +36,7 @@ from headscope.model.native.transformer_config import TransformerConfig
 FORMAT, VERSION = "headscope", 1
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
 SIDES = ("source", "target")
+SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix")  # fields that a vocabulary and its table share
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes", "allowed.json")))
 
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
@@ -97,8 +97,7 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
         refuse_damaged_file(folder / WEIGHTS, state)
         model = build_transformer(path, content.model, state)
         stored = {key: tensor.dtype for key, tensor in state.items() if tensor.is_floating_point()}
-        model_dtype = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
-        model = model.to(model_dtype)
+        model = model.to(opened_dtype(dtype, stored, device))
         try:
             sides = [_read_side(folder, name, getattr(content, name)) for name in SIDES]
         except (ConfigError, DataError) as error:
@@ -155,10 +154,14 @@ def native_state(model: Transformer, stored: Mapping[str, torch.dtype]) -> dict[
     return weights
 
 
-def _dtype(stored: set[torch.dtype], device: str) -> torch.dtype:
-    """What to compute in: the stored type, but float32 where types are mixed or unusual, or half on a CPU."""
+def opened_dtype(dtype: str, stored: Mapping[str, torch.dtype], device: str) -> torch.dtype:
+    """What to compute in; "auto": the stored type, but float32 where types are mixed or unusual, or half on a CPU."""
+    if dtype != "auto":
+        asked: torch.dtype = getattr(torch, dtype)
+        return asked
+    types = set(stored.values())
     usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
-    return next(iter(stored)) if len(stored) == 1 and stored <= usual else torch.float32
+    return types.pop() if len(types) == 1 and types <= usual else torch.float32
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
@@ -216,14 +219,9 @@ def _write_side(folder: Path, name: str, vocabulary: Vocabulary) -> SideTable:
     if splitter.allowed is not None:
         _write_list(folder / f"{name}.allowed.json", sorted(splitter.allowed))
     return SideTable(
+        **{name: getattr(vocabulary, name) for name in SPECIAL},
         kind=splitter.kind,
-        start=vocabulary.start,
-        end=vocabulary.end,
-        unknown=vocabulary.unknown,
-        pad=vocabulary.pad,
         special=tuple(sorted(vocabulary.special)),
-        prefix=vocabulary.prefix,
-        suffix=vocabulary.suffix,
         codes=splitter.codes is not None,
         allowed=splitter.allowed is not None,
     )
@@ -237,13 +235,8 @@ def _read_side(folder: Path, name: str, table: SideTable | None) -> Vocabulary |
     return Vocabulary(
         subwords=tuple(_read_list(folder / f"{name}.pieces.json")),
         splitter=Splitter(table.kind, codes, allowed),
-        start=table.start,
-        end=table.end,
-        unknown=table.unknown,
-        pad=table.pad,
         special=frozenset(table.special),
-        prefix=table.prefix,
-        suffix=table.suffix,
+        **{name: getattr(table, name) for name in SPECIAL},
     )
 
 

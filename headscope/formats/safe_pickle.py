@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -29,16 +29,9 @@ ADVICE = "nothing of it was executed; if you trust the file, load it with the pr
 STORAGES = {
     f"torch.{kind}Storage": dtype
     for kind, dtype in {
-        "Float": torch.float32,
-        "Double": torch.float64,
-        "Half": torch.float16,
-        "BFloat16": torch.bfloat16,
-        "Long": torch.int64,
-        "Int": torch.int32,
-        "Short": torch.int16,
-        "Char": torch.int8,
-        "Byte": torch.uint8,
-        "Bool": torch.bool,
+        **{"Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16},
+        **{"Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8},
+        **{"Byte": torch.uint8, "Bool": torch.bool},
     }.items()
 }
 # Names that may occur; whatever is made with them is a record that does nothing.
@@ -55,18 +48,8 @@ INERT_PACKAGES = ("fairseq.", "omegaconf.")
 
 
 BROKEN = (
-    pickle.UnpicklingError,
-    struct.error,
-    AttributeError,
-    EOFError,
-    IndexError,
-    KeyError,
-    MemoryError,
-    NotImplementedError,
-    OverflowError,
-    RecursionError,
-    TypeError,
-    ValueError,
+    *(pickle.UnpicklingError, struct.error, AttributeError, EOFError, IndexError, KeyError, MemoryError),
+    *(NotImplementedError, OverflowError, RecursionError, TypeError, ValueError),
 )
 """What reading a truncated or damaged file may raise."""
 
@@ -280,8 +263,7 @@ class Machine:
         args, function = self.stack.pop(), self.stack.pop()
         self.stack.append(self._made(_as(Name, function).name, _as(tuple, args)))
 
-    def _newobj(self, argument: Any) -> None:
-        self._reduce(argument)
+    _newobj = _reduce
 
     def _build(self, argument: Any) -> None:
         state = self.stack.pop()
@@ -333,30 +315,16 @@ class Machine:
 
 
 CALLED = {
-    "torch._utils._rebuild_tensor_v2",
-    "torch._utils._rebuild_tensor",
-    "torch._utils._rebuild_parameter",
-    "torch._utils._rebuild_parameter_with_state",
-    "argparse.Namespace",
-    "collections.OrderedDict",
-    "collections.Counter",
-    "collections.defaultdict",
-    "builtins.set",
-    "builtins.frozenset",
-    "torch.Size",
-    "_codecs.encode",
-    "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar",
+    *(f"torch._utils._rebuild_{kind}" for kind in ("tensor_v2", "tensor", "parameter", "parameter_with_state")),
+    *(f"collections.{kind}" for kind in ("OrderedDict", "Counter", "defaultdict")),
+    *("argparse.Namespace", "builtins.set", "builtins.frozenset", "torch.Size", "_codecs.encode"),
+    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
 }
 
 
 def _as(kind: type, value: Any) -> Any:
-    if not isinstance(value, kind):
-        _unexpected(kind, value)
-    return value
-
-
-def _unexpected(kind: type, value: Any) -> NoReturn:
+    if isinstance(value, kind):
+        return value
     raise Refused(f"its pickle has a {type(value).__name__} where a {kind.__name__} must be; the file is broken")
 
 

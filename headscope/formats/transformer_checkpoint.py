@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError, DataError, NumericalError
+from headscope.errors import CheckpointError, DataError, NumericalError, shortlist
 from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
 from headscope.formats.exports import Probe
-from headscope.formats.finite import finite, refuse_overflow
 from headscope.formats.translate_options import TranslateOptions, Translation
+from headscope.formats.weights import finite, refuse_overflow
 from headscope.model.decoding.beams import Hypothesis
 from headscope.model.decoding.config import SearchConfig
 from headscope.model.decoding.search import search
 from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer import Transformer
-from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.threads import threads_for_pass
 
@@ -56,8 +56,7 @@ class TransformerCheckpoint(Checkpoint):
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        stacks = {"source": self.model.config.encoder, "target": self.model.config.decoder}
-        for name, stack in stacks.items():
+        for name, stack in (("source", self.model.config.encoder), ("target", self.model.config.decoder)):
             vocabulary: Vocabulary | None = getattr(self, name)
             if vocabulary is not None and stack is not None and len(vocabulary) != stack.vocabulary:
                 raise CheckpointError(
@@ -77,7 +76,7 @@ class TransformerCheckpoint(Checkpoint):
 
     @property
     def limit(self) -> int | None:
-        limits = [stack.max_positions for stack in self._stacks() if stack.max_positions is not None]
+        limits = [stack.max_positions for stack in self.model.config.stacks if stack.max_positions is not None]
         return min(limits) if limits else None
 
     @property
@@ -87,7 +86,7 @@ class TransformerCheckpoint(Checkpoint):
 
     @property
     def vocabulary(self) -> int:
-        return max(stack.vocabulary for stack in self._stacks())
+        return max(stack.vocabulary for stack in self.model.config.stacks)
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         vocabulary = self._side(side)
@@ -260,10 +259,6 @@ class TransformerCheckpoint(Checkpoint):
             "tokenizer": tokenizer,
         }
 
-    def _stacks(self) -> list[StackConfig]:
-        config = self.model.config
-        return [config.decoder] if config.encoder is None else [config.encoder, config.decoder]
-
     def _side(self, name: SideName) -> Vocabulary:
         vocabulary = self.source if name == "source" and self.two_sided else self.target
         if vocabulary is None:
@@ -326,8 +321,7 @@ def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> Non
         ("of another size than the config says", [_sizes(key, state[key], expected[key]) for key in wrong]),
     ):
         if keys:
-            others = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            raise CheckpointError(f"{path}: weights are {problem}: {', '.join(keys[:3])}{others}")
+            raise CheckpointError(f"{path}: weights are {problem}: {shortlist(keys)}")
     kinds = [key for key in expected if state[key].is_floating_point() != expected[key].is_floating_point()]
     if kinds:
         raise CheckpointError(f"{path}: weight {kinds[0]} is of type {state[kinds[0]].dtype}, which does not fit")

@@ -18,7 +18,7 @@ import pandas as pd
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
-from headscope.data.unknown_subwords import count_unknown
+from headscope.data.encoded import count_unknown
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build

@@ -16,8 +16,16 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.relevance.gradient.recording import RecordedPass, recording
 from headscope.relevance.gradient.rules import Rules
-from headscope.relevance.readout import Relevance, join_relevance
-from headscope.relevance.rulesets import Explanation, RuleSet, Steps, Target, explained_quantity, register
+from headscope.relevance.rulesets import (
+    Explanation,
+    Relevance,
+    RuleSet,
+    Steps,
+    Target,
+    explained_quantity,
+    join_relevance,
+    register,
+)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,75 @@
-"""The contract of a rule set, and the registry. A new rule set is a file of its own in this folder."""
+"""The contract of a rule set, what it gives for the heads, and the registry. A new rule set is a file of its own here.
+
+The relevance of the heads of one (site, layer) is read at the heads' contexts: that of a head is the sum of the
+relevances of its neurons before the output projection (Voita et al. 2019, appendix A; Achtibat et al. 2024). It is
+normalised over the heads of the layer for each explained quantity, and averaged over these (`Relevance.normalized`).
+
+
+Other forward functions for some modules of a model, for a while.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.registry import Registry
-from headscope.relevance.readout import Relevance
 
 if TYPE_CHECKING:
     from headscope.formats.base import Checkpoint
+
+
+@dataclass(frozen=True)
+class Relevance:
+    """One (site, layer). `p` is the axis of explained positions, of size 1 where their sum was explained.
+
+    `raw` [p b h]: signed sums over query positions and k. `absolute` [p b h]: sums of the absolute values of
+    the neurons. `by_query` [p b h t]: signed sums over k. `value_share` and `qk_share` [p b h]: how much of
+    `raw` goes on through the values, and through queries and keys, in the unit of `raw`; None where a rule
+    set does not separate them. They need not add up to `raw`: the softmax absorbs some (Achtibat et al. 2024), and
+    plain gradients count some twice.
+    """
+
+    raw: Tensor
+    absolute: Tensor
+    by_query: Tensor
+    value_share: Tensor | None = None
+    qk_share: Tensor | None = None
+
+    def normalized(self) -> Tensor:
+        """|raw| over its sum over the heads of the layer [p b h]; see `over_heads`."""
+        return over_heads(self.raw)
+
+
+def over_heads(raw: Tensor) -> Tensor:
+    """Absolute values of raw [… h], normalised to sum to one over heads; NaN where all are zero.
+
+    The paper divides signed sums by their total, which is the same where relevances are positive (the alpha-beta rule
+    of Voita et al.). In the other rule sets raw sums can cancel, so that the total passes near zero; absolute values
+    say how much a head matters and not in which direction.
+    """
+    size = raw.abs()
+    return size / size.sum(dim=-1, keepdim=True)
+
+
+def join_relevance(parts: list[Relevance]) -> Relevance:
+    """Relevances of different explained positions, concatenated along `p`."""
+
+    def joined(name: str) -> Any:
+        tensors = [getattr(part, name) for part in parts]
+        return None if any(tensor is None for tensor in tensors) else torch.cat(tensors)
+
+    return Relevance(*(joined(field.name) for field in fields(Relevance)))
+
 
 Target = Literal["top1", "reference", "contrastive"]
 Steps = Literal["sum", "each"]
@@ -80,3 +134,23 @@ RULE_SETS: Registry[RuleSet] = Registry("rule set", package="headscope.relevance
 def register(rule_set: RuleSet) -> RuleSet:
     """Add a rule set under its name."""
     return RULE_SETS.register(rule_set.name, rule_set, where=type(rule_set).__module__)
+
+
+_ABSENT = object()
+
+
+@contextmanager
+def replaced_forwards(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
+    """Within the block the modules run the given forward functions."""
+    with ExitStack() as stack:
+        for module, forward in forwards.items():
+            stack.callback(_restore, module, module.__dict__.get("forward", _ABSENT))
+            module.__dict__["forward"] = forward
+        yield
+
+
+def _restore(module: nn.Module, before: object) -> None:
+    if before is _ABSENT:
+        del module.__dict__["forward"]
+    else:
+        module.__dict__["forward"] = before

@@ -3,21 +3,53 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, shortlist
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.training.config import TrainConfig
-from headscope.training.initial import INITIAL
 from headscope.training.variant import Variant
+
+if TYPE_CHECKING:
+    from headscope.model.native.transformer import Transformer
+
+
+def as_built(model: Transformer) -> None:
+    """Glorot-uniform weights, those of query, key and value with gain 1/√2, and zero biases (fairseq until 0.9)."""
+
+
+def as_fairseq(model: Transformer) -> None:
+    """The same, but feed-forward layers and biases of query, key and value as torch draws them (fairseq since 0.10).
+
+    torch's `Linear` draws weights and biases from U(−1/√n, 1/√n) with n inputs: feed-forward weights are smaller than
+    Glorot's, and a post-norm model learns faster (benchmarks/RESULTS.md).
+    """
+    from torch import nn
+
+    from headscope.model.native.layers import Attention, FeedForward
+
+    for module in model.modules():
+        if isinstance(module, FeedForward):
+            module.inner.reset_parameters()
+            module.outer.reset_parameters()
+        elif isinstance(module, Attention):
+            for projection in (module.query, module.key, module.value):
+                if projection.bias is not None and projection.in_features:
+                    nn.init.uniform_(projection.bias, -(projection.in_features**-0.5), projection.in_features**-0.5)
+
+
+INITIAL: Mapping[str, Callable[[Transformer], None]] = {"glorot": as_built, "fairseq": as_fairseq}
+
 
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout", "context_dropout")
 
@@ -94,7 +126,7 @@ def build_model(
         model = Transformer(shape)
         INITIAL[config.initial](model)
     else:
-        shape = variant.shape(_with_dropout(init.model.config, config))
+        shape = variant.shape(init.model.config.with_stacks(partial(replace, **_dropouts(config))))
         model = Transformer(shape)
         _fill(config, model, init.model, variant)
     variant.adapt(model, fresh=init is None)
@@ -121,12 +153,6 @@ def _memory() -> int | None:
         return None
 
 
-def _with_dropout(shape: TransformerConfig, config: TrainConfig) -> TransformerConfig:
-    decoder = replace(shape.decoder, **_dropouts(config))
-    encoder = None if shape.encoder is None else replace(shape.encoder, **_dropouts(config))
-    return replace(shape, decoder=decoder, encoder=encoder)
-
-
 def _fill(config: TrainConfig, model: Transformer, init: Transformer, variant: Variant) -> None:
     """Weights by name: all of them must be in both and fit, except those that the variant adds."""
     weights, expected = init.state_dict(), model.state_dict()
@@ -135,11 +161,10 @@ def _fill(config: TrainConfig, model: Transformer, init: Transformer, variant: V
     wrong = [key for key in expected if key in weights and expected[key].shape != weights[key].shape]
     for problem, keys in (("lacks", lacking), ("has no place for its", over), ("has another size of", wrong)):
         if keys:
-            others = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
             subject = (
                 f"--init {config.init}"
                 if problem == "lacks"
                 else f"variant {variant.name}, started from {config.init},"
             )
-            raise CheckpointError(f"{subject} {problem} {', '.join(keys[:3])}{others}")
+            raise CheckpointError(f"{subject} {problem} {shortlist(keys)}")
     model.load_state_dict({**expected, **weights})

@@ -8,13 +8,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields, make_dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
 from headscope.config import NoOptions
 from headscope.errors import ConfigError
-from headscope.training.position import TrainingPosition
 from headscope.training.variant import VARIANTS, Gradients, Variant
 
 if TYPE_CHECKING:
@@ -23,8 +22,19 @@ if TYPE_CHECKING:
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
     from headscope.training.data.batches import TrainingBatch
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
+
+
+def _of_each(hook: str) -> Any:
+    """The hook of a chain that calls this hook of every part."""
+
+    @wraps(getattr(Variant, hook))
+    def call(chain: VariantChain, *arguments: Any) -> None:
+        for part in chain.parts:
+            getattr(part, hook)(*arguments)
+
+    return call
 
 
 class VariantChain(Variant):
@@ -57,29 +67,9 @@ class VariantChain(Variant):
             groups = intersected(groups, part.groups(model))
         return groups
 
-    def prepare(self, run: TrainingRun) -> None:
-        for part in self.parts:
-            part.prepare(run)
-
-    def resumed(self, run: TrainingRun) -> None:
-        for part in self.parts:
-            part.resumed(run)
-
-    def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
-        for part in self.parts:
-            part.before_epoch(run, position)
-
-    def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
-        for part in self.parts:
-            part.after_epoch(run, position)
-
-    def before_update(self, run: TrainingRun, position: TrainingPosition) -> None:
-        for part in self.parts:
-            part.before_update(run, position)
-
-    def after_update(self, run: TrainingRun, position: TrainingPosition) -> None:
-        for part in self.parts:
-            part.after_update(run, position)
+    prepare, resumed = _of_each("prepare"), _of_each("resumed")
+    before_epoch, after_epoch = _of_each("before_epoch"), _of_each("after_epoch")
+    before_update, after_update = _of_each("before_update"), _of_each("after_update")
 
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         for part in reversed(self.parts):

@@ -38,16 +38,23 @@ class TrainConfig:
         "translation", "translation, or lm: a decoder alone, trained on --source.", panel=DATA
     )
     block: int | None = option(
-        None, "lm: join the lines and cut the text into blocks of N subwords; default: a line is a text.", panel=DATA
+        None,
+        "lm: join the lines and cut the text into blocks of N subwords; default: a line is a text.",
+        panel=DATA,
+        minimum=1,
     )
-    max_sentences: int | None = option(None, "Use only the first N lines of the training text.", panel=DATA)
-    max_length: int = option(512, "Subwords a side may have; longer sentences are left out and counted.", panel=DATA)
+    max_sentences: int | None = option(None, "Use only the first N lines of the training text.", panel=DATA, minimum=1)
+    max_length: int = option(
+        512, "Subwords a side may have; longer sentences are left out and counted.", panel=DATA, minimum=2
+    )
 
     tokenizer: Path | None = option(
         None, "A SentencePiece model to use instead of learning one.", metavar="FILE", panel=TEXT
     )
     tokenizer_kind: Literal["bpe", "unigram"] = option("bpe", "bpe or unigram (SentencePiece).", panel=TEXT)
-    vocab_size: int = option(8000, "Subwords to learn, the four special ones included.", panel=TEXT, maximum=2**22)
+    vocab_size: int = option(
+        8000, "Subwords to learn, the four special ones included.", panel=TEXT, minimum=5, maximum=2**22
+    )
     vocabulary: Literal["joint", "separate"] = option(
         "joint", "joint: both sides share subwords and embeddings; or separate.", panel=TEXT
     )
@@ -68,11 +75,11 @@ class TrainConfig:
     bpe: Path | None = option(
         None, "BPE merges that split the text for --init; default: it is split already.", metavar="CODES", panel=MODEL
     )
-    encoder_layers: int = option(3, "Layers of the encoder.", panel=MODEL, maximum=1000)
-    decoder_layers: int = option(3, "Layers of the decoder.", panel=MODEL, maximum=1000)
-    d_model: int = option(128, "Width of the model.", panel=MODEL, maximum=2**18)
-    d_ffn: int = option(256, "Width of the feed-forward layers.", panel=MODEL, maximum=2**18)
-    heads: int = option(8, "Heads of every attention module.", panel=MODEL, maximum=1024)
+    encoder_layers: int = option(3, "Layers of the encoder.", panel=MODEL, minimum=1, maximum=1000)
+    decoder_layers: int = option(3, "Layers of the decoder.", panel=MODEL, minimum=1, maximum=1000)
+    d_model: int = option(128, "Width of the model.", panel=MODEL, minimum=1, maximum=2**18)
+    d_ffn: int = option(256, "Width of the feed-forward layers.", panel=MODEL, minimum=1, maximum=2**18)
+    heads: int = option(8, "Heads of every attention module.", panel=MODEL, minimum=1, maximum=1024)
     norm: Literal["pre", "post"] = option("post", "post or pre: where layers normalise.", panel=MODEL)
     activation: str = option("relu", "relu, gelu, gelu-tanh, silu, tanh or linear.", panel=MODEL)
     positions: Literal["sinusoidal", "learned", "none"] = option(
@@ -93,39 +100,48 @@ class TrainConfig:
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = option(
         "inverse-sqrt", "inverse-sqrt, cosine (to --min-lr at the end of the run) or constant.", panel=OPTIMISATION
     )
-    warmup: int = option(1000, "Updates during which the learning rate rises from --warmup-lr.", panel=OPTIMISATION)
-    warmup_lr: float = option(
-        1e-7, "Where the warm-up begins; the first update is one step of it above.", panel=OPTIMISATION
+    warmup: int = option(
+        1000, "Updates during which the learning rate rises from --warmup-lr.", panel=OPTIMISATION, minimum=0
     )
-    min_lr: float = option(0.0, "Where a cosine schedule ends.", panel=OPTIMISATION)
+    warmup_lr: float = option(
+        1e-7, "Where the warm-up begins; the first update is one step of it above.", panel=OPTIMISATION, minimum=0
+    )
+    min_lr: float = option(0.0, "Where a cosine schedule ends.", panel=OPTIMISATION, minimum=0)
     betas: tuple[float, ...] = option((0.9, 0.98), "Adam's two rates.", panel=OPTIMISATION)
     epsilon: float = option(1e-8, "Adam's epsilon.", panel=OPTIMISATION)
-    weight_decay: float = option(0.0, "Decoupled weight decay.", panel=OPTIMISATION)
-    clip: float = option(0.0, "Longest norm of the gradient; 0: no limit.", panel=OPTIMISATION)
+    weight_decay: float = option(0.0, "Decoupled weight decay.", panel=OPTIMISATION, minimum=0)
+    clip: float = option(0.0, "Longest norm of the gradient; 0: no limit.", panel=OPTIMISATION, minimum=0)
     label_smoothing: float = option(0.1, "Share of probability spread over all subwords.", panel=OPTIMISATION)
     max_tokens: int = option(
-        4096, "Positions in a batch, the longer side, padding included; per forward pass.", panel=OPTIMISATION
+        4096,
+        "Positions in a batch, the longer side, padding included; per forward pass.",
+        panel=OPTIMISATION,
+        minimum=1,
     )
-    accumulate: int = option(1, "Forward passes an update, in each process.", panel=OPTIMISATION, maximum=65_536)
-    max_updates: int | None = option(None, "End after N updates.", panel=OPTIMISATION)
-    max_epochs: int | None = option(None, "End after N epochs; default 20 where nothing says when.", panel=OPTIMISATION)
+    accumulate: int = option(
+        1, "Forward passes an update, in each process.", panel=OPTIMISATION, minimum=1, maximum=65_536
+    )
+    max_updates: int | None = option(None, "End after N updates.", panel=OPTIMISATION, minimum=1)
+    max_epochs: int | None = option(
+        None, "End after N epochs; default 20 where nothing says when.", panel=OPTIMISATION, minimum=1
+    )
 
     validate_every: int | None = option(
-        None, "Validate and write checkpoints every N updates; default: after every epoch.", panel=RUN
+        None, "Validate and write checkpoints every N updates; default: after every epoch.", panel=RUN, minimum=1
     )
-    bleu_every: int = option(1, "BLEU at every N-th validation; 0: never.", panel=RUN)
-    bleu_sentences: int | None = option(None, "Translate only the first N validation sentences.", panel=RUN)
-    beam: int = option(5, "Beam of validation, and of the checkpoints.", panel=RUN, maximum=BEAM)
+    bleu_every: int = option(1, "BLEU at every N-th validation; 0: never.", panel=RUN, minimum=0)
+    bleu_sentences: int | None = option(None, "Translate only the first N validation sentences.", panel=RUN, minimum=1)
+    beam: int = option(5, "Beam of validation, and of the checkpoints.", panel=RUN, minimum=1, maximum=BEAM)
     best_by: Literal["loss", "bleu"] = option("loss", "loss or bleu: what the best checkpoint has.", panel=RUN)
-    patience: int | None = option(None, "End after N validations without a better one.", panel=RUN)
+    patience: int | None = option(None, "End after N validations without a better one.", panel=RUN, minimum=1)
     average: int = option(
-        0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", panel=RUN, maximum=1000
+        0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", panel=RUN, minimum=0, maximum=1000
     )
     average_of: Literal["last", "best"] = option("last", "last or best: which checkpoints.", panel=RUN)
     save_every: int | None = option(
-        None, "Save the state that --resume needs every N updates too, not after epochs alone.", panel=RUN
+        None, "Save the state that --resume needs every N updates too, not after epochs alone.", panel=RUN, minimum=1
     )
-    log_every: int = option(50, "Updates between lines of metrics.csv.", panel=RUN)
+    log_every: int = option(50, "Updates between lines of metrics.csv.", panel=RUN, minimum=1)
     save_confidence: Literal["none", "base", "advanced", "pairwise"] = option(
         "none",
         "Write DIR/confs/epoch-N.pkl after every whole epoch: the MHR program's confidence of every head, batch by "
@@ -140,13 +156,18 @@ class TrainConfig:
         "float32", "float32, bf16 (autocast), fp16 (autocast, on a GPU only), or float64.", panel=MACHINE
     )
     threads: int | None = option(
-        None, "CPU threads; default: torch's, or one where products are small.", panel=MACHINE, maximum=1024
+        None, "CPU threads; default: torch's, or one where products are small.", panel=MACHINE, minimum=1, maximum=1024
     )
     compile: bool = option(False, "torch.compile the model.", panel=MACHINE)
 
     def __post_init__(self) -> None:
         check_options(self)
-        _check_ranges(self)
+        for name in SHARES:
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{flag(name)} is {getattr(self, name)}; it must be at least 0 and less than 1")
+        for name in ("lr", "epsilon"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{flag(name)} is {getattr(self, name)}; it must be more than 0")
         _check_kind(self)
         if self.d_model % self.heads:
             good = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
@@ -170,30 +191,7 @@ class TrainConfig:
         return plain_options(self)
 
 
-POSITIVE = [
-    *("block", "max_sentences", "max_length", "vocab_size", "encoder_layers", "decoder_layers", "d_model", "d_ffn"),
-    *("heads", "warmup", "max_tokens", "accumulate", "max_updates", "max_epochs", "validate_every", "bleu_sentences"),
-    *("beam", "patience", "save_every", "log_every", "threads"),
-]
-NOT_NEGATIVE = ["weight_decay", "clip", "warmup_lr", "min_lr", "bleu_every", "average", "seed"]
 SHARES = ["dropout", "attention_dropout", "activation_dropout", "context_dropout", "label_smoothing"]
-
-
-def _check_ranges(config: TrainConfig) -> None:
-    least = {"max_length": 2, "vocab_size": 5, "warmup": 0}
-    for name in POSITIVE:
-        value, bound = getattr(config, name), least.get(name, 1)
-        if value is not None and value < bound:
-            raise ConfigError(f"{flag(name)} is {value}; it must be at least {bound}")
-    for name in NOT_NEGATIVE:
-        if getattr(config, name) < 0:
-            raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must not be negative")
-    for name in SHARES:
-        if not 0 <= getattr(config, name) < 1:
-            raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must be at least 0 and less than 1")
-    for name in ("lr", "epsilon"):
-        if not getattr(config, name) > 0:
-            raise ConfigError(f"{flag(name)} is {getattr(config, name)}; it must be more than 0")
 
 
 def _check_kind(config: TrainConfig) -> None:

@@ -29,8 +29,8 @@ from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.removal_plan import plan_removal
 from headscope.registry import unknown
+from headscope.training.architecture import INITIAL
 from headscope.training.config import TrainConfig, preset
-from headscope.training.initial import INITIAL
 from headscope.training.trainer import train
 from headscope.training.variants.baseline import Baseline
 

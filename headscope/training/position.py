@@ -1,8 +1,15 @@
-"""The position within a training run (epoch, update, tokens) and its planned length; imports no torch."""
+"""The position within a training run (epoch, update, tokens), its planned length, and the learning rate there.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+from headscope.training.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class TrainingPosition:
         if self.updates_planned:
             shares.append(self.update / self.updates_planned)
         if self.epochs_planned:
-            shares.append((self.epoch - 1 + self.within_epoch) / self.epochs_planned)
+            shares.append((self.epoch - 1 + self.share_of_epoch) / self.epochs_planned)
         return min(max(shares), 1.0)
 
     @property
@@ -46,7 +53,7 @@ class TrainingPosition:
         return length(self.updates_planned, self.epochs_planned, self.updates_per_epoch)
 
     @property
-    def within_epoch(self) -> float:
+    def share_of_epoch(self) -> float:
         """The share of this epoch that is done, 0 where the length of epochs is not known."""
         return self.update_in_epoch / self.updates_per_epoch if self.updates_per_epoch else 0.0
 
@@ -56,3 +63,40 @@ def length(updates: int | None, epochs: int | None, updates_per_epoch: int | Non
     by_epochs = epochs * updates_per_epoch if epochs and updates_per_epoch else None
     limits = [limit for limit in (updates, by_epochs) if limit]
     return min(limits) if limits else None
+
+
+Schedule = Callable[[TrainConfig, TrainingPosition], float]
+
+
+def rate(config: TrainConfig, position: TrainingPosition) -> float:
+    """The learning rate of the next update: from `warmup_lr` straight to `lr`, then by the schedule.
+
+    The first update is one step above `warmup_lr`, and update number `warmup` has `lr`.
+    """
+    number = position.update + 1
+    if number <= config.warmup:
+        return config.warmup_lr + (config.lr - config.warmup_lr) * number / config.warmup
+    return SCHEDULES[config.schedule](config, position)
+
+
+def inverse_sqrt(config: TrainConfig, position: TrainingPosition) -> float:
+    """lr · √(warmup / update) (Vaswani et al. 2017, §5.3, with the peak given)."""
+    return config.lr * math.sqrt(max(config.warmup, 1) / (position.update + 1))
+
+
+def cosine(config: TrainConfig, position: TrainingPosition) -> float:
+    """Half a cosine from lr after the warm-up to min_lr at the planned end (Loshchilov & Hutter 2017, no restarts).
+
+    Where a run is resumed to go on beyond that end, the rate stays at min_lr.
+    """
+    length = max((position.planned_length or math.inf) - config.warmup, 1)
+    done = min((position.update + 1 - config.warmup) / length, 1.0)
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def constant(config: TrainConfig, position: TrainingPosition) -> float:
+    """lr."""
+    return config.lr
+
+
+SCHEDULES: Mapping[str, Schedule] = {"inverse-sqrt": inverse_sqrt, "cosine": cosine, "constant": constant}

@@ -6,10 +6,10 @@ What variants see of the engine (`headscope.training.variant`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,8 @@ from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig
 from headscope.training.data.batches import TrainingBatch, plan_batches, training_batches
 from headscope.training.data.prepare import Prepared
-from headscope.training.losses.cross_entropy import Sums, smoothed_cross_entropy
-from headscope.training.position import TrainingPosition
-from headscope.training.schedules import rate
+from headscope.training.losses import Sums, smoothed_cross_entropy
+from headscope.training.position import TrainingPosition, rate
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 LEAST_SCALE = 1e-4  # of the loss in fp16: a gradient that overflows even so is not too large but broken
@@ -66,40 +65,18 @@ class TrainingLoss(nn.Module):
         return smooth, nll.detach()
 
 
-class UpdateRule(Protocol):
-    """What a run asks of its variant (`headscope.training.variant.Variant` has more for the training loop)."""
-
-    name: ClassVar[str]
-
-    def step(
-        self, run: Any, batches: Sequence[TrainingBatch], gradients: Callable[[Sequence[TrainingBatch]], Sums]
-    ) -> Sums:
-        """Leave the gradients of one update in the parameters."""
-        ...
-
-    def remedies(self) -> list[str]:
-        """Options that may help where the loss is no number."""
-        ...
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """What of it must survive a restart."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
-        ...
-
-
 @dataclass
 class TrainingRun:
     """What a training run is made of. `model` is never wrapped; `criterion` may be, for several processes.
+
+    `variant` is a `headscope.training.variant.Variant`, whose file knows this one.
 
     `generator` is for the variant's own random numbers: seeded by the run, on the CPU, the same in every
     process, and part of the saved state. `descended` says whether an optimizer has made a step in this update.
     """
 
     config: TrainConfig
-    variant: UpdateRule
+    variant: Any
     model: Transformer
     criterion: nn.Module
     optimizer: torch.optim.Optimizer
@@ -155,7 +132,7 @@ class TrainingRun:
         self.clear_gradients()
         self.criterion.train()
         self.descended = False
-        sums = self.variant.step(self, batches, self.gradients)
+        sums: Sums = self.variant.step(self, batches, self.gradients)
         for group in self.optimizer.param_groups:
             group["lr"] = rate(self.config, self.position) * group.get("scale", 1.0)
         norm = self.descend(self.optimizer, batches, clip=self.config.clip)
@@ -224,20 +201,16 @@ class TrainingRun:
         position, last = self.position, self.config.out / "last"
         location = f"update {position.update + 1} (epoch {position.epoch}, batch {position.update_in_epoch + 1}"
         checkpoint = f"{last} is from before it" if last.is_dir() else "no checkpoint was written before it"
-        advice = f"begin anew with {_either(self._remedies())}"
+        advice = f"begin anew with {self._remedies()}"
         return f"{quantity} is {value:g} in {location}, training lines {shown}); {checkpoint}; {advice}"
 
-    def _remedies(self) -> list[str]:
+    def _remedies(self) -> str:
         """What may help against a loss that is no number, without what the run has already."""
-        remedies = self.variant.remedies()
+        remedies: list[str] = self.variant.remedies()
         if self.trained:
             remedies = ["a lower --lr", "a longer --warmup", *remedies]
         if self.trained and not 0 < self.config.clip <= 1:
             remedies.append("--clip 1")
         if self.config.precision == "fp16":
             remedies.append("--precision bf16")
-        return remedies
-
-
-def _either(choices: Sequence[str]) -> str:
-    return " or ".join(filter(None, [", ".join(choices[:-1]), *choices[-1:]]))
+        return " or ".join(filter(None, [", ".join(remedies[:-1]), *remedies[-1:]]))

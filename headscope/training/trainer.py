@@ -21,8 +21,8 @@ from headscope.distributed import Processes, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.interrupts import ending_signals, note
 from headscope.files.writing import write_json
-from headscope.formats.devices import pick_device
 from headscope.model.parameter_counts import parameters_by_part
+from headscope.model.storage.placement import pick_device
 from headscope.model.threads import threads_for_pass
 from headscope.results import Signature, signature_of
 from headscope.training.architecture import build_model, open_init
@@ -30,12 +30,11 @@ from headscope.training.config import TrainConfig, without_validation
 from headscope.training.data.prepare import Prepared, prepare
 from headscope.training.files.history import History
 from headscope.training.files.outputs import TRAINING, cleaned, training_workspace
-from headscope.training.files.state import check_settings, load_state, read_state
+from headscope.training.files.state import Progress, check_settings, load_state, read_state
 from headscope.training.position import TrainingPosition
-from headscope.training.progress import Progress
 from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import Listener, Loop, Reason, Silent
-from headscope.training.variant import Variant, variant_of
+from headscope.training.variant import Variant
 from headscope.version import VERSION
 
 
@@ -110,7 +109,7 @@ def _train(
     if state is not None:
         check_settings(state, settings, config.out)
     run = make_run(config, variant, processes)
-    variant = variant_of(run)
+    variant = run.variant
     progress = Progress() if state is None else load_state(run, state)
     if state is not None:
         variant.resumed(run)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from headscope.config import NoOptions
+from headscope.errors import ConfigError
+from headscope.heads import SITES, Site
 from headscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
     from headscope.training.data.batches import TrainingBatch
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.position import TrainingPosition
     from headscope.training.run_state import TrainingRun
 
@@ -125,12 +127,6 @@ class Variant:
         """Inverse of `state_dict`, after `prepare`."""
 
 
-def variant_of(run: TrainingRun) -> Variant:
-    """The variant that a run trains, with the hooks that the training loop calls."""
-    assert isinstance(run.variant, Variant)
-    return run.variant
-
-
 V = TypeVar("V", bound=type[Variant])
 VARIANTS: Registry[type[Variant]] = Registry(
     "variant", package="headscope.training.variants", group="headscope.variants"
@@ -141,3 +137,20 @@ def variant(cls: V) -> V:
     """Register a `Variant` class under its `name`."""
     VARIANTS.register(cls.name, cls, where=cls.__module__)
     return cls
+
+
+T = TypeVar("T")
+
+
+def per_site(flag: str, values: Sequence[T]) -> dict[Site, T]:
+    """Values of an option by site: one for all, or one each for encoder-self, decoder-self and cross.
+
+    ConfigError for another number of values, which names the option.
+    """
+    if len(values) == 1:
+        return dict.fromkeys(SITES, values[0])
+    if len(values) != len(SITES):
+        raise ConfigError(
+            f"{flag} has {len(values)} values; give one for all sites, or three for {', '.join(map(str, SITES))}"
+        )
+    return dict(zip(SITES, values, strict=True))

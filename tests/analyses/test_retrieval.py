@@ -12,9 +12,8 @@ import pytest
 import torch
 import transformers
 
-from headscope.analyses.retrieval import Prompt, Trial, find_needle
-from headscope.attribution.continuation import Step, continue_greedily
-from headscope.attribution.kv_capacity import head_capacities
+from headscope.analyses.retrieval import Prompt, Trial, find_needle, head_capacities
+from headscope.attribution.continuation import WrittenToken, continue_greedily
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.haystack import Haystack, prompt_ids
 from headscope.engine.plan import analyze, choose_analyses
@@ -112,7 +111,7 @@ def trial(steps: list[tuple[int, int]], *, needle: list[int], start: int) -> Tri
     for number, (position, token) in enumerate(steps):
         weights = torch.zeros(1, len(prompt.ids) + number)
         weights[0, position] = 1
-        made.append(Step(token, {PLACE: weights}, {PLACE: 0}))
+        made.append(WrittenToken(token, {PLACE: weights}, {PLACE: 0}))
     return Trial.of(prompt, made, depth=0.5)
 
 

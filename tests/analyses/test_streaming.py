@@ -22,8 +22,7 @@ from headscope.attribution.streaming_gates import (
     streaming_weights,
 )
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.haystack import Haystack
-from headscope.data.passkeys import Passkeys
+from headscope.data.haystack import Haystack, Passkeys
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
@@ -187,7 +186,7 @@ def test_a_run_writes_them(tmp_path: Path) -> None:
 def test_passkeys_are_hidden_and_asked_for() -> None:
     stack = Haystack.read(words(), circuit.checkpoint(), length=30)
     task = Passkeys(count=2, length=3, words=("x", "y"), needle="the {ordinal} is", question="{ordinal}?")
-    text, questions = task.hidden(stack, length=30, luck=random.Random(1))
+    text, questions = task.hidden(stack, length=30, generator=random.Random(1))
     lines, asked = text.split("\n"), questions.split("\n")
     told = [line for line in lines if line.startswith("the ")]
     assert len(told) == 2 and [line.split()[1] for line in told] == ["first", "second"] and len(lines) == 12

@@ -11,9 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.attribution.gatevector import GateFunction, join_gates, split_gates
-from headscope.attribution.measures import ablation, integrated_gradients, shapley
-from headscope.attribution.replacements import mean_context, other_context, random_shifts, replacement
+from headscope.attribution.explained import mean_context, other_context, random_shifts, replacement
+from headscope.attribution.gatevector import (
+    GateFunction,
+    ablation,
+    integrated_gradients,
+    shapley,
+    split_gates,
+)
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Sentence
 from headscope.engine.declarations import checked_options
@@ -247,7 +252,7 @@ def test_gates_of_all_heads_in_their_order() -> None:
     parts = split_gates(vector, layout)
     for number, head in enumerate(all_heads(layout)):
         assert parts[head.site, head.layer][head.head] == number
-    assert torch.equal(join_gates(parts), vector)
+    assert torch.equal(torch.cat(list(parts.values())), vector)
 
 
 def test_gates_of_their_own_for_every_sentence() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from headscope.attribution.objectives.base import OBJECTIVES, ObjectiveOutput, choose_objective, default_objective
+from headscope.attribution.objectives.base import OBJECTIVES, ObjectiveOutput, choose_objective
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Labels, open_corpus
 from headscope.data.encoded import Batch
@@ -117,7 +117,7 @@ def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> 
 
 def test_classes() -> None:
     its = speakers.wrapped(lambda: speakers._bert(transformers.BertForSequenceClassification), SPEAKERS["bert"])
-    assert its.predicts == "classes" and default_objective(its, has_target=False) == "top1"
+    assert its.predicts == "classes" and choose_objective("", its, has_target=False) == "top1"
     with torch.no_grad():
         found = OBJECTIVES.get("top1")().outcome(its, batch_of("bert", its))
         for sentence, value in zip(speakers.corpus("bert"), found.values, strict=True):
@@ -130,9 +130,9 @@ def test_classes() -> None:
 def test_defaults_and_what_does_not_fit() -> None:
     for kind in KINDS:
         two_sided = SPEAKERS[kind].two_sided
-        assert default_objective(speakers.checkpoint(kind), has_target=two_sided) == "loss"
-    assert default_objective(speakers.checkpoint("t5"), has_target=False) == "representation"
-    assert default_objective(tiny.checkpoint("bert", 1), has_target=False) == "representation"
+        assert choose_objective("", speakers.checkpoint(kind), has_target=two_sided) == "loss"
+    assert choose_objective("", speakers.checkpoint("t5"), has_target=False) == "representation"
+    assert choose_objective("", tiny.checkpoint("bert", 1), has_target=False) == "representation"
     with pytest.raises(ConfigError, match="a masked language model gives a text no probability; choose loss or rep"):
         choose_objective("log-probability", speakers.checkpoint("bert"), has_target=False)
     with pytest.raises(ConfigError, match=r"--objective loss: needs a --target.*choose representation"):

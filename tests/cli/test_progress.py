@@ -15,7 +15,7 @@ from headscope import progress
 from headscope.cli import console
 from headscope.cli.train import _Lines
 from headscope.progress import Timer, duration, lines, pace
-from headscope.training.losses.cross_entropy import Sums
+from headscope.training.losses import Sums
 
 Command = Callable[..., tuple[int, str, str]]
 

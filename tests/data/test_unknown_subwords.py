@@ -16,7 +16,7 @@ from headscope.cli import main
 from headscope.cli.main import app
 from headscope.config import Companions, EvaluateConfig
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.unknown_subwords import UnknownSubwords, count_unknown
+from headscope.data.encoded import UnknownSubwords, count_unknown
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.plan import analyze
 from headscope.evaluation.run import run_evaluation

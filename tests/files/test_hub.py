@@ -104,7 +104,7 @@ def assert_card(out: Path, folder: Path) -> None:
 
 
 def test_a_base_model_of_the_hub_is_named(tmp_path: Path) -> None:
-    from headscope.formats.card import hub_metadata
+    from headscope.formats.exports import hub_metadata
 
     assert hub_metadata("google-bert/bert-base-uncased", library="transformers", tags=())["base_model"]
     assert "base_model" not in hub_metadata(str(tmp_path), library="transformers", tags=())

@@ -21,10 +21,10 @@ from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, NumericalError
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.formats.base import open_checkpoint
-from headscope.formats.finite import finite
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
+from headscope.formats.weights import finite
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.model_inputs import max_abs_difference
 from tests.makers.story_files import HP, written

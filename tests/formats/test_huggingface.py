@@ -374,7 +374,6 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "a config that is not JSON": (write("config.json", "{model_type: bert"), "config.json' is not a valid JSON"),
     "a config that is not UTF-8": (lambda f: (f / "config.json").write_bytes(b'{"\xff"}'), "cannot be loaded"),
     "a config that is a list": (write("config.json", '["model_type"]'), NO_FORMAT),
-    "a config that is a number": (write("config.json", "3"), NO_FORMAT),
     "a config without model_type": (write("config.json", '{"hidden_size": 15}'), NO_FORMAT),
     "an unknown model_type": (edit(model_type="bart2"), "model type 'bart2' is unknown to transformers 5"),
     "an architecture that is no model": (edit(architectures=["AutoTokenizer"]), "AutoTokenizer, which is no model"),
@@ -393,8 +392,6 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "safetensors with a huge length": (flip(7), TRUNCATED),
     "safetensors with a broken header": (flip(53), TRUNCATED),
     "a .bin of no bytes": (truncate(0, pickle=True), TRUNCATED),
-    "a .bin of one byte": (truncate(1, pickle=True), TRUNCATED),
-    "a .bin cut early": (truncate(101, pickle=True), TRUNCATED),
     "a .bin cut late": (truncate(9973, pickle=True), TRUNCATED),
     "a .bin cut by a byte": (truncate(-1, pickle=True), TRUNCATED),
     "a .bin that is text": (garbage, TRUNCATED),
@@ -405,8 +402,6 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "an index without weights": (emptied_index, "has no weight_map"),
     "another width": (edit(hidden_size=18), OTHER_SIZE.format(r"LayerNorm.bias \(15, config.json: 18\)")),
     "another vocabulary": (edit(vocab_size=101), OTHER_SIZE.format(r"97×15, config.json: 101×15")),
-    "another inner width": (edit(intermediate_size=19), OTHER_SIZE.format(r"17×15, config.json: 19×15")),
-    "other positions": (edit(max_position_embeddings=59), OTHER_SIZE.format(r"61×15, config.json: 59×15")),
     "a layer too many": (edit(num_hidden_layers=3), r"weights are missing: bert.encoder.layer.2.* and 13 more"),
     "a layer too few": (edit(num_hidden_layers=1), r"weights are left over \(.*fewer layers\?\): bert.encoder.layer.1"),
     "heads that do not divide the width": (edit(num_attention_heads=7), r"\(15\) is not a multiple .* heads \(7\)"),
@@ -470,12 +465,7 @@ def test_links_of_the_hubs_cache_are_followed(copied: Callable[..., Path], tmp_p
     assert opened(snapshot).digest
 
 
-LAYERS = {
-    "gpt2": "n_layer",
-    "bart": "decoder_layers",
-    "t5": "num_decoder_layers",
-    "llama": "num_hidden_layers",
-}
+LAYERS = {"gpt2": "n_layer", "bart": "decoder_layers", "t5": "num_decoder_layers", "llama": "num_hidden_layers"}
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -484,11 +474,8 @@ def test_a_wrong_number_of_layers_is_refused_for_every_architecture(
     name: str, more: bool, copied: Callable[..., Path]
 ) -> None:
     folder = copied(name)
-    entry = {"gpt2": "n_layer", "bart": "decoder_layers", "t5": "num_decoder_layers", "llama": "num_hidden_layers"}[
-        name
-    ]
-    layers = json.loads((folder / "config.json").read_text())[entry]
-    edit(**{entry: layers + (1 if more else -1)})(folder)
+    layers = json.loads((folder / "config.json").read_text())[LAYERS[name]]
+    edit(**{LAYERS[name]: layers + (1 if more else -1)})(folder)
     with pytest.raises(CheckpointError, match="missing" if more else "left over"):
         opened(folder)
 
@@ -586,12 +573,9 @@ def test_a_tokenizer_of_another_model_is_refused_when_an_id_is_too_large(copied:
 # Names and options.
 
 
-def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_no_checkpoint_is_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"there is no file or directory .*absent"):
         opened(tmp_path / "absent")
-
-
-def test_a_file_that_is_no_checkpoint_is_refused(saved: Callable[[str], Path]) -> None:
     with pytest.raises(CheckpointError, match=NO_FORMAT):
         opened(saved("bert") / "config.json")
 

@@ -20,7 +20,7 @@ from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import Converted, convert
-from headscope.formats.huggingface.native_models.sentencepiece_tokenizer import tokenizer_of
+from headscope.formats.huggingface.native_models.tokenizers import tokenizer_of
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import select_heads

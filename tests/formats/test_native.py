@@ -262,12 +262,12 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_five_hundred_mutations_give_the_same_model_or_one_line(tmp_path: Path) -> None:
+def test_many_mutations_give_the_same_model_or_one_line(tmp_path: Path) -> None:
     folder = saved(tmp_path / "c")
     expected = open_checkpoint(str(folder), device="cpu").model.state_dict()
     originals = content(folder)
     draw = random.Random(1)
-    for _ in range(500):
+    for _ in range(250):
         name = draw.choice(sorted(originals))
         data = bytearray(originals[name])
         if draw.random() < 0.3:

@@ -322,13 +322,13 @@ def test_hostile_vocabularies(tmp_path: Path, content: Any) -> None:
 
 
 @pytest.mark.slow
-def test_three_hundred_broken_files(tmp_path: Path) -> None:
+def test_many_broken_files(tmp_path: Path) -> None:
     """Truncated or with flipped bits: the same logits, or one line."""
     hp = HP | {"num_layers": 1}
     path = written(tmp_path, hp, story.make(hp, (7, 11), 13, seed=3))
     good, expected = path.read_bytes(), logits(opened(path))
     draw, same = random.Random(1), 0
-    for number in range(300):
+    for number in range(150):
         bad = bytearray(good if number % 6 else good[: draw.randrange(len(good))])
         for _ in range(draw.choice([1, 1, 3]) if number % 6 else 0):
             place = draw.randrange(len(bad)) if number % 2 else len(bad) - 1 - draw.randrange(4000)
@@ -341,7 +341,7 @@ def test_three_hundred_broken_files(tmp_path: Path) -> None:
         else:
             same += 1
             np.testing.assert_array_equal(found, expected)
-    assert 0 < same < 250
+    assert 0 < same < 125
 
 
 def test_arrays_that_say_they_are_huge(tmp_path: Path) -> None:

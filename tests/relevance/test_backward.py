@@ -17,8 +17,7 @@ from headscope.model.gating import gated
 from headscope.relevance.backward import Backward
 from headscope.relevance.gradient.recording import RecordedPass, recording
 from headscope.relevance.gradient.rules import Rules
-from headscope.relevance.readout import Relevance, over_heads
-from headscope.relevance.rulesets import RULE_SETS
+from headscope.relevance.rulesets import RULE_SETS, Relevance, over_heads
 from tests.oracles import native as models
 from tests.oracles import relevance as oracle
 

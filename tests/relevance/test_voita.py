@@ -26,10 +26,8 @@ from headscope.model.mixing.experts import experts_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.relevance.rulesets import RULE_SETS
-from headscope.relevance.voita.explain import VoitaRelevance, explain, explain_voita
-from headscope.relevance.voita.rules import OutputUnits, VoitaRules
-from headscope.relevance.voita.settings import VoitaSettings
-from headscope.relevance.voita.starting_relevance import projection_shares
+from headscope.relevance.voita.explain import VoitaRelevance, projection_shares, record_trace, recorded_voita
+from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
 from headscope.relevance.voita.trace import AttentionDetail
 from headscope.relevance.voita.trace_functions import NormDetail
 from tests.oracles import voita as slow
@@ -82,7 +80,7 @@ def test_the_program_gives_the_same(
 ) -> None:
     reference = np.load(oracles / "story-of-heads" / f"{name}.npz")
     for number, text in enumerate(texts(oracles)[:3]):
-        found = explain_voita(story, sentence(story, text), settings=settings)
+        found = recorded_voita(story, sentence(story, text), settings=settings).explained()
         key = f"s{number:02}"
         compare_heads(found, reference, key, heads)
         given = (found.source_tokens, found.target_tokens, found.target_inputs, found.memory)
@@ -110,7 +108,7 @@ def test_the_first_version_of_the_program_gives_the_same(story: Checkpoint, orac
     # Its denominators pass near zero: float32 and float64 differ by up to 1e-3 here, by 3e-5 in the middle.
     reference = np.load(oracles / "story-of-heads" / "lrp_2019.npz")
     for number, text in enumerate(texts(oracles)[:3]):
-        found = explain_voita(story, sentence(story, text), settings=VoitaSettings(version="2019"))
+        found = recorded_voita(story, sentence(story, text), settings=VoitaSettings(version="2019")).explained()
         compare_heads(found, reference, f"s{number:02}", 3e-3)
         for site, name in SITES.items():
             raw = np.stack([found.heads[site, layer].raw[:, 0].numpy() for layer in range(3)], axis=1)
@@ -151,13 +149,12 @@ def whole_batch(model: Transformer, settings: VoitaSettings, **options: Any) -> 
             for i, ids in enumerate((SOURCE, TARGET))]  # fmt: skip
     source = SOURCE if model.encoder is not None else None
     mask = real[0] if source is not None else None
-    return explain(
+    return record_trace(
         model,
         lambda: model(source, TARGET, source_mask=mask, target_mask=real[1]),
         lambda logits: top(logits, real[1]),
         settings=settings,
-        **options,
-    )
+    ).explained(**options)
 
 
 def top(logits: Tensor, real: Tensor | None = None) -> OutputUnits:
@@ -267,12 +264,9 @@ def test_positions_together_and_in_small_blocks_are_positions_one_by_one(mode: A
             close(heads.value_share + heads.qk_share, heads.raw, 1e-3)
             assert (heads.value_share > 0)[heads.raw > 0].all()
     for p in range(3):
-        one = explain(
-            model,
-            lambda: model(SOURCE[:1], TARGET[:1]),
-            partial(one_unit, p=p),
-            settings=settings,
-        )
+        one = record_trace(
+            model, lambda: model(SOURCE[:1], TARGET[:1]), partial(one_unit, p=p), settings=settings
+        ).explained()
         for place, heads in one.heads.items():
             close(heads.raw[0, 0], whole.heads[place].raw[p, 0], 1e-8)
 
@@ -287,11 +281,11 @@ def test_a_dense_start_is_a_start_at_units() -> None:
     found = whole_batch(model, VoitaSettings())
     real = torch.arange(3) < torch.tensor([pair[1] for pair in LENGTHS])[:, None]
     mask = torch.arange(5) < torch.tensor([pair[0] for pair in LENGTHS])[:, None]
-    dense = explain(
+    dense = record_trace(
         model,
         lambda: model(SOURCE, TARGET, source_mask=mask, target_mask=real),
         lambda logits: top(logits, real).dense(logits.shape),
-    )
+    ).explained()
     assert torch.equal(dense.explained, found.explained)
     for place, heads in found.heads.items():
         close(dense.heads[place].by_query, heads.by_query, 1e-12)
@@ -424,10 +418,10 @@ def test_a_batch_of_hugging_face_sentences_is_each_alone(name: str) -> None:
     hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
     for mode in ("alpha-beta", "eps"):
         settings = VoitaSettings(mode=mode)
-        whole = explain(model, lambda: forward(slice(None), 7, 5), top, settings=settings)
+        whole = record_trace(model, lambda: forward(slice(None), 7, 5), top, settings=settings).explained()
         for b in range(3):
             n, m = int(reals[b]), int(lengths[b])
-            alone = explain(model, lambda: forward(slice(b, b + 1), n, m), top, settings=settings)  # noqa: B023
+            alone = record_trace(model, lambda: forward(slice(b, b + 1), n, m), top, settings=settings).explained()  # noqa: B023
             assert len(alone.heads) == (6 if two_sided else 2)
             for place, heads in alone.heads.items():
                 close(whole.heads[place].raw[: len(heads.raw), b], heads.raw[:, 0], 1e-7)
@@ -460,8 +454,10 @@ def test_a_converted_model_has_the_same_relevance(tmp_path: Path) -> None:
     bart = transformers.BartForConditionalGeneration(config).eval()
     copy_to_bart(model, bart)
     source, target = torch.tensor([[5, 3, 9, 4, 7]]), torch.tensor([[2, 5, 9]])
-    ours = explain(model, lambda: model(source, target), top)
-    theirs = explain(bart, lambda: bart(input_ids=source, decoder_input_ids=target, use_cache=False).logits, top)
+    ours = record_trace(model, lambda: model(source, target), top).explained()
+    theirs = record_trace(
+        bart, lambda: bart(input_ids=source, decoder_input_ids=target, use_cache=False).logits, top
+    ).explained()
     for place, heads in ours.heads.items():
         close(theirs.heads[place].raw, heads.raw, 1e-4)
 
@@ -490,7 +486,7 @@ def copy_to_bart(model: Transformer, bart: Any) -> None:
 def test_what_has_no_rule_is_named() -> None:
     model = native("pre", seed=13, head_input="slice", d_model=6, slices=3)
     with pytest.raises(CheckpointError, match=r"no propagation rule is known for 'einsum in Attention'"):
-        explain(model, lambda: model(SOURCE, TARGET), top)
+        record_trace(model, lambda: model(SOURCE, TARGET), top).explained()
 
     class Odd(torch.nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -500,7 +496,7 @@ def test_what_has_no_rule_is_named() -> None:
     ffn: Any = model.get_submodule("decoder.layers.0.ffn")
     ffn.activation = Odd()
     with pytest.raises(CheckpointError, match="'cumsum in Odd'"):
-        explain(model, lambda: model(SOURCE, TARGET), top)
+        record_trace(model, lambda: model(SOURCE, TARGET), top).explained()
 
 
 @pytest.mark.parametrize(
@@ -520,20 +516,20 @@ def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> No
 def test_targets_that_are_refused(story: Checkpoint, oracles: Path) -> None:
     batch = sentence(story, texts(oracles)[0])
     with pytest.raises(ConfigError, match="target 'contrastive' does not go with voita"):
-        explain_voita(story, batch, target="contrastive")
+        recorded_voita(story, batch, target="contrastive").explained()
     with pytest.raises(ConfigError, match="the batch was read without labels"):
-        explain_voita(story, batch, target="reference")
+        recorded_voita(story, batch, target="reference").explained()
     with pytest.raises(ConfigError, match="block_bytes is 0; it must be at least 1"):
-        explain_voita(story, batch, block_bytes=0)
+        recorded_voita(story, batch).explained(block_bytes=0)
 
 
 def test_reference_is_another_target_of_the_same_rule(story: Checkpoint, oracles: Path) -> None:
     text = texts(oracles)[0]
     plain = sentence(story, text)
-    likeliest = explain_voita(story, plain)
+    likeliest = recorded_voita(story, plain).explained()
     labels = likeliest.classes[:, :1].T.clone()
     labels[0, 2] = IGNORED
-    found = explain_voita(story, replace(plain, labels=labels), target="reference")
+    found = recorded_voita(story, replace(plain, labels=labels), target="reference").explained()
     assert found.explained[:, 0].tolist() == [p != 2 for p in range(labels.shape[1])]
     for place, heads in likeliest.heads.items():
         assert not found.heads[place].raw[2].any()
@@ -544,7 +540,7 @@ def test_registered_rule_sets(story: Checkpoint, oracles: Path) -> None:
     rule_set = RULE_SETS.get("voita")
     batch = sentence(story, texts(oracles)[0])
     found = rule_set.explain(story, batch, target="top1", steps="each")
-    expected = explain_voita(story, batch)
+    expected = recorded_voita(story, batch).explained()
     assert torch.equal(found.counts, expected.explained.float())
     assert torch.equal(found.relevance[Site.CROSS, 1].raw, expected.heads[Site.CROSS, 1].raw)
     with pytest.raises(ConfigError, match="voita is not linear"):
@@ -570,12 +566,18 @@ def test_classes_and_sentence_vectors_are_explained_once() -> None:
         return torch.nn.functional.one_hot(logits.argmax(dim=-1), 5)[None].double()
 
     with torch.inference_mode():  # as analyses run
-        classes = explain(classifier, lambda: class_scores(slice(None), 7), likeliest)
-        vectors = explain(encoder, lambda: states(slice(None), 7), lambda found: projection_shares(found, real))
+        classes = record_trace(classifier, lambda: class_scores(slice(None), 7), likeliest).explained()
+        vectors = record_trace(
+            encoder, lambda: states(slice(None), 7), lambda found: projection_shares(found, real)
+        ).explained()
         for b, n in enumerate((7, 4, 6)):
             rows = slice(b, b + 1)
-            one = explain(classifier, lambda: class_scores(rows, n), likeliest)  # noqa: B023
-            two = explain(encoder, lambda: states(rows, n), lambda found: projection_shares(found, real[rows, :n]))  # noqa: B023
+            one = record_trace(classifier, lambda: class_scores(rows, n), likeliest).explained()  # noqa: B023
+            two = record_trace(
+                encoder,
+                lambda: states(rows, n),  # noqa: B023
+                lambda found: projection_shares(found, real[rows, :n]),  # noqa: B023
+            ).explained()
             for place in one.heads:
                 close(classes.heads[place].raw[:, b], one.heads[place].raw[:, 0], 1e-10)
                 close(vectors.heads[place].raw[:, b], two.heads[place].raw[:, 0], 1e-10)

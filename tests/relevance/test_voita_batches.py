@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +13,10 @@ from torch import Tensor
 from headscope.data.encoded import Batch, Encoded, pad_rows, pad_side
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.model.threads import threads_for_pass
-from headscope.relevance.readout import Relevance
-from headscope.relevance.rulesets import RULE_SETS, Target
-from headscope.relevance.voita import length_groups as groups_module
-from headscope.relevance.voita.explain import explain_voita, recorded_voita
-from headscope.relevance.voita.length_groups import SIMILAR, length_groups
+from headscope.relevance.rulesets import RULE_SETS, Relevance, Target
+from headscope.relevance.voita import rulesets as groups_module
+from headscope.relevance.voita.explain import recorded_voita
+from headscope.relevance.voita.rulesets import SIMILAR, length_groups
 from tests.oracles import checkpoints, native, tiny
 
 SOURCES, TARGETS = (5, 17, 3, 11, 2, 13), (7, 11, 3, 19, 2, 5)
@@ -42,21 +41,22 @@ def batch() -> Batch:
     return Batch(torch.arange(6), 0, pad_side(sources), pad_side(targets), labels=labels)
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["voita", "voita-constant", "voita-eps", "voita-2019", "voita-paper"])
-def test_groups_give_what_the_whole_batch_gives(checkpoint: Checkpoint, batch: Batch, name: str, threads: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "threads", "target"),
+    [
+        *(("voita", 1, "top1"), ("voita", 2, "reference"), ("voita-constant", 1, "reference")),
+        *(("voita-eps", 2, "top1"), ("voita-2019", 1, "reference"), ("voita-paper", 2, "top1")),
+    ],
+)
+def test_groups_give_what_the_whole_batch_gives(
+    checkpoint: Checkpoint, batch: Batch, name: str, threads: int, target: Target, request: pytest.FixtureRequest
+) -> None:
     rule_set: Any = RULE_SETS.get(name)
-    target: Target = "top1" if threads == 1 else "reference"
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(threads)
     with threads_for_pass(checkpoint.model, batch.positions):
-        expected = explain_voita(checkpoint, batch, settings=rule_set.settings, target=target, neurons=False)
+        expected = recorded_voita(checkpoint, batch, settings=rule_set.settings, target=target).explained(neurons=False)
         found = rule_set.explain(checkpoint, batch, target=target, steps="each")
     assert torch.equal(found.counts, expected.explained.float()) and torch.equal(found.values, found.counts)
     assert found.relevance.keys() == expected.heads.keys()
@@ -75,7 +75,7 @@ def close(found: Tensor | None, expected: Tensor | None) -> None:
 def test_what_is_explained_once_is_put_together_too(batch: Batch) -> None:
     checkpoint = tiny.checkpoint("bert", seed=3)
     one_side = replace(batch, target=None, labels=None)
-    expected = explain_voita(checkpoint, one_side, neurons=False)
+    expected = recorded_voita(checkpoint, one_side).explained(neurons=False)
     found = RULE_SETS.get("voita").explain(checkpoint, one_side, target="top1", steps="each")
     assert found.counts.shape == (1, 6) and bool(found.counts.all())
     for place, heads in expected.heads.items():

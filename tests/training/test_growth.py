@@ -13,8 +13,15 @@ import torch
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
 from headscope.training.config import TrainConfig
-from headscope.training.losses.disagreement import fork_loss, fork_total, mean_cosine
-from headscope.training.losses.growth import fork_open, growth_loss, nuclear_norms, off_diagonal
+from headscope.training.losses import (
+    fork_loss,
+    fork_open,
+    fork_total,
+    growth_loss,
+    mean_cosine,
+    nuclear_norms,
+    off_diagonal,
+)
 from headscope.training.trainer import make_run
 from headscope.training.variants.disagreement import Disagreement, DisagreementOptions
 from headscope.training.variants.mixing import MixingOptions, matrices_of

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from headscope.formats.base import open_checkpoint
-from headscope.training.initial import INITIAL
+from headscope.training.architecture import INITIAL
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 from tests.oracles import lessons

@@ -25,17 +25,16 @@ from headscope.files.lines import read_lines
 from headscope.formats.base import IGNORED, open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
+from headscope.training import losses
 from headscope.training import trainer as engine
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
 from headscope.training.data.batches import Pairs, TokenizedTexts, TrainingBatch, collate, cut_batches, epoch_plan
-from headscope.training.data.normalise import normaliser
+from headscope.training.data.tokenizers import normaliser
 from headscope.training.files.checkpoints import average
-from headscope.training.losses import cross_entropy as losses
-from headscope.training.position import TrainingPosition
-from headscope.training.progress import Progress
+from headscope.training.files.state import Progress
+from headscope.training.position import TrainingPosition, rate
 from headscope.training.run_state import TrainingRun
-from headscope.training.schedules import rate
 from headscope.training.train_loop import Silent
 from headscope.training.trainer import TrainingResult, make_run, train
 from headscope.training.variant import Variant
@@ -452,7 +451,7 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
         ({"target": None}, "needs --target FILE"),
         ({"kind": "lm"}, "leave out --target and --valid-target"),
         ({"dropout": 1.0}, "--dropout is 1.0; it must be at least 0 and less than 1"),
-        ({"max_tokens": 0}, "--max-tokens is 0; it must be at least 1"),
+        ({"max_tokens": 0}, "--max-tokens 0: at least 1 is needed"),
         ({"lr": 0.0}, "--lr is 0.0; it must be more than 0"),
         ({"schedule": "linear"}, "--schedule 'linear' is not known; choose inverse-sqrt, cosine or constant"),
         ({"schedule": "cosine", "max_updates": None}, "--max-updates or --max-epochs"),

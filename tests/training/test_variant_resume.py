@@ -14,9 +14,11 @@ from headscope.heads import HeadId, Site
 from headscope.training.composed import find_variant
 from headscope.training.position import TrainingPosition
 from headscope.training.swaps.head_scores import SCORES, head_scores
+from headscope.training.swaps.selection import Phase
 from headscope.training.swaps.swaps import Swap, swap_heads
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS
+from headscope.training.variants.swap import SwapHeads, SwapHistory, SwapOptions
 from tests.oracles import lessons
 from tests.oracles.swaps import differing
 
@@ -26,10 +28,8 @@ SWAPS = '[[swap]]\nepoch = 2\nfirst = "cross.0.*"\nsecond = "cross.1.*"\n'
 SHORT: dict[str, Any] = {"precision": "float32", "bleu_every": 0, "log_every": 1000}
 
 CASES = [
-    ("mixing", {"start_after": 5e-6, "gamma": 40.0, "compat": "fork"}),
     ("mae", {"gate_every": 2, "gate_norm": "batch"}),
     ("swap", {"dynamic": ("hard", "random", "local"), "swap_moments": True}),
-    ("swap", {"swap_schedule": "file", "swap_output": True}),
     (
         "mixing+swap+disagreement",
         {"start_after": 5e-6, "gamma": 40.0, "weight": 0.1, "compat": "fork", "swap_schedule": "file"},
@@ -68,6 +68,18 @@ def test_an_interrupted_run_of_mixing_goes_on(tmp_path: Path) -> None:
     assert train(config, cls(cls.Options(**options)), listener=lessons.StopsAfter(7)).reason == "interrupted"
     assert not differing(whole, run(tmp_path / "parts", "mixing", options, epochs=2, resume=True))
     assert any("alpha" in key and not torch.equal(its, torch.eye(3)) for key, its in whole.items())
+
+
+def test_states_of_swaps_from_before_their_names_changed_are_read() -> None:
+    variant, again = (SwapHeads(SwapOptions(dynamic=("hard",))) for _ in range(2))
+    swap = Swap(HeadId(Site.CROSS, 0, 1), HeadId(Site.CROSS, 1, 2))
+    variant.histories[Site.CROSS] = SwapHistory(Phase((swap,), 3), 2)
+    state = variant.state_dict()
+    courses = {name: {"exchanges": 2, **its} for name, its in state["histories"].items()}
+    for its in courses.values():
+        assert its.pop("swapped") == 2
+    again.load_state_dict({"scheduled": 0, "courses": courses})
+    assert again.state_dict() == state and again.histories == variant.histories
 
 
 def test_a_scheduled_swap_happens_before_its_epoch(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from headscope.formats.base import Checkpoint
 
 
 @objective
-class Answer(Objective):
+class AnswerObjective(Objective):
     """logit(answer) − logit(wrong answer) at the place where a prompt asks for it (Wang et al. 2022).
 
     Where a prompt has no wrong answer: log p(answer), in nats. A mean over it is over prompts.

@@ -118,31 +118,22 @@ def objective(cls: type[Objective]) -> type[Objective]:
 DEFAULTS = ("loss", "top1", "representation")
 
 
-def default_objective(
-    checkpoint: Checkpoint, *, has_target: bool, has_labels: bool = False, has_answers: bool = False
-) -> str:
-    """`answer` of prompts, `loss` where there is a reference, hidden words or labels, else `top1` of other classifiers.
-
-    Of all others `representation`.
-    """
-    given = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
-    names = ("answer", *DEFAULTS) if has_answers else DEFAULTS
-    return next(name for name in names if _why_not(OBJECTIVES.get(name), checkpoint, **given) is None)
-
-
 def choose_objective(
     name: str, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool = False, has_answers: bool = False
 ) -> str:
     """The objective's name, or the default where `name` is empty.
 
-    ConfigError for an unknown name, and for an objective that does not apply to this checkpoint or corpus.
+    That is `answer` of prompts, `loss` where there is a reference, hidden words or labels, else `top1` of other
+    classifiers, and of all others `representation`. ConfigError for an unknown name, and for an objective that does not
+    apply to this checkpoint or corpus.
     """
-    given = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
+    corpus = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
     if not name:
-        return default_objective(checkpoint, **given)
-    why = _why_not(OBJECTIVES.get(name), checkpoint, **given)
+        names = ("answer", *DEFAULTS) if has_answers else DEFAULTS
+        return next(default for default in names if _why_not(OBJECTIVES.get(default), checkpoint, **corpus) is None)
+    why = _why_not(OBJECTIVES.get(name), checkpoint, **corpus)
     if why is not None:
-        fitting = [known for known, cls in OBJECTIVES if _why_not(cls, checkpoint, **given) is None]
+        fitting = [known for known, cls in OBJECTIVES if _why_not(cls, checkpoint, **corpus) is None]
         raise ConfigError(f"--objective {name}: {why}; choose {' or '.join(fitting)}")
     return name
 

@@ -1,6 +1,8 @@
-"""The sentence vector of an encoder: its mean-pooled final state."""
+"""What encoders give their users: the mean-pooled final state of a sentence, or the final states of its tokens."""
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
@@ -8,25 +10,17 @@ from torch import Tensor
 from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.attribution.objectives.predictions import precise
 from headscope.data.encoded import Batch
-from headscope.evaluation.states import mean_pooled
+from headscope.evaluation.states import cosine, mean_pooled, relative_l2
 from headscope.formats.base import Checkpoint
 
 
-@objective
-class Representation(Objective):
-    """The mean-pooled final state of a sentence, for models that predict nothing.
+class FinalStates(Objective):
+    """Is about final states [b t d], for models that predict nothing, and for all others.
 
-    The mean is over all real positions, special ones too, as sentence encoders pool. The value is the
-    projection of the mean on its own direction, which is held constant: its gradient is that of the norm. The
-    damage is the cosine distance to the intact vector, 1 − cos, in [0, 2]; with the intact direction as `aim`
-    [b d] an altered model's value is the projection of its mean on that. The last stack that runs is read: the
-    decoder where there is one and a target, else the encoder.
+    The last stack that runs is read: the decoder where there is one and a target, else the encoder.
     """
 
-    name = "representation"
-    summary = "mean-pooled final state: its length along its own direction, cosine distance for ablations"
     trains = True
-    compares = True
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
@@ -38,8 +32,29 @@ class Representation(Objective):
     def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
-        side = batch.source if batch.target is None else batch.target
-        mean = mean_pooled(precise(output), side.real)
+        return self.projected(precise(output), (batch.source if batch.target is None else batch.target).real, aim)
+
+    @abstractmethod
+    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None) -> ObjectiveOutput:
+        """The projection of what is compared on its own direction, which is held constant, or on `aim`."""
+
+
+@objective
+class Representation(FinalStates):
+    """The mean-pooled final state of a sentence, for models that predict nothing.
+
+    The mean is over all real positions, special ones too, as sentence encoders pool. The value is the
+    projection of the mean on its own direction, which is held constant: its gradient is that of the norm. The
+    damage is the cosine distance to the intact vector, 1 − cos, in [0, 2]; with the intact direction as `aim`
+    [b d] an altered model's value is the projection of its mean on that.
+    """
+
+    name = "representation"
+    summary = "mean-pooled final state: its length along its own direction, cosine distance for ablations"
+    compares = True
+
+    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None) -> ObjectiveOutput:
+        mean = mean_pooled(states, real)
         direction = torch.nn.functional.normalize(mean.detach(), dim=-1) if aim is None else aim
         values = (mean * direction).sum(dim=-1)
         return ObjectiveOutput(values, torch.ones_like(values), direction, mean)
@@ -51,4 +66,65 @@ class Representation(Objective):
 
     def performance(self, value: float, damage: float) -> float:
         """The cosine to the intact model."""
+        return 1 - damage
+
+
+class StateDistance(FinalStates):
+    """The projections of several states on their own directions, summed over a sentence; `aim` [b n d] are these.
+
+    The damage compares states with the intact model's one by one by their relative l2 distance ‖v' − v‖ / ‖v‖, unless a
+    subclass says otherwise; counts are states, so that its mean is over all states of the corpus. Those at padding are
+    zero.
+    """
+
+    def compared(self, states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        """What is compared [b n d] of final states [b t d] at real positions [b t], and how many they are [b]."""
+        return states * real[..., None], real.sum(dim=-1)
+
+    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None) -> ObjectiveOutput:
+        states, counts = self.compared(states, real)
+        directions = torch.nn.functional.normalize(states.detach(), dim=-1) if aim is None else aim
+        return ObjectiveOutput((states * directions).sum(dim=(1, 2)), counts, directions, states=states)
+
+    def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
+        assert intact.states is not None and altered.states is not None
+        return relative_l2(intact.states, altered.states).sum(dim=-1)
+
+    def performance(self, value: float, damage: float) -> float:
+        """The mean relative distance to the intact model."""
+        return damage
+
+
+@objective
+class RepresentationL2(StateDistance):
+    """As `representation`, but the damage is ‖v' − v‖ / ‖v‖: it sees lengths, too."""
+
+    name = "representation-l2"
+    summary = "mean-pooled final state, relative l2 distance for ablations"
+
+    def compared(self, states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+        return mean_pooled(states, real)[:, None], real.any(dim=-1).long()
+
+
+@objective
+class TokenRepresentationL2(StateDistance):
+    """As `token-representation`, but the damage of a token is ‖v' − v‖ / ‖v‖."""
+
+    name = "token-representation-l2"
+    summary = "final states of all tokens, relative l2 distance for ablations"
+
+
+@objective
+class TokenRepresentation(StateDistance):
+    """The final states of all real tokens, special ones too; the damage of a token is 1 − cos to the intact model."""
+
+    name = "token-representation"
+    summary = "final states of all tokens, cosine distance for ablations"
+
+    def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
+        assert intact.states is not None and altered.states is not None
+        return intact.counts - cosine(intact.states, altered.states).sum(dim=-1)
+
+    def performance(self, value: float, damage: float) -> float:
+        """The mean cosine to the intact model."""
         return 1 - damage

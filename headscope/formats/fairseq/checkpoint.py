@@ -23,7 +23,6 @@ from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
-from headscope.formats.digest import file_digest
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.fairseq.config import Settings, read_settings, transformer_config
 from headscope.formats.fairseq.from_native import (
@@ -34,10 +33,10 @@ from headscope.formats.fairseq.from_native import (
     vocabulary_files,
 )
 from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgraded
-from headscope.formats.finite import refuse_damaged_file
-from headscope.formats.native import native_state
+from headscope.formats.native import native_state, opened_dtype
 from headscope.formats.torch_files import is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
+from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 START, PAD, END, UNKNOWN = range(4)
@@ -101,7 +100,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         weights = _completed(path, config, native_weights(path, state))
         model = build_transformer(path, config, weights)
         stored = {key: tensor.dtype for key, tensor in weights.items() if tensor.is_floating_point()}
-        model_dtype = _dtype(set(stored.values()), device) if dtype == "auto" else getattr(torch, dtype)
+        model_dtype = opened_dtype(dtype, stored, device)
         dictionaries = _dictionaries(settings, config, companions)
         return FairseqCheckpoint(
             path=path,
@@ -246,12 +245,6 @@ def _sites(stack: StackConfig | None) -> list[tuple[str, str | None, tuple[int, 
     ]
 
 
-def _dtype(stored: set[torch.dtype], device: str) -> torch.dtype:
-    """What to compute in: the stored type; float32 where types are mixed, or half on a CPU."""
-    usual = {torch.float32, torch.float64} | (set() if device == "cpu" else {torch.float16, torch.bfloat16})
-    return next(iter(stored)) if len(stored) == 1 and stored <= usual else torch.float32
-
-
 def _plain(settings: Settings, config: TransformerConfig) -> dict[str, Any]:
     """Options that can be written again: numbers, texts, flags and lists of them, and how many heads fill a layer."""
     simple = (str, int, float, type(None))
@@ -281,7 +274,8 @@ def _dictionaries(settings: Settings, config: TransformerConfig, companions: Com
     vocabularies: dict[SideName, Vocabulary] = {}
     missing: dict[SideName, str] = {}
     sides: tuple[SideName, ...] = ("target",) if config.encoder is None else ("source", "target")
-    codes, files = _codes(companions.bpe), list[Path]()
+    codes = None if companions.bpe is None else read_bytes(companions.bpe, name=f"--bpe {companions.bpe}")
+    files = list[Path]()
     for side in sides:
         stack = config.encoder if side == "source" and config.encoder else config.decoder
         name = _file_name(settings, side, lm=config.encoder is None)
@@ -321,10 +315,6 @@ def _missing(name: str | None, side: SideName, folders: list[Path], companions: 
     if companions.dicts is not None:
         return f"the {side} dictionary {name} is not in {folders[0]}, which --dicts names"
     return f"there is no {side} dictionary {name} beside it; give its folder with --dicts"
-
-
-def _codes(path: Path | None) -> bytes | None:
-    return None if path is None else read_bytes(path, name=f"--bpe {path}")
 
 
 def read_dictionary(path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END) -> Vocabulary:

@@ -34,32 +34,14 @@ NAMES = {"gelu-tanh": "gelu_fast", "silu": "swish"}
 LANGUAGES = {"encoder": "source", "decoder": "target"}
 # What fairseq's tasks and trainer look up in a file's options, with their defaults.
 DEFAULTS: Mapping[str, Any] = {
-    "criterion": "label_smoothed_cross_entropy",
-    "optimizer": "adam",
-    "lr_scheduler": "inverse_sqrt",
-    "data": ".",
-    "seed": 1,
-    "left_pad_source": True,
-    "left_pad_target": False,
-    "load_alignments": False,
-    "truncate_source": False,
-    "upsample_primary": 1,
-    "num_batch_buckets": 0,
-    "eval_bleu": False,
-    "dataset_impl": None,
-    "no_cross_attention": False,
-    "cross_self_attention": False,
-    "adaptive_softmax_cutoff": None,
-    "adaptive_softmax_dropout": 0,
-    "adaptive_input": False,
-    "tie_adaptive_weights": False,
-    "encoder_layerdrop": 0,
-    "decoder_layerdrop": 0,
-    "encoder_layers_to_keep": None,
-    "decoder_layers_to_keep": None,
-    "quant_noise_pq": 0,
-    "quant_noise_pq_block_size": 8,
-    "quant_noise_scalar": 0,
+    **{"criterion": "label_smoothed_cross_entropy", "optimizer": "adam", "lr_scheduler": "inverse_sqrt"},
+    **{"data": ".", "seed": 1, "left_pad_source": True, "upsample_primary": 1, "quant_noise_pq_block_size": 8},
+    **dict.fromkeys(("left_pad_target", "load_alignments", "truncate_source", "eval_bleu", "adaptive_input"), False),
+    **dict.fromkeys(("no_cross_attention", "cross_self_attention", "tie_adaptive_weights"), False),
+    **dict.fromkeys(("num_batch_buckets", "adaptive_softmax_dropout", "encoder_layerdrop", "decoder_layerdrop"), 0),
+    **dict.fromkeys(("quant_noise_pq", "quant_noise_scalar"), 0),
+    **dict.fromkeys(("dataset_impl", "adaptive_softmax_cutoff"), None),
+    **dict.fromkeys(("encoder_layers_to_keep", "decoder_layers_to_keep"), None),
 }
 LM: Mapping[str, Any] = {"task": "language_modeling", "arch": "transformer_lm", "self_target": False}
 LM_TASK: Mapping[str, Any] = {"future_target": False, "past_target": False, "sample_break_mode": "eos"}
@@ -98,8 +80,10 @@ def fairseq_model(checkpoint: TransformerCheckpoint) -> FairseqModel:
     restarted = config.encoder is not None and vocabularies["decoder"].start != vocabularies["decoder"].end
     weights = {key: values.detach().cpu() for key, values in state.items()}
     _renumber(weights, config, orders)
-    if restarted:
-        _restart(weights, orders["decoder"], vocabularies["decoder"])
+    if restarted:  # the decoder's input table says at `</s>`, where fairseq starts, what the model starts with
+        order, own = orders["decoder"], vocabularies["decoder"]
+        table = weights["decoder.embeddings.tokens.weight"] = weights["decoder.embeddings.tokens.weight"].clone()
+        table[order.index(own.end)] = table[order.index(own.start)]
     for side, stack in _sides(config).items():
         _fill(weights, side, stack, alphas=of_fork)
     one_table = not restarted and orders.get("encoder", orders["decoder"]) == orders["decoder"]
@@ -229,13 +213,6 @@ def _renumber(weights: dict[str, Tensor], config: TransformerConfig, orders: Map
         key = f"{side}.embeddings.tokens.weight"
         weights[key] = weights[key][list(orders[side])]
     weights["output.weight"] = weights["output.weight"][list(orders["decoder"])]
-
-
-def _restart(weights: dict[str, Tensor], order: Sequence[int], vocabulary: Vocabulary) -> None:
-    """The decoder's input table says at `</s>`, where fairseq starts, what the model starts with."""
-    table = weights["decoder.embeddings.tokens.weight"].clone()
-    table[order.index(vocabulary.end)] = table[order.index(vocabulary.start)]
-    weights["decoder.embeddings.tokens.weight"] = table
 
 
 def _fill(weights: dict[str, Tensor], side: str, stack: StackConfig, *, alphas: bool) -> None:

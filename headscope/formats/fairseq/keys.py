@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, shortlist
 
 BOTH = ("weight", "bias")
 # {s} is encoder or decoder, {i} the layer, {w} weight or bias; None: knowingly dropped, it changes no result.
@@ -142,10 +142,9 @@ def native_weights(path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     rows = key_table(layer_counts(state))
     strange = [key for key in state if key not in rows]
     if strange:
-        others = f" and {len(strange) - 3} more" if len(strange) > 3 else ""
         raise CheckpointError(
-            f"{path}: headscope knows no use for the weights {', '.join(key[:80] for key in strange[:3])}{others}; "
-            "this architecture is not fairseq's plain Transformer"
+            f"{path}: headscope knows no use for the weights {shortlist([key[:80] for key in strange])}; this "
+            "architecture is not fairseq's plain Transformer"
         )
     return {
         native_key: state[fairseq_key]
@@ -180,7 +179,8 @@ def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Te
     weights |= {
         back[native_key]: state[native_key]
         for native_key in sorted(remaining)
-        if native_key in back and not _identity(native_key, state[native_key])
+        # a plain fairseq file never had alphas
+        if native_key in back and not (native_key.endswith("mixing.alpha") and _is_identity(state[native_key]))
     }
     for key, tensor in weights.items():  # the dead bias of alphas has one row per head
         if key.endswith("alphas_bias"):
@@ -189,6 +189,5 @@ def fairseq_weights(state: Mapping[str, Tensor], origin: Origin) -> dict[str, Te
     return weights
 
 
-def _identity(key: str, tensor: Tensor) -> bool:
-    """Whether a weight need not be written: alphas that a plain fairseq file never had."""
-    return key.endswith("mixing.alpha") and torch.equal(tensor, torch.eye(len(tensor), dtype=tensor.dtype))
+def _is_identity(tensor: Tensor) -> bool:
+    return torch.equal(tensor, torch.eye(len(tensor), dtype=tensor.dtype))

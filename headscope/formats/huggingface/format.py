@@ -26,24 +26,20 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 
 from headscope.bounds import MOST_LAYERS
 from headscope.config import Companions
-from headscope.errors import CheckpointError, DataError, HeadscopeError
+from headscope.errors import CheckpointError, DataError, HeadscopeError, shortlist
 from headscope.files.hub import is_cached
 from headscope.files.reading import exists, is_file, read_json
 from headscope.formats.base import FORMATS, MASKED, SAME, CheckpointFormat, Export, SavedFiles
-from headscope.formats.devices import pick_device
-from headscope.formats.digest import file_digest
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.layouts import is_adapter, model_folder, refuse_adapter
-from headscope.formats.huggingface.native_models.conversion import converted
+from headscope.formats.huggingface.layouts import check_shards, is_adapter, model_folder, refuse_adapter
+from headscope.formats.huggingface.native_models.from_native import converted, quiet_transformers
 from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class, says_head_width
 from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
-from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name
-from headscope.formats.huggingface.shards import check_shards
-from headscope.formats.huggingface.writing import write_folder
+from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name, write_folder
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.interface import suppress_warnings
-from headscope.model.storage.placement import check_devices, check_quantisation, placement
+from headscope.formats.weights import file_digest
+from headscope.model.storage.placement import check_devices, check_quantisation, pick_device, placement
 from headscope.model.storage.stored_weights import keep_differentiable
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -52,6 +48,10 @@ VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*
 # Weights that a checkpoint may lack without any head being affected: the pooler is trained with a task.
 _MAY_BE_MISSING = re.compile(r"(^|\.)pooler\.")
 _LAYER = re.compile(r"\.\d+\.")
+OPENS_OWN_CODE = (
+    "transformers, with the modelling file beside the weights: `from_pretrained(FOLDER, trust_remote_code=True)`",
+    "headscope, which runs no code of the folder",
+)
 
 
 class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
@@ -101,12 +101,12 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             inner = model_folder(Path(path))
             path = path if inner == Path(path) else str(inner)
             check_shards(inner)
-        elif not ("/" in path or is_cached(path) or _is_on_hub(path)):
+        elif not ("/" in path or is_cached(path) or _hub_has(path)):
             raise CheckpointError(
                 f"there is no file or directory {path}; a model of the hub is written OWNER/NAME, such as "
                 "google-bert/bert-base-uncased"
             )
-        options = {"trust_remote_code": False, "local_files_only": not _hub_answers(path)}
+        options = {"trust_remote_code": False, "local_files_only": exists(path) or _hub_has(path) is None}
         with _quiet(path), ExitStack() as stack:
             config = AutoConfig.from_pretrained(path, **options)
             _check_depth(config)
@@ -133,48 +133,31 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         if is_narrowed(config):
             check_kept_heads(model, path)
         tokenizer, without = _open_tokenizer(path, options)
-        return HuggingFaceCheckpoint(
-            path=path,
-            model=model,
-            tokenizer=tokenizer,
-            digest=_digest(path),
-            without=without,
-        )
+        return HuggingFaceCheckpoint(path=path, model=model, tokenizer=tokenizer, digest=_digest(path), without=without)
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         own_code = write_folder(checkpoint, folder)
         name = plain_name(checkpoint.model)
         if not own_code:
-            return SavedFiles(folder, self.name, (), *_plain_card(name))
+            opens = (
+                f"transformers, without any code of its own: class {name}",
+                f"programs that read such folders, as far as they take {name} with the head_dim of config.json",
+                "headscope",
+            )
+            return SavedFiles(folder, self.name, opens=opens)
         note = "opens with AutoModel….from_pretrained(folder, trust_remote_code=True), without headscope"
-        return SavedFiles(folder, self.name, (note,), *_own_code_card(name))
+        limit = (
+            f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
+            "it has one number of heads for all layers. For them: `prune rank --uniform`, then `prune remove --export "
+            "native`, or `--pad`; for llama.cpp `--export gguf`"
+        )
+        return SavedFiles(folder, self.name, (note,), OPENS_OWN_CODE, (limit,))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
         return converted(checkpoint, folder, probe)
 
 
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
-
-
-def _plain_card(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What opens a folder of a plain class, and what does not."""
-    return (
-        f"transformers, without any code of its own: class {name}",
-        f"programs that read such folders, as far as they take {name} with the head_dim of config.json",
-        "headscope",
-    ), ()
-
-
-def _own_code_card(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What opens a folder with a modelling file, and what does not."""
-    return (
-        "transformers, with the modelling file beside the weights: `from_pretrained(FOLDER, trust_remote_code=True)`",
-        "headscope, which runs no code of the folder",
-    ), (
-        f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
-        "it has one number of heads for all layers. For them: `prune rank --uniform`, then `prune remove --export "
-        "native`, or `--pad`; for llama.cpp `--export gguf`",
-    )
 
 
 def _check_depth(config: Any) -> None:
@@ -197,30 +180,20 @@ def _forget_kernels(config: Any) -> None:
             _forget_kernels(part)
 
 
-def _hub_answers(path: str) -> bool:
-    """Whether to ask the hub: transformers itself would try an absent network for half a minute."""
-    if exists(path):
-        return False
+def _hub_has(name: str) -> bool | None:
+    """Whether the hub has a model of this name (a few have no owner); None where the hub does not answer.
+
+    transformers itself would try an absent network for half a minute.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        HfApi().model_info(path, timeout=10)
-    except HfHubHTTPError:
-        return True  # it answers that there is no such model: transformers says so
-    except Exception:  # no network, whatever the client raises then
-        return False
-    return True
-
-
-def _is_on_hub(name: str) -> bool:
-    """Whether the hub has a model of this name, as it has of a few without an owner."""
-    from huggingface_hub import HfApi
-
-    try:
         HfApi().model_info(name, timeout=10)
-    except Exception:  # no network, no such model, or no name at all
+    except HfHubHTTPError:
         return False
+    except Exception:  # no network, or no name at all, whatever the client raises then
+        return None
     return True
 
 
@@ -265,8 +238,7 @@ def _mismatch(entry: Any) -> str:
 
 
 def _disagree(path: str, problem: str, keys: list[str]) -> str:
-    others = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-    return f"{path}: weights are {problem}: {', '.join(keys[:3])}{others}; config.json and the weights file must agree"
+    return f"{path}: weights are {problem}: {shortlist(keys)}; config.json and the weights file must agree"
 
 
 def _open_tokenizer(path: str, options: dict[str, bool]) -> tuple[Any, str]:
@@ -318,22 +290,15 @@ def _digest(path: str) -> str:
 @contextmanager
 def _quiet(path: str) -> Iterator[None]:
     """Keep transformers' log lines and progress bars away; turn what it raises into one line."""
-    from transformers.utils import logging
-
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     try:
-        with suppress_warnings(), warnings.catch_warnings():
+        with quiet_transformers(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected pickle protocol")  # torch, of foreign pickles
             yield
     except HeadscopeError:
         raise
     except Exception as error:
         raise CheckpointError(f"{path} cannot be loaded: {_one_line(error)}") from error
-    finally:
-        if bars:
-            logging.enable_progress_bar()
 
 
 def _one_line(error: Exception) -> str:

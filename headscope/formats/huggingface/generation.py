@@ -14,8 +14,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError
 from headscope.formats.base import IGNORED, Checkpoint, Predicts
-from headscope.formats.finite import finite, refuse_overflow
 from headscope.formats.translate_options import TranslateOptions, Translation
+from headscope.formats.weights import finite, refuse_overflow
 from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config
 from headscope.model.interface import suppress_warnings, through_attend

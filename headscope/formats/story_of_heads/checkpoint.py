@@ -28,12 +28,10 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.errors import CheckpointError, ConfigError, DataError, shortlist
 from headscope.files.reading import read_bytes, read_text
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
-from headscope.formats.digest import file_digest
-from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.native import NATIVE
 from headscope.formats.numpy_pickles import read_pickle
 from headscope.formats.safe_pickle import StubType
@@ -41,6 +39,7 @@ from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, l
 from headscope.formats.story_of_heads.keys import SOURCE, ArrayRule, array_rules, is_training_state
 from headscope.formats.story_of_heads.npz import Arrays, first_member
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
+from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.native.transformer import Transformer
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"
@@ -103,7 +102,8 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
             search=hp.search(),
             stored=stored,
         )
-        checkpoint.read_files = (hp_file, *filter(Path.is_file, _vocabulary_files(folder)))
+        files = (folder / f"{name}{ending}" for name in SIDES.values() for ending in (".voc", ".voc.txt"))
+        checkpoint.read_files = (hp_file, *(file for file in files if file.is_file()))
         return checkpoint
 
     def write(self, checkpoint: StoryCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
@@ -111,13 +111,16 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         if reason := _unfit(checkpoint):
             return replace(NATIVE.write(checkpoint, folder, companions), notes=(reason,))
         path = folder / Path(checkpoint.path).name
-        content = {path: _npz(checkpoint), folder / "hp.json": _json(checkpoint.hp)}
+        content = {
+            path: _npz(checkpoint),
+            folder / "hp.json": (json.dumps(dict(checkpoint.hp), indent=1) + "\n").encode(),
+        }
         for name, short in SIDES.items():
             vocabulary: Vocabulary | None = getattr(checkpoint, name)
             if vocabulary is not None:
                 content[folder / f"{short}.voc"] = _pickled(vocabulary)
         for file, data in content.items():
-            write_atomically(file, partial(_put, data=data))
+            write_atomically(file, partial(Path.write_bytes, data=data))
         return SavedFiles(path, self.name)
 
 
@@ -146,8 +149,7 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     table = _rows(shape, loss_scope(arrays, hp))
     _refuse_unread(arrays, hp, {row.array for row in table})
     if missing := [row.array for row in table if row.array not in arrays.names]:
-        others = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise CheckpointError(f"{arrays.path} lacks arrays of the model: {', '.join(missing[:3])}{others}")
+        raise CheckpointError(f"{arrays.path} lacks arrays of the model: {shortlist(missing)}")
     state: dict[str, Tensor] = {}
     for row in table:
         array, expected_shape = torch.from_numpy(arrays[row.array].copy()), row.pack(expected).shape
@@ -168,10 +170,9 @@ def _refuse_unread(arrays: Arrays, hp: Hp, weights: Collection[str]) -> None:
     """CheckpointError for arrays that the model of these hyper-parameters has no place for."""
     other_names = sorted(arrays.names - set(weights))
     if unread := [name for name in other_names if not is_training_state(name, weights) and not set_aside(hp, name)]:
-        others = f" and {len(unread) - 3} more" if len(unread) > 3 else ""
         raise CheckpointError(
             f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
-            f"{', '.join(name[:80] for name in unread[:3])}{others}; correct the --hp file (num_layers, say)"
+            f"{shortlist([name[:80] for name in unread])}; correct the --hp file (num_layers, say)"
         )
 
 
@@ -191,10 +192,6 @@ def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:
 # Vocabularies
 
 
-def _vocabulary_files(folder: Path) -> list[Path]:
-    return [folder / f"{name}{ending}" for name in SIDES.values() for ending in (".voc", ".voc.txt")]
-
-
 def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Vocabulary | None:
     """One side's tokens, None where there is no file; filled up where both sides share a larger table."""
     stack = shape.config.encoder if name == "src" else shape.config.decoder
@@ -203,7 +200,7 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
     if pickled.is_file():
         ids = _read_voc(pickled)
     elif text.is_file():
-        ids = {subword: number for number, subword in enumerate(_lines(text))}
+        ids = {subword: number for number, subword in enumerate(read_text(text).removesuffix("\n").split("\n"))}
     else:
         return None
     largest = max(ids.values(), default=0)
@@ -231,10 +228,6 @@ def _read_voc(path: Path) -> dict[str, int]:
     return ids
 
 
-def _lines(path: Path) -> list[str]:
-    return read_text(path).removesuffix("\n").split("\n")
-
-
 def _codes(bpe: Path | None, name: str) -> bytes | None:
     """Merge rules: a file for both sides, or a directory with src.bpe and dst.bpe."""
     if bpe is None:
@@ -259,10 +252,6 @@ def _unfit(checkpoint: StoryCheckpoint) -> str | None:
     return None
 
 
-def _put(path: Path, *, data: bytes) -> None:
-    path.write_bytes(data)
-
-
 def _npz(checkpoint: StoryCheckpoint) -> bytes:
     state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
     content = io.BytesIO()
@@ -271,21 +260,13 @@ def _npz(checkpoint: StoryCheckpoint) -> bytes:
     return content.getvalue()
 
 
-def _json(hp: Mapping[str, Any]) -> bytes:
-    return (json.dumps(dict(hp), indent=1) + "\n").encode()
-
-
 def _pickled(vocabulary: Vocabulary) -> bytes:
     """A pickle that the original opens: their class, and a tuple of one dictionary as its state."""
     ids = {
         subword: number
         for number, subword in enumerate(vocabulary.subwords)
-        if number != 2 and not _unused(subword, number)
+        if number != 2 and subword != f"_UNUSED_{number}_"
     }
     table = pickle.dumps((ids,), protocol=2)[2:-1]  # without header and end
     module, name = (part.encode() for part in VOC)
     return b"\x80\x02c" + module + b"\n" + name + b"\n)\x81" + table + b"b."
-
-
-def _unused(subword: str, number: int) -> bool:
-    return subword == f"_UNUSED_{number}_"

@@ -20,21 +20,8 @@ from headscope.errors import CheckpointError
 
 RATIO = 100  # weights hardly compress; a member that is said to shrink further is refused before it is read
 BROKEN = (
-    EOFError,
-    KeyError,
-    MemoryError,
-    NotImplementedError,
-    OSError,
-    OverflowError,
-    RecursionError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
+    *(EOFError, KeyError, MemoryError, NotImplementedError, OSError, OverflowError, RecursionError, RuntimeError),
+    *(SyntaxError, TypeError, ValueError, struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
 )
 
 

@@ -35,8 +35,7 @@ def unmixed(config: TransformerConfig) -> TransformerConfig:
     def plain(stack: StackConfig) -> StackConfig:
         return replace(stack, self_mixing=None, cross_mixing=None, mixing_options={})
 
-    encoder = None if config.encoder is None else plain(config.encoder)
-    return replace(config, encoder=encoder, decoder=plain(config.decoder))
+    return config.with_stacks(plain)
 
 
 def fold_mixings(model: Transformer) -> Transformer:

@@ -6,8 +6,8 @@ values). Head counts are per layer, so a pruned model is an ordinary model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args, get_type_hints
 
 from headscope.bounds import MOST_LAYERS, MOST_WIDTH
@@ -184,6 +184,16 @@ class TransformerConfig:
         table = decoder.d_embedding or decoder.d_model
         if self.tie_output and width != table:
             raise ConfigError(f"tie_output: the embedding is {table} wide and the output projection's input {width}")
+
+    @property
+    def stacks(self) -> list[StackConfig]:
+        """The decoder, after the encoder where there is one."""
+        return [self.decoder] if self.encoder is None else [self.encoder, self.decoder]
+
+    def with_stacks(self, change: Callable[[StackConfig], StackConfig]) -> TransformerConfig:
+        """The same with every stack changed."""
+        *encoder, decoder = map(change, self.stacks)
+        return replace(self, encoder=encoder[0] if encoder else None, decoder=decoder)
 
     def plain(self) -> dict[str, Any]:
         """As nested dictionaries of plain values, without the fields that are None (for TOML)."""

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
@@ -119,3 +120,14 @@ def _installed(package: str) -> bool:
         return find_spec(package) is not None
     except ModuleNotFoundError:
         return False
+
+
+def pick_device(name: str) -> str:
+    """`auto` is a GPU if there is one; ConfigError for a device that this machine lacks."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return next(device for device in ("cuda", "mps", "cpu") if available[device])
+    if not available.get(name.partition(":")[0], False):
+        usable = ", ".join(["auto", *(device for device, present in available.items() if present)])
+        raise ConfigError(f"device {name!r} is not available on this machine; available: {usable}")
+    return name

@@ -12,9 +12,9 @@ from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input
 from headscope.formats.base import Checkpoint
-from headscope.formats.card import Card, write_card
 from headscope.formats.convert import CONVERSION, Converted, convert
-from headscope.formats.finite import refuse_overflow
+from headscope.formats.exports import Card, write_card
+from headscope.formats.weights import refuse_overflow
 from headscope.model.discovery import eval_mode
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import ENGINES, EngineFile, EngineOptions, engines_named

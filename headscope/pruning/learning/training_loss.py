@@ -20,7 +20,7 @@ from headscope.model.attention import untapped
 from headscope.model.native.transformer import Transformer
 from headscope.model.storage.stored_weights import why_not_changed
 from headscope.pruning.learning.training_examples import check_sides
-from headscope.training.losses.cross_entropy import smoothed_cross_entropy
+from headscope.training.losses import smoothed_cross_entropy
 
 QUANTITIES = ("nll", "damage")
 

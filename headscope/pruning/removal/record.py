@@ -13,7 +13,7 @@ from headscope.evaluation.before_after import QualityChange, verdict_words
 from headscope.files.hub import HubTarget, push
 from headscope.files.reading import exists, is_file
 from headscope.formats.base import Checkpoint, Export, SavedFiles
-from headscope.formats.card import Card, hub_metadata
+from headscope.formats.exports import Card, hub_metadata
 from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated

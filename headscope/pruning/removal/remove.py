@@ -35,8 +35,7 @@ from headscope.formats.base import (
     open_configured,
     write_checkpoint,
 )
-from headscope.formats.card import write_card
-from headscope.formats.exports import MODEL_FILES
+from headscope.formats.exports import MODEL_FILES, write_card
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal

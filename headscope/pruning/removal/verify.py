@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint
-from headscope.formats.finite import refuse_overflow
 from headscope.formats.translate_options import TranslateOptions
+from headscope.formats.weights import refuse_overflow
 from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
 from headscope.model.gradients import frozen_parameters

@@ -20,12 +20,17 @@ from headscope.model.attention import AttentionCall, replace_products, tapped
 from headscope.model.discovery import AttentionSite, eval_mode, track_calls
 from headscope.model.gradients import frozen_parameters
 from headscope.model.mixing.experts import experts_of
-from headscope.relevance.gradient.autograd_functions import ActiveRules, weighted_values, with_epsilon, with_share
-from headscope.relevance.gradient.composite_modules import composite_modules
-from headscope.relevance.gradient.operations import Operations
-from headscope.relevance.gradient.rules import Rules, epsilon, shared
-from headscope.relevance.readout import Relevance
-from headscope.relevance.replaced_forwards import replaced_forwards
+from headscope.relevance.gradient.operations import Operations, composite_modules
+from headscope.relevance.gradient.rules import (
+    ActiveRules,
+    Rules,
+    epsilon,
+    shared,
+    weighted_values,
+    with_epsilon,
+    with_share,
+)
+from headscope.relevance.rulesets import Relevance, replaced_forwards
 
 Where = tuple[Site, int]
 

@@ -1,4 +1,4 @@
-"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `explain_voita`.
+"""Voita et al. 2019's layer-wise relevance of heads, in closed form: `recorded_voita(…).explained()`.
 
 The paper's own program, as it is since June 2021, forms (length · width)² Jacobians and runs once per target position.
 Here transitions are built in blocks, do not depend on the relevance, and serve all positions.
@@ -17,18 +17,71 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import Batch
+from headscope.attribution.objectives.predictions import predicting
+from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
+from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
-from headscope.relevance.readout import Relevance, join_relevance
-from headscope.relevance.rulesets import Target
+from headscope.relevance.rulesets import Relevance, Target, explained_quantity, join_relevance
 from headscope.relevance.voita.propagation import Propagated, propagate
-from headscope.relevance.voita.rules import OutputUnits, VoitaRules, rule_dtype
-from headscope.relevance.voita.settings import VoitaSettings
-from headscope.relevance.voita.starting_relevance import model_output, quantity_of, starting_relevance
+from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings, rule_dtype
 from headscope.relevance.voita.trace import Trace, traced
+
+
+def quantity_of(checkpoint: Checkpoint, batch: Batch, target: Target) -> str:
+    """What is explained: "top1" or "reference" of words, "classes", or "representation".
+
+    ConfigError for a target that the rules or the checkpoint do not support.
+    """
+    if target not in ("top1", "reference"):
+        raise ConfigError(
+            f"target {target!r} does not go with voita, which starts from 1.0 at one output; choose top1 or "
+            "reference, or a gradient-based rule set"
+        )
+    quantity = explained_quantity(checkpoint, has_target=batch.target is not None, target=target)
+    if quantity == "reference" and checkpoint.decodes and batch.labels is None:
+        raise ConfigError("the reference is to be explained, and the batch was read without labels")
+    return "classes" if quantity == "top1" and checkpoint.predicts == "classes" else quantity
+
+
+def model_output(checkpoint: Checkpoint, batch: Batch, quantity: str) -> Tensor:
+    """One forward pass: logits [b t V], class scores [b classes] or final states [b t d]."""
+    if quantity == "representation":
+        return checkpoint.states(batch)
+    return checkpoint.class_scores(batch) if quantity == "classes" else checkpoint.logits(batch)
+
+
+def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, quantity: str) -> Tensor | OutputUnits:
+    """The relevance that an output starts with."""
+    if quantity == "representation":
+        return projection_shares(output, (batch.source if batch.target is None else batch.target).real)
+    if quantity == "classes":
+        return torch.nn.functional.one_hot(output.argmax(dim=-1), output.shape[-1])[None].to(rule_dtype(output.dtype))
+    side, counted = predicting(batch, decodes=checkpoint.decodes)
+    classes = output.argmax(dim=-1)
+    if quantity == "reference":
+        classes = side.ids
+        if checkpoint.decodes:
+            assert batch.labels is not None
+            classes, counted = batch.labels.clamp(min=0), counted & (batch.labels != IGNORED)
+    return output_units(classes.to(output.device), counted.to(output.device), rule_dtype(output.dtype))
+
+
+def output_units(classes: Tensor, counted: Tensor, dtype: torch.dtype) -> OutputUnits:
+    """1.0 at unit `classes` [b t] of every counted position [b t]; position p is explained at p."""
+    tokens = torch.arange(classes.shape[1], device=classes.device)[:, None].expand(-1, len(classes))
+    return OutputUnits(tokens, torch.where(counted, classes, 0).T, counted.T.to(dtype))
+
+
+def projection_shares(states: Tensor, real: Tensor) -> Tensor:
+    """What each neuron [1 b t d] contributes to the projection of the mean state on its own direction."""
+    states = states.to(rule_dtype(states.dtype))
+    direction = torch.nn.functional.normalize(mean_pooled(states, real), dim=-1)  # [b d]
+    weights = real.to(states.dtype) / real.sum(dim=-1, keepdim=True)  # [b t]
+    return (states * direction[:, None] * weights[..., None])[None]
+
 
 BLOCK_BYTES = 2**28
 COPIES = 8  # of the widest states that are held at a time, counting queries, keys and values
@@ -72,31 +125,16 @@ class VoitaRelevance:
         return torch.where(total > 0, shifted * inputs.sum(dim=-1, keepdim=True) / total.clamp(min=1e-30), shifted)
 
 
-def explain_voita(
-    checkpoint: Checkpoint,
-    batch: Batch,
-    *,
-    settings: VoitaSettings | None = None,
-    target: Target = "top1",
-    block_bytes: int = BLOCK_BYTES,
-    neurons: bool = True,
-) -> VoitaRelevance:
-    """Explain what a checkpoint predicts for a batch; entry p of the result is position p of each sentence.
+def recorded_voita(
+    checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings | None = None, target: Target = "top1"
+) -> RecordedTrace:
+    """The forward pass of a batch, to explain what is predicted; position p of the result is that of each sentence.
 
     `target` "top1": the likeliest token at the position; "reference": the one that should be there (positions
     without a label are not explained). A classifier is explained at its class, a model that predicts nothing by the
     projection of its mean-pooled final state on its own direction, each neuron starting with its share of it:
     both once, at p = 0. A contrast of logits is no indicator, which this rule starts from: ConfigError.
-    `block_bytes` is the budget for what is held at a time beside the activations of the forward pass and the result;
-    `neurons` says whether the result has relevances neuron by neuron, which take length² · width.
     """
-    return recorded_voita(checkpoint, batch, settings=settings, target=target).explained(block_bytes, neurons=neurons)
-
-
-def recorded_voita(
-    checkpoint: Checkpoint, batch: Batch, *, settings: VoitaSettings | None = None, target: Target = "top1"
-) -> RecordedTrace:
-    """The forward pass of `explain_voita`."""
     quantity = quantity_of(checkpoint, batch, target)
     return record_trace(
         checkpoint.model,
@@ -104,23 +142,6 @@ def recorded_voita(
         lambda output: starting_relevance(checkpoint, batch, output, quantity),
         settings=settings,
     )
-
-
-def explain(
-    model: nn.Module,
-    forward: Callable[[], Tensor],
-    start: Callable[[Tensor], Tensor | OutputUnits],
-    *,
-    settings: VoitaSettings | None = None,
-    block_bytes: int = BLOCK_BYTES,
-    neurons: bool = True,
-) -> VoitaRelevance:
-    """Explain any output of a model: `forward` runs it once, `start` maps its output to the relevance there.
-
-    `start` gives a tensor [p …] with the output's shape, or `OutputUnits`. The model is left as it was.
-    CheckpointError where an operation has no rule.
-    """
-    return record_trace(model, forward, start, settings=settings).explained(block_bytes, neurons=neurons)
 
 
 @dataclass(frozen=True)
@@ -133,7 +154,12 @@ class RecordedTrace:
     settings: VoitaSettings
 
     def explained(self, block_bytes: int = BLOCK_BYTES, *, neurons: bool = True) -> VoitaRelevance:
-        """Propagate relevance; the model is not run again, so that several of these can run in parallel."""
+        """Propagate relevance; the model is not run again, so that several of these can run in parallel.
+
+        `block_bytes` is the budget for what is held at a time beside the activations of the forward pass and the
+        result; `neurons` says whether the result has relevances neuron by neuron, which take length² · width.
+        CheckpointError where an operation has no rule.
+        """
         if block_bytes < 1:
             raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
         trace, dtype = self.trace, rule_dtype(self.output.dtype)
@@ -155,7 +181,10 @@ def record_trace(
     *,
     settings: VoitaSettings | None = None,
 ) -> RecordedTrace:
-    """The forward pass of `explain`."""
+    """Any forward pass of a model, which is left as it was; `start` maps its output to the relevance there.
+
+    That is a tensor [p …] with the output's shape, or `OutputUnits`.
+    """
     with torch.inference_mode(False), torch.no_grad(), eval_mode(model):
         with traced(model) as trace:
             output = forward()

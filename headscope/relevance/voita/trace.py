@@ -23,7 +23,7 @@ from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, experts_of, weighted
-from headscope.relevance.replaced_forwards import replaced_forwards
+from headscope.relevance.rulesets import replaced_forwards
 from headscope.relevance.voita.trace_functions import (
     CONSTANT,
     FUNCTIONS,
@@ -165,12 +165,18 @@ def traced(model: nn.Module) -> Iterator[Trace]:
             if current[0] is not None and trace.follows(context):
                 trace.contexts[id(context)] = (current[0], context)
 
+        def enter(module: nn.Module, _: Any) -> None:
+            trace.inside.append(type(module).__name__)
+
+        def leave(*_: Any) -> None:
+            trace.inside.pop()
+
         for name in first_blocks(tracker.attention_sites.order):
             hook = _root_hook(trace, name)
             stack.callback(model.get_submodule(name).register_forward_pre_hook(hook, with_kwargs=True).remove)
         for module in model.modules():
-            stack.callback(module.register_forward_pre_hook(_entering(trace)).remove)
-            stack.callback(module.register_forward_hook(_leaving(trace)).remove)
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave).remove)
             if (recognise := module_operations(module)) is not None:
                 stack.callback(module.register_forward_hook(_module_hook(trace, recognise)).remove)
         stack.enter_context(replaced_forwards({experts: _mixture(trace, experts) for experts in experts_of(model)}))
@@ -237,17 +243,6 @@ def _module_hook(trace: Trace, recognise: Callable[[Any], tuple[Operation, ...]]
             # else it computes something else under that name: it is seen function by function, and refused
 
     return note
-
-
-def _entering(trace: Trace) -> Callable[..., None]:
-    return lambda module, args: trace.inside.append(type(module).__name__)
-
-
-def _leaving(trace: Trace) -> Callable[..., None]:
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        trace.inside.pop()
-
-    return leave
 
 
 def _is_rms(norm: NormDetail, x: Tensor, output: Tensor) -> bool:

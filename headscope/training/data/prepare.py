@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from headscope.data.corpus import Corpus, open_corpus
-from headscope.data.unknown_subwords import SideName, UnknownSubwords
+from headscope.data.encoded import SideName, UnknownSubwords
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import DataError
 from headscope.files.writing import write_atomically
@@ -20,7 +20,7 @@ from headscope.results import write_arrays
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
 from headscope.training.data.batches import Numbers, Pairs, TokenizedTexts
-from headscope.training.data.normalise import normaliser
+from headscope.training.data.tokenizers import normaliser
 
 FOLDER, RECIPE = "data", "vocabulary.json"
 

@@ -1,15 +1,16 @@
-"""SentencePiece tokenizers: learnt from the training text, or read from a file."""
+"""How text becomes subwords: what is normalised first, and SentencePiece tokenizers, learnt or read from a file."""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import DataError
+from headscope.errors import ConfigError, DataError
 from headscope.files.reading import read_bytes
 from headscope.training.config import Normalise
 
@@ -97,3 +98,31 @@ def _learning_problem(message: str, size: int) -> str:
     return (
         f"no tokenizer of --vocab-size {size} can be learnt from the training text ({' '.join(message.split())[:160]})"
     )
+
+
+def normaliser(method: Normalise, language: str) -> Callable[[str], str]:
+    """What is done to every line before it is split into subwords; "lowercase" is done by the tokenizer itself.
+
+    "moses": Moses's punctuation normalisation, then its tokenizer (without escapes for XML), by sacremoses;
+    "moses-lowercase" lower-cases first, as Multi30k's task-1 text is made (lowercase, normalise, tokenise).
+    """
+    if not method.startswith("moses"):
+        return lambda text: text
+    low = method == "moses-lowercase"
+    split = _moses(language)
+    return lambda text: split(text.lower() if low else text)
+
+
+@lru_cache(maxsize=4)
+def _moses(language: str) -> Callable[[str], str]:
+    try:
+        from sacremoses import MosesPunctNormalizer, MosesTokenizer
+    except ModuleNotFoundError:
+        raise ConfigError("--normalise moses needs sacremoses: pip install 'headscope[train]'") from None
+    marks, tokens = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
+
+    def split(text: str) -> str:
+        tokenised: str = tokens.tokenize(marks.normalize(text), return_str=True, escape=False)
+        return tokenised
+
+    return split

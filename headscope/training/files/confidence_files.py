@@ -14,7 +14,6 @@ the last pass counts; the fork calls the folder `confs/NAME-method=base`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +31,7 @@ from headscope.training.variant import Gradients, Variant
 
 if TYPE_CHECKING:
     from headscope.training.data.batches import TrainingBatch
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
 
 
@@ -88,7 +87,8 @@ class ConfidenceFiles(Variant):
         rows = self._by_site_layer(self.rows)
         self.rows, self.noted = [], 0
         if run.processes.main:
-            write_confidence(run.config.out / CONFIDENCE, position.epoch, rows)
+            arrays = {site_layer: values.numpy().astype("float64") for site_layer, values in rows.items()}
+            write_pickle(run.config.out / CONFIDENCE / f"epoch-{position.epoch}.pkl", nested(arrays))
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Mean over the heads of a site and the sentences since the line before, of this epoch."""
@@ -125,9 +125,3 @@ def with_confidence(variant: Variant, method: str) -> Variant:
     attributes = {"name": variant.name, "uses_all": variant.uses_all}
     watched: type[VariantChain] = type("Watched", (VariantChain,), attributes)
     return watched([ConfidenceFiles(method), variant], options=variant.options)
-
-
-def write_confidence(folder: Path, epoch: int, rows: Mapping[tuple[Site, int], Tensor]) -> Path:
-    """Write epoch-N.pkl of rows [n h+1] by site and layer."""
-    arrays = {site_layer: values.numpy().astype("float64") for site_layer, values in rows.items()}
-    return write_pickle(folder / f"epoch-{epoch}.pkl", nested(arrays))

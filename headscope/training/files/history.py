@@ -15,20 +15,8 @@ from headscope.files.writing import write_atomically, write_errors
 
 FILE = "metrics.csv"
 COLUMNS = (
-    "update",
-    "epoch",
-    "sentences",
-    "tokens",
-    "seconds",
-    "tokens_per_second",
-    "lr",
-    "loss",
-    "nll",
-    "gradient_norm",
-    "valid_nll",
-    "valid_perplexity",
-    "bleu",
-    "best",
+    *("update", "epoch", "sentences", "tokens", "seconds", "tokens_per_second", "lr", "loss", "nll", "gradient_norm"),
+    *("valid_nll", "valid_perplexity", "bleu", "best"),
 )
 
 

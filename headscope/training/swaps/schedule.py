@@ -17,8 +17,7 @@ from headscope.errors import ConfigError
 from headscope.files.reading import read_json
 from headscope.files.serialize import read_toml
 from headscope.heads import HeadId, Layout, select_heads
-from headscope.training.swaps.fork import MODULES, ForkHead, ForkSwap
-from headscope.training.swaps.swaps import Swap, check_swap
+from headscope.training.swaps.swaps import MODULES, ForkHead, ForkSwap, Swap, check_swap
 
 FIELDS = tuple(f"{end}_{name}" for end in "sd" for name in ("layer", "head", "layer_module", "transformer_module"))
 SITE = {names: site for site, names in MODULES.items()}

@@ -4,6 +4,11 @@ The slice of the output projection stays, so that a head meets the other's slice
 it along, which makes a swap within one layer change nothing but the order of heads. So do matrices that mix
 heads: `output` swaps their rows and columns within a layer; between layers they stay, where entries of
 different matrices do not correspond. Adam's moments stay too, unless `optimizer`. Every swap undoes itself.
+
+`swap_heads_like_fork` carries them out as the MHR fork does, which finds weights by parts of their names: the width
+of a head is the decoder's for encoders too; a layer "1" is also found in 10, 11, …, and encoder with encoder_attn in
+the decoder; a model's mixing matrices pass the same filter, so that a swap of heads 0 of two layers swaps the whole
+matrices, while head 0 with another head fails there. Adam's moments stay where they are.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, describe_heads
+from headscope.heads import HeadId, Layout, Site, describe_heads
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 
@@ -55,11 +60,7 @@ def check_swap(swap: Swap, layout: Layout) -> str | None:
 
 
 def swap_heads(
-    model: Transformer,
-    swaps: Iterable[Swap],
-    *,
-    output: bool = False,
-    optimizer: torch.optim.Optimizer | None = None,
+    model: Transformer, swaps: Iterable[Swap], *, output: bool = False, optimizer: torch.optim.Optimizer | None = None
 ) -> None:
     """Carry out swaps in their order; `optimizer`: its moments of the same weights change places too.
 
@@ -74,9 +75,9 @@ def swap_heads(
     for swap in planned:
         sides = [modules[head.site, head.layer] for head in (swap.first, swap.second)]
         check_separate(*sides)
-        within = output and sides[0] is sides[1]
-        firsts = parts_of(sides[0], swap.first.head, output=output, matrix=within)
-        seconds = parts_of(sides[1], swap.second.head, output=output, matrix=within)
+        one_layer = output and sides[0] is sides[1]
+        firsts = parts_of(sides[0], swap.first.head, output=output, matrix=one_layer)
+        seconds = parts_of(sides[1], swap.second.head, output=output, matrix=one_layer)
         for first, second in zip(firsts, seconds, strict=True):
             swap_parameters(first, second)
             if optimizer is not None:
@@ -126,3 +127,123 @@ def swap_optimizer_state(first: ParameterSlice, second: ParameterSlice, optimize
 
 def _reach(part: ParameterSlice) -> tuple[int, int]:
     return part.rows.start, part.rows.stop - part.rows.start
+
+
+MODULES = {
+    Site.ENCODER_SELF: ("encoder", "self_attn"),
+    Site.DECODER_SELF: ("decoder", "self_attn"),
+    Site.CROSS: ("decoder", "encoder_attn"),
+}
+
+
+@dataclass(frozen=True)
+class ForkHead:
+    """One end of a swap in the fork's words: stack, module, layer (a string) and head."""
+
+    stack: str
+    module: str
+    layer: str
+    head: int
+
+    @classmethod
+    def of(cls, head: HeadId) -> ForkHead:
+        """The same head in the fork's words."""
+        return cls(*MODULES[head.site], str(head.layer), head.head)
+
+
+@dataclass(frozen=True)
+class ForkSwap:
+    """A swap in the fork's words; nothing forbids that it crosses sites."""
+
+    first: ForkHead
+    second: ForkHead
+
+    @classmethod
+    def of(cls, swap: Swap) -> ForkSwap:
+        """The same swap in the fork's words."""
+        return cls(ForkHead.of(swap.first), ForkHead.of(swap.second))
+
+    def __str__(self) -> str:
+        ends = (f"{end.stack}.{end.layer}.{end.module} head {end.head}" for end in (self.first, self.second))
+        return " ↔ ".join(ends)
+
+
+def swap_heads_like_fork(model: Transformer, swaps: list[ForkSwap]) -> None:
+    """Carry out swaps in their order, on the weights that the fork would pick.
+
+    ConfigError where the fork stops with an error of sizes: head 0 against another head, which takes a whole
+    mixing matrix against none of it (in the fork every model has such matrices).
+    """
+    for pairs in [fork_parts(model, swap) for swap in swaps]:
+        for first, second in pairs:
+            swap_parameters(first, second)
+
+
+def check_fork_width(model: Transformer) -> None:
+    """ConfigError where heads of the decoder are not d_model / heads wide: the fork would move parts of heads."""
+    config = model.config.decoder
+    width = config.d_model // max(config.most_heads, 1)
+    if config.d_head != width:
+        raise ConfigError(
+            f"--compat fork swaps heads of width d_model / heads, here {width}, and these have {config.d_head}; take "
+            "--compat none"
+        )
+
+
+def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[ParameterSlice, ParameterSlice]]:
+    """The pairs of slices that the fork swaps for one entry; ConfigError as in `swap_heads_like_fork`."""
+    config = model.config.decoder
+    heads = config.self_heads[0] if config.self_heads else 0
+    width = config.d_model // max(heads, 1)
+    _check_mixing_rows(swap, heads, width)
+    weights = dict(fork_weights(model))
+    first, second = (_picked(weights, end) for end in (swap.first, swap.second))
+    if not first or not second:
+        raise ConfigError(f"{swap}: the fork finds no weights of that name; name a layer and module that is there")
+    ends = [slice(end.head * width, (end.head + 1) * width) for end in (swap.first, swap.second)]
+    swapped = []
+    for pair in zip(first, second, strict=False):
+        parts = [ParameterSlice(t, _bounded(rows, len(t)), 0) for t, rows in zip(pair, ends, strict=True)]
+        sizes = [(part.rows.stop - part.rows.start, *part.tensor.shape[1:]) for part in parts]
+        if sizes[0] != sizes[1]:
+            raise ConfigError(f"{swap}: slices of sizes {sizes[0]} and {sizes[1]}; the fork stops here")
+        swapped.append((parts[0], parts[1]))
+    return swapped
+
+
+def fork_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+    """The attention weights that swaps may touch, by the fork's names and in its order: alphas, k, v, q."""
+    modules = {}
+    for site, layer, _, module in model.attention_modules():
+        stack, name = MODULES[site]
+        modules[stack, layer, name] = module
+    for stack, layer, name in sorted(modules, key=lambda key: (key[0] != "encoder", key[1], key[2] != "self_attn")):
+        yield from _of_module(f"{stack}.layers.{layer}.{name}", modules[stack, layer, name])
+
+
+def _of_module(prefix: str, module: Attention) -> Iterator[tuple[str, Tensor]]:
+    if module.mixing is not None and (matrix := module.mixing.matrix) is not None:
+        yield f"{prefix}.alphas", matrix
+    for name, projection in (("k_proj", module.key), ("v_proj", module.value), ("q_proj", module.query)):
+        yield f"{prefix}.{name}.weight", projection.weight
+        if projection.bias is not None:
+            yield f"{prefix}.{name}.bias", projection.bias
+
+
+def _picked(weights: dict[str, Tensor], end: ForkHead) -> list[Tensor]:
+    return [
+        weight for name, weight in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))
+    ]
+
+
+def _check_mixing_rows(swap: ForkSwap, heads: int, width: int) -> None:
+    counts = {max(min((end.head + 1) * width, heads) - end.head * width, 0) for end in (swap.first, swap.second)}
+    if len(counts) > 1:
+        raise ConfigError(
+            f"{swap}: the fork stops here, because it takes {max(counts)} rows of one mixing matrix for "
+            f"{min(counts)} of the other; swap heads of equal number, or take --compat none"
+        )
+
+
+def _bounded(rows: slice, size: int) -> slice:
+    return slice(min(rows.start, size), min(rows.stop, size))

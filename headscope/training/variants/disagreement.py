@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from headscope.model.attention import AttentionCall
     from headscope.training.data.batches import TrainingBatch
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
 
 
@@ -72,7 +72,7 @@ class Disagreement(Variant):
         if run.config.compile:
             raise ConfigError("disagreement looks at contexts, which --compile hides; leave one of them out")
         if self.options.compat == "fork":
-            from headscope.training.losses.disagreement import pad_like_the_fork
+            from headscope.training.losses import pad_like_the_fork
 
             pad_like_the_fork(run.model, run.data.train.pads, fresh=run.config.init is None)
 
@@ -91,7 +91,7 @@ class Disagreement(Variant):
     def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
         import torch
 
-        from headscope.training.losses.disagreement import fork_loss, mean_cosine
+        from headscope.training.losses import fork_loss, mean_cosine
 
         contexts, self.contexts = self.contexts, []
         if self.options.compat == "fork":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig
     from headscope.training.data.batches import TrainingBatch
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
 
 MIXING = "experts.v1"
@@ -123,10 +123,11 @@ class Mae(Variant):
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
         """A model that mixes experts already keeps its own; else ConfigError where the options do not fit its heads."""
-        stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
-        if all(stack.self_mixing == MIXING for stack in stacks):
+        if all(stack.self_mixing == MIXING for stack in config.stacks):
             return config
-        check_heads([count for stack in stacks for count in (*stack.self_heads, *stack.cross_heads)], self.options)
+        check_heads(
+            [count for stack in config.stacks for count in (*stack.self_heads, *stack.cross_heads)], self.options
+        )
         encoder = None if config.encoder is None else mixture_modules(config.encoder, self.options, causal=False)
         return replace(config, encoder=encoder, decoder=mixture_modules(config.decoder, self.options, causal=True))
 

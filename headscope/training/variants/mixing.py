@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
-from headscope.training.per_site import per_site
 from headscope.training.position import TrainingPosition
-from headscope.training.variant import Gradients, Variant, variant
+from headscope.training.variant import Gradients, Variant, per_site, variant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig
     from headscope.training.data.batches import TrainingBatch
-    from headscope.training.losses.cross_entropy import Sums
+    from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
 
 MIXING = "alpha.v1"
@@ -100,8 +99,7 @@ class LinearMixing(Variant):
         return per_site("--ratios", self.options.ratios)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
-        encoder = None if config.encoder is None else mixing_modules(config.encoder)
-        return replace(config, encoder=encoder, decoder=mixing_modules(config.decoder))
+        return config.with_stacks(mixing_modules)
 
     def groups(self, model: Transformer) -> list[dict[str, Any]]:
         alphas = [alpha for matrices in matrices_of(model).values() for alpha in matrices]
@@ -115,7 +113,7 @@ class LinearMixing(Variant):
         self.matrices = matrices_of(run.model)
 
     def before_update(self, run: TrainingRun, position: TrainingPosition) -> None:
-        from headscope.training.losses.growth import fork_open
+        from headscope.training.losses import fork_open
 
         if self.options.compat == "fork":
             first = position.update_in_epoch == 0
@@ -136,7 +134,7 @@ class LinearMixing(Variant):
         self.trained += self.open and any(self.ratios[site] for site in self.matrices)
 
     def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
-        from headscope.training.losses.growth import growth_loss
+        from headscope.training.losses import growth_loss
 
         options, ratios = self.options, self.ratios
         if not self.open or not any(ratios[site] for site in self.matrices):
@@ -148,7 +146,7 @@ class LinearMixing(Variant):
 
     def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """Matrices that are still what they were, because no site is trained or the window does not open."""
-        from headscope.training.losses.growth import FORK_EPOCHS, FORK_SENTENCES
+        from headscope.training.losses import FORK_EPOCHS, FORK_SENTENCES
 
         if self.trained:
             return []
@@ -174,7 +172,7 @@ class LinearMixing(Variant):
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Whether the window is open; per site the mean nuclear norm over h and the mean off-diagonal share."""
-        from headscope.training.losses.growth import nuclear_norms, off_diagonal
+        from headscope.training.losses import nuclear_norms, off_diagonal
 
         values = {"window": float(self.open)}
         for site, matrices in self.matrices.items():

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site
-from headscope.training.per_site import per_site
 from headscope.training.position import TrainingPosition
-from headscope.training.variant import Variant, variant
+from headscope.training.variant import Variant, per_site, variant
 
 if TYPE_CHECKING:
     from headscope.training.run_state import TrainingRun
-    from headscope.training.swaps.fork import ForkSwap
     from headscope.training.swaps.selection import Phase, Scores, SwapTiming
-    from headscope.training.swaps.swaps import Swap
+    from headscope.training.swaps.swaps import ForkSwap, Swap
 
 WAYS = ("none", "hard", "soft", "random", "local")
 LETTERS = {"H": "hard", "S": "soft", "R": "random", "L": "local"}
@@ -106,7 +104,7 @@ class SwapHeads(Variant):
     A schedule's swaps happen before the first update of their epoch. Dynamic ones are decided after an epoch's
     validation, by scores on the validation text (`headscope.training.swaps.head_scores`), and undone after a while
     (`headscope.training.swaps.selection`). `compat` "fork" follows the published program in widths, layer names,
-    mixing matrices and pairings (`headscope.training.swaps.fork`); what it loses at a restart is kept here.
+    mixing matrices and pairings (`headscope.training.swaps.swaps`); what it loses at a restart is kept here.
 
     In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head takes the
     other's row and column. The published program swaps whole matrices when heads 0 are swapped, by an oversight;
@@ -124,9 +122,8 @@ class SwapHeads(Variant):
         self.scheduled = 0
 
     def prepare(self, run: TrainingRun) -> None:
-        from headscope.training.swaps.fork import check_fork_width
         from headscope.training.swaps.selection import Phase
-        from headscope.training.swaps.swaps import check_separate
+        from headscope.training.swaps.swaps import check_fork_width, check_separate
 
         options = self.options
         check_separate(*(module for *_, module in run.model.attention_modules()))
@@ -146,8 +143,8 @@ class SwapHeads(Variant):
 
     def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
         """The schedule, checked against the model and the length of the run."""
-        from headscope.training.swaps.fork import fork_parts
         from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
+        from headscope.training.swaps.swaps import fork_parts
 
         if self.options.compat == "fork" and path.suffix != ".toml":
             fork_swaps = read_fork_schedule(path)
@@ -194,8 +191,7 @@ class SwapHeads(Variant):
             self.histories[site] = SwapHistory(phase, history.swapped + len(swaps))
 
     def _swap(self, run: TrainingRun, swaps: Sequence[Swap | ForkSwap]) -> None:
-        from headscope.training.swaps.fork import ForkSwap, swap_heads_like_fork
-        from headscope.training.swaps.swaps import Swap, swap_heads
+        from headscope.training.swaps.swaps import ForkSwap, Swap, swap_heads, swap_heads_like_fork
 
         if self.options.compat == "fork":
             fork_swaps = [ForkSwap.of(swap) if isinstance(swap, Swap) else swap for swap in swaps]
@@ -266,20 +262,21 @@ class SwapHeads(Variant):
             site.value: {
                 "pending": [[str(swap.first), str(swap.second)] for swap in history.phase.pending],
                 "last": history.phase.last,
-                "exchanges": history.swapped,
+                "swapped": history.swapped,
             }
             for site, history in self.histories.items()
         }
-        return {"scheduled": self.scheduled, "courses": histories}
+        return {"scheduled": self.scheduled, "histories": histories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         from headscope.training.swaps.selection import Phase
         from headscope.training.swaps.swaps import Swap
 
         self.scheduled = state["scheduled"]
-        for name, site_state in state["courses"].items():
+        for name, site_state in state.get("histories", state.get("courses")).items():  # the latter in older ones
+            swapped = site_state["swapped"] if "swapped" in site_state else site_state["exchanges"]
             pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in site_state["pending"])
-            self.histories[Site(name)] = SwapHistory(Phase(pending, site_state["last"]), site_state["exchanges"])
+            self.histories[Site(name)] = SwapHistory(Phase(pending, site_state["last"]), swapped)
 
 
 def _sites() -> str:

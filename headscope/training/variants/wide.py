@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from headscope.config import NoOptions, option
@@ -43,8 +44,7 @@ class Wide(Variant):
     decides = ("how wide heads are",)
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
-        encoder = None if config.encoder is None else reshaped(config.encoder, self.options)
-        return replace(config, encoder=encoder, decoder=reshaped(config.decoder, self.options))
+        return config.with_stacks(partial(reshaped, options=self.options))
 
 
 def reshaped(stack: StackConfig, options: WideOptions) -> StackConfig:

@@ -1,7 +1,7 @@
 """Native Transformers as Hugging Face directories that transformers loads without headscope.
 
 The first class that expresses the model exactly is taken (see `targets`). Mixings that are fixed and linear are folded
-into the output projections first.
+into the output projections first. What was written is read again with transformers, which computes logits with it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError
+from headscope.formats.exports import Conversion, Probe
 from headscope.formats.fairseq.keys import key_table
 from headscope.formats.huggingface.native_models.targets import (
     DEFAULT_LENGTH,
     Ids,
     Target,
     choose_architecture,
-    stacks_of,
+    table_ends,
 )
+from headscope.formats.huggingface.native_models.tokenizers import write_vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
 from headscope.model.native.folding import folded_weights, unmixed
@@ -60,8 +62,9 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     with quiet_transformers():
         model: Any = getattr(transformers, target.name)(_config(target, config, ids))
         model = model.to(checkpoint.dtype)
+        tied = {target.output} if _all_tied(config) else set()
         missing, unexpected = model.load_state_dict(state, strict=False)
-        wanting = [key for key in missing if "embed_positions" not in key and key not in _tied(target, config)]
+        wanting = [key for key in missing if "embed_positions" not in key and key not in tied]
         assert not unexpected and not wanting, f"{target.name}: {unexpected[:3]} left over, {wanting[:3]} missing"
         model.tie_weights()
         model.generation_config = _generation(checkpoint, config, ids)
@@ -85,9 +88,9 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
 
     decoder, encoder = config.decoder, config.encoder
     values: dict[str, Any] = {
-        "activation_function": ACTIVATIONS.get(decoder.activation, decoder.activation),
+        "activation_function": _act(decoder),
         **({} if target.folds_scale else {"scale_embedding": decoder.scale_embedding}),
-        "max_position_embeddings": _length(config),
+        "max_position_embeddings": max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks),
         "tie_word_embeddings": _all_tied(config),
         "dropout": decoder.dropout,
         "attention_dropout": decoder.attention_dropout,
@@ -102,12 +105,13 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
             values |= {f"{side}_layers": stack.layers, f"{side}_ffn_dim": stack.d_ffn}
             values[f"{side}_attention_heads"] = stack.most_heads
             values[f"{side}_layerdrop"] = 0.0
-        values |= {"vocab_size": decoder.vocabulary} if target.one_vocabulary else _two_vocabularies(encoder, decoder)
+        two = {
+            "src_vocab_size": encoder.vocabulary,
+            "tgt_vocab_size": decoder.vocabulary,
+            "langs": ["source", "target"],
+        }
+        values |= {"vocab_size": decoder.vocabulary} if target.one_vocabulary else two
     return getattr(transformers, target.config)(**values)
-
-
-def _two_vocabularies(source: StackConfig, target: StackConfig) -> dict[str, Any]:
-    return {"src_vocab_size": source.vocabulary, "tgt_vocab_size": target.vocabulary, "langs": ["source", "target"]}
 
 
 def _alone(target: Target, decoder: StackConfig) -> dict[str, Any]:
@@ -140,24 +144,14 @@ def _act(stack: StackConfig) -> str:
     return ACTIVATIONS.get(stack.activation, stack.activation)
 
 
-def _length(config: TransformerConfig) -> int:
-    return max(stack.max_positions or DEFAULT_LENGTH for stack in stacks_of(config))
-
-
 def _all_tied(config: TransformerConfig) -> bool:
     return config.tie_output and (config.share_embeddings or config.encoder is None)
 
 
-def _tied(target: Target, config: TransformerConfig) -> set[str]:
-    return {target.output} if _all_tied(config) else set()
-
-
 def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our weights under the keys of the class: fairseq's names within another prefix."""
-    back = {
-        native_key: fairseq_key
-        for fairseq_key, native_key in key_table({"encoder": _deep(config), "decoder": _deep(config)}).items()
-    }
+    layers = max(stack.layers for stack in config.stacks)
+    back = {ours: theirs for theirs, ours in key_table({"encoder": layers, "decoder": layers}).items()}
     weights: dict[str, Tensor] = {}
     for native_key, tensor in state.items():
         if native_key == "output.bias":
@@ -168,10 +162,6 @@ def _weights(target: Target, config: TransformerConfig, state: Mapping[str, Tens
         weights[target.output if native_key == "output.weight" else f"{target.prefix[side]}.{name}"] = tensor
     _fill(target, config, weights)
     return weights
-
-
-def _deep(config: TransformerConfig) -> int:
-    return max(stack.layers for stack in stacks_of(config))
 
 
 def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor]) -> None:
@@ -237,3 +227,39 @@ def _generation(checkpoint: TransformerCheckpoint, config: TransformerConfig, id
         settings |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
         settings |= {"max_new_tokens": search.max_extra, "early_stopping": True}
     return GenerationConfig(**settings)
+
+
+OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision
+
+
+def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
+    """Write weights, configs and, where transformers has one, a tokenizer; read the model again with transformers."""
+    import transformers
+
+    name = make(checkpoint, folder)
+    auto: Any = transformers.AutoModelForSeq2SeqLM if checkpoint.two_sided else transformers.AutoModelForCausalLM
+    own_code = name.startswith(OWN_CODE)
+    inputs = {"input_ids": probe.target}
+    if checkpoint.two_sided:
+        inputs = {"input_ids": probe.source, "attention_mask": probe.real.long(), "decoder_input_ids": probe.target}
+    with quiet_transformers(), torch.no_grad():
+        model = auto.from_pretrained(folder, dtype=torch.float32 if own_code else torch.float64, local_files_only=True)
+        logits = model.eval()(**inputs, use_cache=False).logits
+    notes = [write_vocabulary(checkpoint, folder)]
+    if any(module.mixing is not None for _, _, _, module in checkpoint.model.attention_modules()):
+        notes.append("the matrices that mix heads are folded into the output projections")
+    if (end := table_ends(name, checkpoint.model.config)) is not None:
+        notes.append(f"{name} keeps positions in a table, which ends at {end} tokens")
+    if own_code:
+        notes.append(
+            f"transformers computes {name}'s attention in code of its own; analyse the original, not this copy"
+        )
+    opens = (f"transformers, without any code of its own: class {name}", "headscope")
+    return Conversion(name, logits, tuple(notes), opens, _limits(checkpoint))
+
+
+def _limits(checkpoint: TransformerCheckpoint) -> tuple[str, ...]:
+    """What a folder cannot be used for."""
+    if checkpoint.target is None:
+        return ("texts: there is no vocabulary, so give ids",)
+    return ("fairseq and headscope's own trainer: they go on from the original",)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headscope.errors import CheckpointError
-from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.native.transformer_config import TransformerConfig
 
 DEFAULT_LENGTH = 1024  # for sinusoids without a limit; where they are no table, transformers lets them grow
 
@@ -37,8 +37,8 @@ class Target:
     prefix: Mapping[str, str]
     output: str
     norm: tuple[str, ...]
-    embedding_norm: bool
     positions: tuple[str, ...]
+    embedding_norm: bool = False
     scale: tuple[bool, ...] = (False, True)
     shared: str | None = None
     bias: bool = False
@@ -54,55 +54,23 @@ class Target:
 
 _SIDES = {"encoder": "model.encoder", "decoder": "model.decoder"}
 _ONE: dict[str, Any] = dict(prefix=_SIDES, output="lm_head.weight", shared="model.shared.weight", one_vocabulary=True)
+_BART: dict[str, Any] = _ONE | dict(positions=("learned", "sinusoidal"), embedding_norm=True, bias=True)
+_SINUSOIDS = ("sinusoidal",)
+# Class, names of its stacks, its output matrix, norms, positions.
 TARGETS = (
+    Target("FSMTForConditionalGeneration", _SIDES, "model.decoder.output_projection.weight", ("post",), _SINUSOIDS),
+    Target("M2M100ForConditionalGeneration", **_ONE, norm=("pre",), positions=_SINUSOIDS),
+    Target("BartForConditionalGeneration", **_BART, norm=("post",)),
+    Target("MBartForConditionalGeneration", **_BART, norm=("pre",)),
+    Target("XGLMForCausalLM", {"decoder": "model"}, "lm_head.weight", ("pre",), _SINUSOIDS),
     Target(
-        "FSMTForConditionalGeneration",
-        _SIDES,
-        "model.decoder.output_projection.weight",
-        norm=("post",),
-        embedding_norm=False,
-        positions=("sinusoidal",),
-    ),
-    Target("M2M100ForConditionalGeneration", **_ONE, norm=("pre",), embedding_norm=False, positions=("sinusoidal",)),
-    Target(
-        "BartForConditionalGeneration",
-        **_ONE,
-        norm=("post",),
-        embedding_norm=True,
-        positions=("learned", "sinusoidal"),
-        bias=True,
-    ),
-    Target(
-        "MBartForConditionalGeneration",
-        **_ONE,
-        norm=("pre",),
-        embedding_norm=True,
-        positions=("learned", "sinusoidal"),
-        bias=True,
-    ),
-    Target(
-        "XGLMForCausalLM",
-        {"decoder": "model"},
-        "lm_head.weight",
-        norm=("pre",),
-        embedding_norm=False,
-        positions=("sinusoidal",),
-    ),
-    Target(
-        "BioGptForCausalLM",
-        {"decoder": "biogpt"},
-        "output_projection.weight",
-        norm=("pre",),
-        embedding_norm=False,
-        positions=("learned",),
-        scale=(True,),
+        "BioGptForCausalLM", {"decoder": "biogpt"}, "output_projection.weight", ("pre",), ("learned",), scale=(True,)
     ),
     Target(
         "OPTForCausalLM",
         {"decoder": "model.decoder"},
         "lm_head.weight",
         norm=("pre", "post"),
-        embedding_norm=False,
         positions=("learned", "sinusoidal", "none"),
         final_norm="final_layer_norm",
         folds_scale=True,
@@ -123,14 +91,9 @@ def choose_architecture(config: TransformerConfig, ids: Ids) -> Target:
     raise CheckpointError(f"no class of transformers expresses this model: {explained}")
 
 
-def stacks_of(config: TransformerConfig) -> list[StackConfig]:
-    """The decoder, after the encoder where there is one."""
-    return [config.decoder] if config.encoder is None else [config.encoder, config.decoder]
-
-
 def _never(config: TransformerConfig) -> list[str]:
     """What none of the classes has."""
-    stacks = stacks_of(config)
+    stacks = config.stacks
     reasons = {
         "its decoder starts with a zero vector": config.start == "zero",
         "its output has a projection before it (d_output)": config.d_output is not None,
@@ -155,7 +118,7 @@ def _reasons(target: Target, config: TransformerConfig, ids: Ids) -> list[str]:
     """Why a class does not express a model."""
     decoder = config.decoder
     size = None if config.encoder is None else config.encoder.vocabulary
-    final = {stack.final_norm for stack in stacks_of(config)}
+    final = {stack.final_norm for stack in config.stacks}
     reasons = {
         f"its norm is {decoder.norm}": decoder.norm not in target.norm,
         "it has no norm after each stack": decoder.norm == "pre" and final != {True},

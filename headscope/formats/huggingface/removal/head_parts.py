@@ -34,7 +34,7 @@ BETWEEN = "what it reads are not the contexts of the heads: a norm or a mixture 
 
 
 @dataclass(frozen=True)
-class Side:
+class StateParts:
     """The parameters that one kind of states (queries, keys, values, gates) is made of, by head or by group.
 
     `rows` of matrices and `entries` of other parameters go with their unit. `selected` are the weights of a norm over
@@ -61,11 +61,11 @@ class HeadParts:
     too (Gemma 3n), and `makes_mask` says that the mask of other heads is made of them (Doge).
     """
 
-    query: Side
-    key: Side
-    value: Side
-    gate: Side = Side()
-    bias: Side = Side()
+    query: StateParts
+    key: StateParts
+    value: StateParts
+    gate: StateParts = StateParts()
+    bias: StateParts = StateParts()
     output: Slices | None = None
     readers: tuple[SiteLayer, ...] = ()
     makes_mask: bool = False
@@ -132,27 +132,27 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
     return _with_readers(found)
 
 
-def _side(states: Tensor) -> Side:
+def _side(states: Tensor) -> StateParts:
     """The parts of states [1 h t k]."""
     if states.grad_fn is None:
-        return Side(why=NO_GRADIENT)
+        return StateParts(why=NO_GRADIENT)
     units = list(states[0])
     products, leaves = _sources(states.grad_fn)
     rows, others = [], []
     for product in products:
         source = weight_of(product)
         if source is None:
-            return Side(why=NO_WEIGHT)
+            return StateParts(why=NO_WEIGHT)
         # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
         slices = _units(units, GradientEdge(product, 0), *source)
         rows += [] if slices is None else [slices]
         others += [source[0]] if slices is None else []
     entries = tuple(slices for leaf in leaves if (slices := _units(units, leaf, leaf, 0)) is not None)
     if rows:
-        return Side(rows=tuple(rows), entries=entries, own=_own(units, leaves))
+        return StateParts(rows=tuple(rows), entries=entries, own=_own(units, leaves))
     if len(entries) == 1 and entries[0].weight.ndim == 1 and others:
-        return Side(selected=entries[0], whole=tuple(others))
-    return Side(why=SHARED)
+        return StateParts(selected=entries[0], whole=tuple(others))
+    return StateParts(why=SHARED)
 
 
 def _own(units: list[Tensor], leaves: list[Tensor]) -> tuple[tuple[Tensor, ...], ...]:
@@ -170,14 +170,14 @@ def _own(units: list[Tensor], leaves: list[Tensor]) -> tuple[tuple[Tensor, ...],
     return own if any(own) else ()
 
 
-def _position_bias(call: AttentionCall) -> Side:
+def _position_bias(call: AttentionCall) -> StateParts:
     """The rows of a module's own matrices that make each head's position bias [b h t s]; none where a table is (T5).
 
     A bank of profiles, which all heads share, may stand between the bias and those rows.
     """
     bias, own = call.options.position_bias, {id(parameter) for parameter in call.module.parameters()}
     if bias is None or bias.grad_fn is None:
-        return Side()
+        return StateParts()
     rows: list[Slices] = []
     products: list[Any] = []
 
@@ -192,7 +192,7 @@ def _position_bias(call: AttentionCall) -> Side:
 
     for _ in graph_nodes(bias.grad_fn, stop=stop):
         pass
-    return Side(rows=tuple(rows), why="" if rows or not products else SHARED)
+    return StateParts(rows=tuple(rows), why="" if rows or not products else SHARED)
 
 
 def _reaches(states: Tensor, mask: Tensor | None) -> bool:
@@ -221,13 +221,13 @@ def _units(heads: list[Tensor], source: Any, weight: Tensor, axis: int) -> Slice
     return Slices(weight, axis, tuple(units))
 
 
-def _gate(context: Tensor, x: Tensor) -> Side | None:
+def _gate(context: Tensor, x: Tensor) -> StateParts | None:
     """What makes the factors of a context [1 h t k] on its way to x [1 t h·k]; None where x is no such product."""
     flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
     if x.shape != flat.shape:
         return None
     if torch.equal(x, flat):
-        return Side()
+        return StateParts()
     if x.grad_fn is None or context.grad_fn is None:
         return None
     push = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
@@ -240,17 +240,17 @@ def _gate(context: Tensor, x: Tensor) -> Side | None:
     branch = _beside(x.grad_fn, context.grad_fn)
     width = context.shape[3]
     heads = [x[..., head * width : (head + 1) * width] for head in range(context.shape[1])]
-    return Side(why=NO_WEIGHT) if branch is None else _gate_side(heads, branch)
+    return StateParts(why=NO_WEIGHT) if branch is None else _gate_side(heads, branch)
 
 
-def _gate_side(heads: list[Tensor], branch: Any) -> Side:
+def _gate_side(heads: list[Tensor], branch: Any) -> StateParts:
     products, _ = _sources(branch)
     found = [
         _units(heads, GradientEdge(product, 0), *source) if (source := weight_of(product)) else None
         for product in products
     ]
     rows = tuple(slices for slices in found if slices is not None)
-    return Side(rows=rows, why="" if len(rows) == len(found) == 1 else SHARED)
+    return StateParts(rows=rows, why="" if len(rows) == len(found) == 1 else SHARED)
 
 
 def _beside(node: Any, context: Any) -> Any:

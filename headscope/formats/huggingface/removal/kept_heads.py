@@ -38,13 +38,13 @@ def _problem(kept: Any, sites: AttentionSites, before: dict[tuple[Site, int], in
         return f"{_short(kept)} is no table of heads by site and layer"
     known = {site.value for site, _ in sites.layout}
     places = {(site.value, str(layer)): (site, layer) for site, layer in sites.layout}
-    given = {(str(site), layer): numbers for site, layers in kept.items() for layer, numbers in layers.items()}
+    stored = {(str(site), layer): numbers for site, layers in kept.items() for layer, numbers in layers.items()}
     unknown = [site for site in kept if site not in {site.value for site in Site}]
-    unknown += [f"{site}.{layer}" for site, layer in given if site in known and (site, layer) not in places]
+    unknown += [f"{site}.{layer}" for site, layer in stored if site in known and (site, layer) not in places]
     if unknown:
         return f"there is no {unknown[0]!r} in the model"
     for name, (site, layer) in places.items():
-        heads, numbers = sites.layout[site, layer], given.get(name)
+        heads, numbers = sites.layout[site, layer], stored.get(name)
         most = MOST_HEADS if before is None else before.get((site, layer), heads)
         if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
             return f"{site}.{layer} needs a list of {heads} numbers, and has {_short(numbers)}"

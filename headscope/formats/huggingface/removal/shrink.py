@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,7 +18,13 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.formats.huggingface.narrowing import narrow
-from headscope.formats.huggingface.removal.head_parts import MASKED_TAKES, HeadParts, Side, head_parts, unknown_part
+from headscope.formats.huggingface.removal.head_parts import (
+    MASKED_TAKES,
+    HeadParts,
+    StateParts,
+    head_parts,
+    unknown_part,
+)
 from headscope.formats.huggingface.removal.kept_heads import check_kept_heads, renumbered
 from headscope.formats.huggingface.selfcontained import EMPTY, is_narrowed
 from headscope.heads import Site
@@ -124,13 +130,13 @@ def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
     modules = dict(base.named_modules())
     parts, attention_sites = head_parts(model), find_attention(model)
     cutter = _Cutter(base, removal)
-    within = {id(module): name for name, module in modules.items()}
+    module_names = {id(module): name for name, module in modules.items()}
     for identity, calls in attention_sites.calls.items():
         attention_site = calls[0]
         place = (attention_site.site, attention_site.layer)
         if len(removal.kept[place]) < attention_site.heads or place in removal.merged:
-            cutter.cut(within[identity], attention_site, parts.get(place))
-    _position_biases(cutter.done, modules, within, attention_sites.calls, removal)
+            cutter.cut(module_names[identity], attention_site, parts.get(place))
+    _position_biases(cutter.done, modules, module_names, attention_sites.calls, removal)
     cutter.done.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
     return cutter.done
 
@@ -230,7 +236,7 @@ class _Cutter:
         owner, _, parameter = name.rpartition(".")
         return int(self.modules[owner].get_parameter(parameter).shape[axis])
 
-    def _select(self, side: Side, stays: tuple[int, ...]) -> None:
+    def _select(self, side: StateParts, stays: tuple[int, ...]) -> None:
         """Behind a norm over all units those that stay are selected; of modules with one for each, theirs stay."""
         if side.own:
             self._pick(side.own, stays)
@@ -286,7 +292,7 @@ class _Cutter:
 
 def _sides_of(
     parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]
-) -> tuple[tuple[Side, tuple[int, ...]], ...]:
+) -> tuple[tuple[StateParts, tuple[int, ...]], ...]:
     """The parts of queries, gates, position biases, keys and values, with the units of each that stay."""
     return (parts.query, kept), (parts.gate, kept), (parts.bias, kept), (parts.key, groups), (parts.value, groups)
 
@@ -297,10 +303,7 @@ def _slices_of(
     """Every parameter that units have a part of, with the units that stay."""
     assert parts.output is not None
     sides = _sides_of(parts, kept, groups)
-    return [
-        *((slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)),
-        (parts.output, kept),
-    ]
+    return [*((slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)), (parts.output, kept)]
 
 
 def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
@@ -332,14 +335,16 @@ def _code(module: nn.Module) -> str:
 def _position_biases(
     done: Narrowing,
     modules: Mapping[str, nn.Module],
-    within: Mapping[int, str],
+    module_names: Mapping[int, str],
     calls: Mapping[int, tuple[AttentionSite, ...]],
     removal: RemovalPlan,
 ) -> None:
     """Columns of relative position biases: a layer's own, or those of its stack's first layer (T5)."""
     for site in Site:
         layers = {
-            within[key]: removal.kept[site, sites[0].layer] for key, sites in calls.items() if sites[0].site is site
+            module_names[key]: removal.kept[site, sites[0].layer]
+            for key, sites in calls.items()
+            if sites[0].site is site
         }
         owners = [name for name in layers if isinstance(getattr(modules[name], BIAS, None), nn.Embedding)]
         changed = any(name in done.attributes for name in layers)
@@ -383,13 +388,9 @@ def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[
     merged: dict[str, Any] = {}
     for name, new in table.items():
         earlier = old.get(name, type(new)())
-        merged[name] = {**earlier, **new} if isinstance(new, dict) else _union(earlier, new)
+        merged[name] = {**earlier, **new} if isinstance(new, dict) else list(dict.fromkeys([*earlier, *new]))
     emptied = set(merged["zeros"]) | set(merged["biases"])
     merged["shapes"] = {
         name: shape for name, shape in merged["shapes"].items() if name.rpartition(".")[0] not in emptied
     }
     return merged
-
-
-def _union(*lists: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(name for names in lists for name in names))

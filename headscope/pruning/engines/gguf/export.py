@@ -12,8 +12,8 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.formats.finite import refuse_overflow
-from headscope.formats.huggingface.writing import with_stored_dtype
+from headscope.formats.huggingface.selfcontained import with_stored_dtype
+from headscope.formats.weights import refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
 from headscope.pruning.engines.gguf import llama_cpp

@@ -1,24 +1,91 @@
-"""A SentencePiece model as a tokenizer of the `tokenizers` library: the same ids, without SentencePiece.
+"""Tokenizers of the `tokenizers` library for native vocabularies: of split text, and of SentencePiece models.
 
-The model's own table of characters normalises (`Precompiled`), spaces become ▁, and its merges or scores split. Where
-`tokenizers` goes by graphemes and SentencePiece by characters, texts are composed first (NFC); what stays different are
-marks over characters with which no character of Unicode combines them.
+A SentencePiece model becomes one with the same ids, without SentencePiece: its own table of characters normalises
+(`Precompiled`), spaces become ▁, and its merges or scores split. Where `tokenizers` goes by graphemes and SentencePiece
+by characters, texts are composed first (NFC); what stays different are marks over characters with which no character
+of Unicode combines them.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from headscope.assets import sample
 from headscope.data.vocabulary import Vocabulary
+from headscope.formats.huggingface.generation import CLOSED
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 
 BPE, UNIGRAM = 2, 1  # sentencepiece_model.proto, TrainerSpec.ModelType
 NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5  # ModelProto.SentencePiece.Type
 DECOMPOSED, COMPOSED = "u\u0308", "\u00fc"
 UNUSUAL = ("  two  spaces \t", "Stra\u00dfe 1\u00bd \u2122", "\u4e16\u754c \U0001f600", "aaaaaaa -----")
 """Texts, beside those of the sample, on which ids are compared before a tokenizer is kept."""
+
+
+def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
+    """Write a tokenizer where transformers has one for the vocabularies; gives the note that the user reads."""
+    source, target = checkpoint.source, checkpoint.target
+    if target is None:
+        return "no tokenizer: the checkpoint came without vocabularies"
+    if source is None or (source.subwords, source.special_ids) == (target.subwords, target.special_ids):
+        if (inner := tokenizer_of(target)) is not None:
+            _write_tokenizer(inner, checkpoint, folder, split_special_tokens=True)
+            return "the tokenizer gives the ids of the SentencePiece model, without SentencePiece"
+        if target.unknown is not None and target.splitter.kind in ("words", "bpe"):
+            _write_tokenizer(_words(target), checkpoint, folder)
+            return "the tokenizer takes text that is already split into subwords; split and join it with your BPE codes"
+    for name, vocabulary in (("source", source), ("target", target)):
+        if vocabulary is not None:
+            (folder / f"{name}.pieces.json").write_text(
+                json.dumps(vocabulary.subwords, ensure_ascii=False), encoding="utf-8"
+            )
+    return (
+        "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the subwords in the order of "
+        "their ids, and a source text ends with the id of the end"
+    )
+
+
+def _words(vocabulary: Vocabulary) -> Any:
+    """A tokenizer of text that is split already."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    assert vocabulary.unknown is not None
+    ids = {subword: number for number, subword in enumerate(vocabulary.subwords)}
+    inner = Tokenizer(models.WordLevel(ids, vocabulary.subwords[vocabulary.unknown]))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return inner
+
+
+def _write_tokenizer(inner: Any, checkpoint: TransformerCheckpoint, folder: Path, **more: Any) -> None:
+    """Write a tokenizer that ends what an encoder reads, and begins what a decoder alone reads.
+
+    A language model was trained on texts that end: `texts_end_with_eos` says so to `headscope evaluate`, which counts
+    the end as a token of the text; transformers' tokenizers of language models leave it out, so that texts go on.
+    """
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary, two_sided = checkpoint.target, checkpoint.two_sided
+    assert vocabulary is not None
+    names = {
+        "unk": vocabulary.unknown,
+        "pad": vocabulary.pad,
+        "eos": vocabulary.end,
+        "bos": min(vocabulary.special, default=vocabulary.start),
+    }
+    tokens = {f"{name}_token": vocabulary.subwords[number] for name, number in names.items() if number is not None}
+    mark = vocabulary.subwords[vocabulary.end if two_sided else vocabulary.start]
+    inner.post_processor = processors.TemplateProcessing(
+        single=f"$A {mark}" if two_sided else f"{mark} $A",
+        special_tokens=[(mark, vocabulary.end if two_sided else vocabulary.start)],
+    )
+    more |= {} if two_sided else {CLOSED: True, "padding_side": "left"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False, **tokens, **more)
+    tokenizer.save_pretrained(folder)
 
 
 def tokenizer_of(vocabulary: Vocabulary) -> Any:

@@ -1,24 +1,26 @@
-"""A checkpoint's numbers must be finite: its weights when it is opened, and what it computes at every pass.
+"""What is asked of any checkpoint's weights: are they finite, also in what they compute, and what is their sha256.
 
-Both checks read each tensor once and copy nothing. A pass that fails runs a second time, to name the layer.
+Weights are checked when a checkpoint is opened, and what it computes at every pass. Both checks read each tensor once
+and copy nothing. A pass that fails runs a second time, to name the layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from headscope.data.encoded import Batch, Side
-from headscope.errors import CheckpointError, NumericalError
+from headscope.errors import CheckpointError, NumericalError, shortlist
 from headscope.model.discovery import track_calls
 from headscope.model.nonfinite import first_non_finite, is_finite
 from headscope.model.storage.stored_weights import tensors_in_place
 
-NAMED = 3  # tensors that a message lists
 HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}
 
 
@@ -58,22 +60,19 @@ def refuse_damaged_model(path: object, model: nn.Module) -> None:
     for name, values in model.state_dict(keep_vars=True).items():
         if isinstance(values, Tensor):
             tensors.setdefault(id(values), (name, values))
-    wrong = [name for name, values in tensors.values() if not is_finite(values, masked=not _is_parameter(values))]
+    wrong = [
+        name for name, values in tensors.values() if not is_finite(values, masked=not isinstance(values, nn.Parameter))
+    ]
     wrong += [name for name, values in tensors_in_place(model) if not is_finite(values)]
     types = {values.dtype for _, values in tensors.values()} & HALVES.keys()
     hint = f"the file is damaged, or needs {HALVES[types.pop()]}" if types else "the file is damaged"
     _refuse(path, wrong, hint)
 
 
-def _is_parameter(values: Tensor) -> bool:
-    return isinstance(values, nn.Parameter)
-
-
 def _refuse(path: object, wrong: Collection[str], hint: str) -> None:
     if wrong:
-        others = f" and {len(wrong) - NAMED} more" if len(wrong) > NAMED else ""
-        names = ", ".join(name[:100] for name in list(wrong)[:NAMED])
-        raise CheckpointError(f"{path}: NaN or infinite numbers in {names}{others}; {hint}")
+        names = shortlist([name[:100] for name in wrong])
+        raise CheckpointError(f"{path}: NaN or infinite numbers in {names}; {hint}")
 
 
 def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenate[C, Batch, P], R]:
@@ -121,3 +120,22 @@ def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Batc
     half = HALVES.get(checkpoint.dtype)
     hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"
     raise NumericalError(f"{checkpoint.path}: NaN or infinite numbers arise at {location or 'the output'}; {hint}")
+
+
+def file_digest(files: Sequence[Path]) -> str:
+    """sha256 over the bytes of files, in the order given."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as handle:
+            while block := handle.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 over the class of a model and the names, types, shapes and bytes of its parameters and buffers."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,239 @@
+"""Losses: label-smoothed cross-entropy in chunks, the growth of mixing matrices, and the disagreement of heads.
+
+- Cross-entropy of decoder states is taken without a vocabulary-sized tensor for all positions.
+- Growth (Azov & Landau, MHR): for a matrix A with nuclear norm n the published term is sg(n) + radius - n, where sg
+  stops the gradient: its value is always the radius, its gradient is that of -n, and so the radius has no influence on
+  training. The gradient of -n is -U·Vᵀ for A = U·Σ·Vᵀ, of the same size whatever the size of A: without a cap nothing
+  holds the norm back.
+- Disagreement: how alike the contexts of the heads of a module are (Li et al. 2018, "Multi-Head Attention with
+  Disagreement Regularization", §3.2, on outputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headscope.errors import ConfigError
+from headscope.heads import Site
+from headscope.model.native.transformer import Transformer
+
+CELLS = 1 << 20  # logits that are held at a time
+
+
+class Sums(NamedTuple):
+    """Sums over target tokens, as numbers: criterion (extra loss included), -log p in nats, tokens, sentences."""
+
+    loss: float = 0.0
+    nll: float = 0.0
+    tokens: int = 0
+    sentences: int = 0
+
+    def plus(self, other: Sums) -> Sums:
+        """Both together."""
+        tokens, sentences = self.tokens + other.tokens, self.sentences + other.sentences
+        return Sums(self.loss + other.loss, self.nll + other.nll, tokens, sentences)
+
+
+def smoothed_cross_entropy(
+    states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Σ over positions of (1 - ε)·(-log p_label) + (ε / V)·Σ_v (-log p_v), and Σ -log p_label.
+
+    states [n d] before the output projection weight [V d] (+ bias [V]), labels [n]; ε is `smoothing`, and the
+    label itself has its share of it (Szegedy et al. 2016; early fairseq and the MHR fork; later fairseq gives
+    1 - ε to the label and ε / (V - 1) to each other token). Logits are made chunk by chunk, and with them, in the
+    forward pass, the gradients of `states`, `weight` and `bias`; only the first of the two sums has gradients.
+    """
+    losses: tuple[Tensor, Tensor] = _Smoothed.apply(states, weight, bias, labels, smoothing)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _Smoothed(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        kind = torch.get_autocast_dtype(states.device.type) if torch.is_autocast_enabled(states.device.type) else None
+        x, w = (states, weight) if kind is None else (states.to(kind), weight.to(kind))
+        needs_gradient = ctx.needs_input_grad[:3]
+        of_states = torch.empty_like(x) if needs_gradient[0] else None
+        of_weight = torch.zeros_like(weight) if needs_gradient[1] else None
+        of_bias = torch.zeros_like(bias) if bias is not None and needs_gradient[2] else None
+        sums = torch.zeros(2, dtype=torch.float64 if x.device.type == "cpu" else _wide(x), device=x.device)
+        rows = max(CELLS // len(w), 1)
+        for begin in range(0, len(x), rows):
+            end = min(begin + rows, len(x))
+            logits = torch.nn.functional.linear(x[begin:end], w, None if bias is None else bias.to(x.dtype))
+            chunk, gradient = _chunk(
+                logits.to(_wide(x)), labels[begin:end], smoothing, needs_gradient=any(needs_gradient)
+            )
+            sums += chunk
+            if gradient is None:
+                continue
+            slope = gradient.to(x.dtype)
+            if of_states is not None:
+                torch.mm(slope, w, out=of_states[begin:end])
+            if of_weight is not None:
+                _add_product(of_weight, slope, x[begin:end])
+            if of_bias is not None:
+                of_bias += gradient.sum(dim=0)
+        loss, nll = sums[0].to(_wide(x), copy=True), sums[1].to(_wide(x), copy=True)
+        ctx.save_for_backward(of_states, of_weight, of_bias)
+        ctx.kind = states.dtype
+        ctx.mark_non_differentiable(nll)
+        return loss, nll
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        of_states, of_weight, of_bias = ctx.saved_tensors
+        slope = slopes[0]
+        scaled = [
+            None if gradient is None else gradient * slope.to(gradient.dtype)
+            for gradient in (of_states, of_weight, of_bias)
+        ]
+        return None if scaled[0] is None else scaled[0].to(ctx.kind), scaled[1], scaled[2], None, None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _chunk(logits: Tensor, labels: Tensor, smoothing: float, *, needs_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """Both sums [2] of logits [n V], and their first one's gradient, for which the logits' memory is used."""
+    index = labels[:, None]
+    logits.sub_(logits.amax(dim=-1, keepdim=True))
+    label, mean = logits.gather(1, index), logits.mean(dim=-1, keepdim=True) if smoothing else logits.new_zeros(())
+    total = logits.exp_().sum(dim=-1, keepdim=True)
+    lse = total.log()
+    nll = (lse - label).sum()
+    loss = (1 - smoothing) * nll
+    if smoothing:
+        loss = loss + smoothing * (lse - mean).sum()
+    if not needs_gradient:
+        return torch.stack([loss, nll]), None
+    logits.div_(total)
+    if smoothing:
+        logits.sub_(smoothing / logits.shape[1])
+    logits.scatter_add_(1, index, torch.full_like(index, -(1 - smoothing), dtype=logits.dtype))
+    return torch.stack([loss, nll]), logits
+
+
+def _add_product(total: Tensor, slope: Tensor, x: Tensor) -> None:
+    """total [V d] += slopeᵀ [V n] · x [n d]."""
+    if total.dtype == slope.dtype:
+        total.addmm_(slope.t(), x)
+    else:
+        total += torch.mm(slope.t(), x)
+
+
+FORK_SENTENCES, FORK_EPOCHS, FORK_FIRST_EPOCHS = 160239, 40, 50  # what the fork takes for the size of any run
+
+
+def nuclear_norms(alphas: Sequence[Tensor]) -> list[Tensor]:
+    """Σ of the singular values of each matrix [h h]; the gradient is U·Vᵀ, at repeated singular values too."""
+    by_size: dict[int, list[int]] = {}
+    for index, alpha in enumerate(alphas):
+        by_size.setdefault(len(alpha), []).append(index)
+    norms = dict[int, Tensor]()
+    for indices in by_size.values():
+        stacked = torch.stack([alphas[index] for index in indices])
+        exact = stacked if stacked.dtype == torch.float64 else stacked.float()
+        norms.update(zip(indices, torch.linalg.svdvals(exact).sum(dim=-1).unbind(), strict=True))
+    return [norms[index] for index in range(len(alphas))]
+
+
+def growth_loss(
+    alphas: Mapping[Site, Sequence[Tensor]],
+    *,
+    gamma: float,
+    ratios: Mapping[Site, float],
+    radius: float = 0.0,
+    cap: float | None = None,
+) -> Tensor:
+    """gamma · Σ over sites of ratio · Σ over matrices of (sg(n) + radius - n), n the nuclear norm.
+
+    A plain sum over layers, as the fork has it. A matrix whose n reaches `cap` · h (at the identity n is h) is
+    pushed no further. Sites with ratio 0 have no term.
+    """
+    sites = [site for site, matrices_of_site in alphas.items() if matrices_of_site and ratios.get(site, 0.0)]
+    matrices = [alpha for site in sites for alpha in alphas[site]]
+    weights = [ratios[site] for site in sites for _ in alphas[site]]
+    total = torch.zeros((), device=matrices[0].device if matrices else None)
+    for alpha, weight, norm in zip(matrices, weights, nuclear_norms(matrices), strict=True):
+        value = norm.detach()
+        pushed = norm if cap is None or float(value) < cap * len(alpha) else value
+        total = total + gamma * weight * (value + radius - pushed)
+    return total
+
+
+def off_diagonal(alpha: Tensor) -> float:
+    """Σ_{i≠j} |a_ij| / Σ |a_ij|; 0 at the identity."""
+    size = alpha.detach().abs()
+    return float(1 - size.diagonal().sum() / size.sum())
+
+
+def fork_open(sentences: int, start_after: float | None, *, first_of_epoch: bool) -> bool:
+    """Whether the fork's window is open for a batch before which `sentences` were read.
+
+    The fork counts against 40 epochs of 160,239 sentences, whatever the run; for the first batch of an epoch
+    against 50 of them, so that one batch can fall outside again near the edge. None stands for 1.
+    """
+    epochs = FORK_FIRST_EPOCHS if first_of_epoch else FORK_EPOCHS
+    return 1 - sentences / (FORK_SENTENCES * epochs) < 1 - (1.0 if start_after is None else start_after)
+
+
+def mean_cosine(context: Tensor, real: Tensor | None) -> Tensor:
+    """Mean over real positions of (1/h²) Σ_ij cos(z_i, z_j) for contexts z [b h t k]; real [b t], None: all.
+
+    The pairs i = j are part of it, as in the paper: between 0 and 1, and 1 where all heads say the same. With
+    unit vectors u the double sum is ‖Σ_i u_i‖².
+    """
+    unit = torch.nn.functional.normalize(context, dim=-1)
+    similarity = unit.sum(dim=1).square().sum(dim=-1) / context.shape[1] ** 2  # [b t]
+    if real is None:
+        return similarity.mean()
+    weight = real.to(similarity.dtype)
+    return (similarity * weight).sum() / weight.sum().clamp_min(1)
+
+
+def fork_total(context: Tensor) -> Tensor:
+    """The MHR fork's number of a module: Σ over b, i, j of (1 + cos_b(i, j)) / (h XOR 2), not divided by b.
+
+    A head's vector is its whole sentence, padded positions too; h XOR 2 is what its `H^2` computes, which for
+    two heads is zero: ConfigError there.
+    """
+    b, h = context.shape[:2]
+    if h ^ 2 == 0:
+        raise ConfigError("the fork's cosine loss divides by heads XOR 2, which is 0 for 2 heads; take --compat none")
+    flat = context.flatten(2)  # [b h t·k]
+    unit = flat / flat.norm(dim=-1, keepdim=True).clamp_min(1e-8)
+    total: Tensor = b * h * h + unit.sum(dim=1).square().sum()
+    return total / (h ^ 2)
+
+
+def fork_loss(encoder: Sequence[Tensor], decoder: Sequence[Tensor], cross: Sequence[Tensor]) -> Tensor:
+    """Mean over layers of `fork_total` of each site, added up, for contexts [b h t k] of every layer."""
+    parts = [
+        torch.stack([fork_total(context) for context in contexts]).mean()
+        for contexts in (encoder, decoder, cross)
+        if contexts
+    ]
+    return torch.stack(parts).sum()
+
+
+def pad_like_the_fork(model: Transformer, pads: tuple[int, int], *, fresh: bool) -> None:
+    """Padding, ids `pads` of encoder and decoder, learns nothing where it is read; a `fresh` model's begins at 0.
+
+    It is a word of the output as any other, so its row of a table that is tied to the output does learn.
+    """
+    for stack, pad in zip((model.encoder, model.decoder), pads, strict=True):
+        if stack is not None:
+            table = stack.embeddings.tokens
+            table.padding_idx = pad
+            if fresh:
+                with torch.no_grad():
+                    table.weight[pad] = 0
