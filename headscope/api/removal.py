@@ -20,6 +20,7 @@ from headscope.config import Companions
 from headscope.errors import ConfigError
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
+from headscope.files.lines import Lines
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
@@ -28,7 +29,7 @@ from headscope.model.interface import through_attend
 from headscope.model.removal_plan import keeping
 from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.model_inputs import outputs, texts
-from headscope.pruning.options.refit import Refit
+from headscope.pruning.options.refit import Refit, anchor_files
 from headscope.pruning.options.remove import check_merge
 from headscope.pruning.removal.export import as_export, split_export
 from headscope.pruning.removal.merge_plan import Merge
@@ -60,6 +61,10 @@ def shrunk_copy(
     if merge is not None:
         check_merge(pad=pad, compensate=calibration.method)
         calibration = replace(calibration, sequential=calibration.method == "least-squares")
+    if own := anchor_files(calibration.anchor, name="anchor"):
+        calibration = replace(calibration, anchor=_pair(own))
+    if calibration.check:
+        calibration = replace(calibration, check=_pair(calibration.check))
     if calibration.method == "none" and held_out.empty and calibration.objective:
         raise ConfigError("objective is what a refit is measured by; give a method, or valid")
     corpus, valid = (None if pair.empty else pair.corpus(checkpoint) for pair in (text, held_out))
@@ -77,6 +82,12 @@ def shrunk_copy(
             metric=metric,
             margin=margin,
         )
+
+
+def _pair(text: Any) -> tuple[Lines, ...]:
+    """Source and target of a text that a refit names, as files or lists."""
+    found = texts_of(text[0] if isinstance(text, tuple) and len(text) == 1 else text)
+    return tuple(side for side in (found.source, found.target) if side is not None)
 
 
 HeadScores: TypeAlias = "PathName | Mapping[str, float] | Mapping[HeadId, float]"

@@ -1,0 +1,190 @@
+"""Text that costs nothing, beside the text that a refit is calibrated on, so that the refit holds on other text too.
+
+On one kind of text a head can be predicted from others that know nothing of what it does on another kind. Random
+subwords, and the words of the text in random order, make the model compute things that the text never does; with their
+moments added to those of the text (each part with an equal weight) a refit is held to the intact model there as well.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from headscope.assets import sample
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.errors import ConfigError
+from headscope.files.lines import read_lines
+from headscope.formats.base import Checkpoint, SideName
+from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name, sides
+
+LENGTHS = (6, 30)
+"""Subwords of a random text, from and to."""
+PARTS = {
+    "": (),
+    "random": ("random",),
+    "shuffled": ("shuffled",),
+    "mixed": ("random", "shuffled"),
+    "general": ("random", "shuffled", "sample"),
+    "text": ("text",),
+}
+"""What stands beside the calibration text, by the name of an anchor."""
+LANGUAGES = ("en", "de")
+"""Languages that a general sample ships in."""
+COMMON = 40
+"""Words of a language that are looked for, the most frequent of its sample."""
+KNOWN = 0.15
+"""Share of a text's words that must be among them."""
+UNREADABLE = 0.1
+"""Share of unknown subwords above which a sample is none for a model."""
+
+
+class WeightedText(NamedTuple):
+    """A text, and the weight of its moments."""
+
+    corpus: Corpus
+    weight: float
+
+
+def anchor_texts(
+    checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1
+) -> dict[str, Callable[[], Corpus]]:
+    """What stands beside the calibration text, by name; each is made when it is called for.
+
+    ConfigError for an unknown anchor, and for a text of the user's without a target where the calibration text has one.
+    """
+    anchor_files(anchor)
+    made: dict[str, Callable[[], Corpus]] = {
+        "random": lambda: random_text(checkpoint, corpus, seed=seed),
+        "shuffled": lambda: shuffled_text(corpus, seed=seed),
+        "text": lambda: opened(anchor, like=corpus, name="--anchor"),
+    }
+    names = PARTS[anchor_name(anchor)]
+    if "sample" in names and (general := general_text(checkpoint, corpus)) is not None:
+        made["sample"] = lambda: general.half(0)
+    return {name: made[name] for name in names if name in made}
+
+
+def beside(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1) -> list[WeightedText]:
+    """The texts beside the calibration text, all with equal weights, that text's too; together they weigh one."""
+    texts = anchor_texts(checkpoint, corpus, anchor, seed=seed).values()
+    return [WeightedText(text(), 1 / (1 + len(texts))) for text in texts]
+
+
+def opened(text: OtherText, *, like: Corpus, name: str) -> Corpus:
+    """A text of the user's; ConfigError where `like` has a target and it has none."""
+    source, *target = anchor_files(text, name=name) if name == "--anchor" else sides(text, name=name)
+    if like.has_target and not target:
+        raise ConfigError(f"{name}: the calibration text has a target, so this one needs one too: FILE,TARGET")
+    return open_corpus(source, target=target[0] if target and like.has_target else None)
+
+
+def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count: int | None = None) -> Corpus:
+    """As many lines as a corpus has (or `count`), each of 6 to 30 subwords drawn from the vocabulary, on every side."""
+    luck = random.Random(seed)
+
+    def lines(side: SideName) -> list[str]:
+        ids = checkpoint.plain_ids(side)
+        return [_drawn(checkpoint, ids, luck, side) for _ in range(corpus.count if count is None else count)]
+
+    target = lines("target") if corpus.has_target else None
+    made = open_corpus(lines("source"), target=target, second=lines("source") if corpus.has_second else None)
+    return replace(made, name="random subwords")
+
+
+def _drawn(checkpoint: Checkpoint, ids: Sequence[int], luck: random.Random, side: SideName) -> str:
+    """A line of random subwords that is not empty."""
+    while True:
+        drawn = luck.choices(ids, k=luck.randint(*LENGTHS))
+        text = " ".join(checkpoint.decode(drawn, side=side).encode(errors="ignore").decode().split())
+        if text:
+            return text
+
+
+def shuffled_text(corpus: Corpus, *, seed: int = 1) -> Corpus:
+    """The words of a corpus in random order, as many to a line as before; characters where it has no spaces."""
+    luck, sentences = random.Random(seed), list(corpus)
+
+    def shuffled(lines: list[str]) -> list[str]:
+        mark = " " if any(" " in line for line in lines) else ""
+        split = [line.split() if mark else list(line.strip()) for line in lines]
+        words = [word for line in split for word in line]
+        luck.shuffle(words)
+        rest = iter(words)
+        return [mark.join(next(rest) for _ in line) for line in split]
+
+    target = shuffled([sentence.target or "" for sentence in sentences]) if corpus.has_target else None
+    second = shuffled([sentence.second or "" for sentence in sentences]) if corpus.has_second else None
+    made = open_corpus(shuffled([sentence.source for sentence in sentences]), target=target, second=second)
+    return replace(made, name=f"{corpus.name}, its words in random order")
+
+
+def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:
+    """What a compensation is checked on besides, and whether it says something that a model could foretell.
+
+    `check`, else the half of the sample that is no anchor, else random subwords.
+    """
+    if sides(check, name="--check"):
+        return opened(check, like=corpus, name="--check"), True
+    general = general_text(checkpoint, corpus)
+    if general is None:
+        return random_text(checkpoint, corpus, seed=seed + 1, count=CHECKED), False
+    return general.half(1), True
+
+
+def general_text(checkpoint: Checkpoint, corpus: Corpus) -> General | None:
+    """The sample that ships in the language of a text, and in that of its translations.
+
+    None where it does not ship, for pairs of texts, and where the vocabulary lacks its subwords.
+    """
+    texts = [[sentence.source for sentence in corpus]]
+    texts += [[sentence.target or "" for sentence in corpus]] if corpus.has_target else []
+    languages = [language for lines in texts if (language := language_of(lines)) is not None]
+    if corpus.has_second or len(languages) < len(texts):
+        return None
+    general = General([list(read_lines(sample(language))) for language in languages])
+    return general if _readable(checkpoint, general.half(0)) else None
+
+
+class General(NamedTuple):
+    """The lines of a sample, and those of its translation."""
+
+    sides: list[list[str]]
+
+    def half(self, which: int) -> Corpus:
+        """Every other line."""
+        source, *target = (lines[which::2] for lines in self.sides)
+        return replace(open_corpus(source, target=target[0] if target else None), name="headscope's sample")
+
+
+CHECKED = 120
+"""Lines of random text that a compensation is checked on."""
+
+
+def language_of(lines: Sequence[str]) -> str | None:
+    """The language of a text, of those that a sample ships in, by its most frequent words; None where it is neither."""
+    words = [word for line in lines for word in line.lower().split()]
+    shares = {language: sum(word in common for word in words) / max(len(words), 1) for language, common in _common()}
+    best = max(shares, key=lambda language: shares[language])
+    others = [share for language, share in shares.items() if language != best]
+    return best if shares[best] >= KNOWN and shares[best] > 2 * max(others) else None
+
+
+def _common() -> list[tuple[str, frozenset[str]]]:
+    """The most frequent words of the samples."""
+    found = []
+    for language in LANGUAGES:
+        words = sample(language).read_text(encoding="utf-8").lower().split()
+        ranked = sorted(set(words), key=lambda word: (-words.count(word), word))
+        found.append((language, frozenset(ranked[:COMMON])))
+    return found
+
+
+def _readable(checkpoint: Checkpoint, corpus: Corpus) -> bool:
+    """Whether the subwords of a sample are in the vocabulary."""
+    lines: dict[SideName, list[str]] = {"source": [sentence.source for sentence in corpus]}
+    if corpus.has_target:
+        lines["target"] = [sentence.target or "" for sentence in corpus]
+    encoded = [each for side, texts in lines.items() for each in checkpoint.encode(texts, side=side, limit=512)]
+    return sum(each.unknown for each in encoded) <= UNREADABLE * sum(len(each.ids) for each in encoded)
