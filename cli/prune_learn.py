@@ -11,7 +11,7 @@ from headscope.cli import console
 from headscope.cli.failures import Application
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import made_of, option_of, read
-from headscope.cli.selection import show_choice
+from headscope.cli.prune_rank import show_choice
 from headscope.config.option import declared_options
 from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, LearnConfig, Prices
 from headscope.pruning.options.shared import HEADS

@@ -18,7 +18,7 @@ SHOWN = 12  # labels of a classifier
 @made_of(ShowConfig, config=False)
 def show(values: Mapping[str, Any], *, json: bool) -> None:
     """Print format, architecture, heads, parameters by part, tokenizer, and the metrics and analyses that fit."""
-    from headscope.api.loading import load
+    from headscope.api.commands import load
 
     config = read(ShowConfig, values)
     model = load(config.checkpoint, **config.opening)

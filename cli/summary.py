@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.importance import importance_answers, importance_tables
+from headscope.cli.importance import importance_answers, importance_tables, patching_answers, patching_tables
 from headscope.cli.next_commands import after_analysis
-from headscope.cli.patching import patching_answers, patching_tables
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from headscope import assets as assets
     from headscope.api.commands import analyze as analyze
     from headscope.api.commands import evaluate as evaluate
+    from headscope.api.commands import load as load
     from headscope.api.commands import plot as plot
     from headscope.api.commands import prune as prune
     from headscope.api.commands import train as train
-    from headscope.api.loading import load as load
     from headscope.api.model import Model as Model
     from headscope.api.model import SmallModel as SmallModel
     from headscope.api.ranking import Ranking as Ranking

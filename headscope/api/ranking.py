@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headscope.api.options import PathName, checked_value, configured, in_python, wrong_type
-from headscope.api.progress import Report, progress_of
+from headscope.api.options import PathName, Report, checked_value, configured, in_python, progress_of, wrong_type
 from headscope.api.selection import Heads, heads_option
 from headscope.api.study import Study
 from headscope.api.texts import Texts

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headscope.errors import DataError
-from headscope.files.lines import raw_lines
+from headscope.files.reading import raw_lines
 
 START = "-DOCSTART-"  # the line between documents of CoNLL-2003
 

@@ -11,7 +11,7 @@ from headscope.data.corpus import Corpus, Labels
 from headscope.data.encoded import IGNORED, Encoded
 from headscope.data.offsets import Span
 from headscope.errors import DataError
-from headscope.files.lines import Lines, read_lines, text_name
+from headscope.files.reading import Lines, read_lines, text_name
 
 SHOWN = 5  # labels of the model in an error
 

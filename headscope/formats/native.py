@@ -30,7 +30,7 @@ from headscope.formats.digest import file_digest
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.finite import refuse_damaged_file
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
-from headscope.model.decoding.config import SearchConfig
+from headscope.model.decoding.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
 

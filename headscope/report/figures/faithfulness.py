@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from headscope.config import option
-from headscope.report.layout.legend import Entry, Legend
-from headscope.report.layout.methods import method_style
+from headscope.report.layout.legend import Entry, Legend, method_style
 from headscope.report.layout.page import (
     INK,
     LABEL,

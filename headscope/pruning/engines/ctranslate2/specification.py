@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.model.native.positions import sinusoids
+from headscope.model.native.layers import sinusoids
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.pruning.engines.ctranslate2.translators import Translator
 
