@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from headscope.cli import console
 from headscope.engine.declarations import measure_of
 
 if TYPE_CHECKING:
@@ -42,17 +43,9 @@ def importance_tables(study: AnalysisResult) -> Iterator[Any]:
 
 def most_and_least(ranked: pd.DataFrame, title: str, main: str) -> Table:
     """The first and the last of ranked heads."""
-    from rich import box
-    from rich.table import Table
-
     count = min(MOST, len(ranked) // 2)
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("rank", justify="right")
-    table.add_column("head", no_wrap=True)
-    for name in (main, "95 %"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("from zero", no_wrap=True)
-    table.add_column("functions")
+    columns, whole = ("rank", "head", main, "95 %", "from zero", "functions"), ("head", main, "95 %", "from zero")
+    table = console.table(columns, title=title, numbers=("rank", main, "95 %"), whole=whole)
     for number, part in enumerate((ranked.head(count), ranked.tail(count))):
         if number and 2 * count < len(ranked):
             table.add_row("…")
@@ -124,14 +117,9 @@ def interval_text(row: Any) -> str:
 
 def _agreement(pairs: pd.DataFrame, main: str) -> Table:
     """Every ranking beside the main one and, on average, beside all others."""
-    from rich import box
-    from rich.table import Table
-
     title = "how the rankings agree (all pairs are in importance_agreement.csv)"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("ranking", no_wrap=True)
-    for name in (f"Spearman with {main}", f"Kendall with {main}", "mean Spearman with the others"):
-        table.add_column(name, justify="right")
+    columns = (f"Spearman with {main}", f"Kendall with {main}", "mean Spearman with the others")
+    table = console.table(["ranking", *columns], title=title, numbers=columns, whole=("ranking",))
     for name in dict.fromkeys([*pairs["first"], *pairs["second"]]):
         own_pairs = pairs[(pairs["first"] == name) | (pairs["second"] == name)]
         beside = (
@@ -170,7 +158,8 @@ def patching_answers(study: AnalysisResult) -> Iterator[str]:
     yield _strongest(ranked_rows(study, main, group="patching"), main)
     for row in study.tables["patching_agreement"].to_dict("records"):
         if row["first"] == main and row["spearman"] == row["spearman"]:
-            yield f"{row['second']} ranks heads as {main} does by a Spearman of {_rho(row)}"
+            value, interval = _rho(row)
+            yield f"{row['second']} ranks heads as {main} does by a Spearman of {value} ({interval})"
 
 
 def _strongest(ranked: pd.DataFrame, main: str) -> str:
@@ -187,19 +176,12 @@ def _strongest(ranked: pd.DataFrame, main: str) -> str:
     )
 
 
-def _rho(row: Any) -> str:
-    return f"{row['spearman']:.2f} ({row['spearman_low']:.2f} to {row['spearman_high']:.2f})"
+def _rho(row: Any) -> tuple[str, str]:
+    return f"{row['spearman']:.2f}", f"{row['spearman_low']:.2f} to {row['spearman_high']:.2f}"
 
 
 def _spearman_table(pairs: pd.DataFrame) -> Table:
-    from rich import box
-    from rich.table import Table
-
     title = "how the rankings agree: Spearman with its interval over prompts"
-    table = Table("ranking", "and", title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for name in ("Spearman", "95 %"):
-        table.add_column(name, justify="right")
-    for row in pairs.to_dict("records"):
-        interval = f"{row['spearman_low']:.2f} to {row['spearman_high']:.2f}"
-        table.add_row(row["first"], row["second"], f"{row['spearman']:.2f}", interval)
-    return table
+    rows = ((row["first"], row["second"], *_rho(row)) for row in pairs.to_dict("records"))
+    columns = ("ranking", "and", "Spearman", "95 %")
+    return console.table(columns, rows, title=title, numbers=columns[2:], pad_edge=True)

@@ -19,21 +19,12 @@ def show_choice(choice: Selection, *, json: bool, options: Mapping[str, Any]) ->
     if json:
         console.print_json({"out": str(choice.folder), **choice.record()})
         return
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    screen = console.out()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("site", "heads", "kept"):
-        table.add_column(column, justify="left" if column == "site" else "right")
-    for site, (kept, total) in choice.per_site().items():
-        table.add_row(site, str(total), str(kept))
-    table.add_row("all", str(choice.gating.heads), str(len(choice.kept)))
-    screen.print(table)
-    for line in _lines(choice):
-        screen.print(Text(line), soft_wrap=True)
-    screen.print(Text(str(choice.signature), style="dim"), soft_wrap=True)
+    rows = [(site, str(total), str(kept)) for site, (kept, total) in choice.per_site().items()]
+    rows.append(("all", str(choice.gating.heads), str(len(choice.kept))))
+    table = console.table(("site", "heads", "kept"), rows, numbers=("heads", "kept"))
+    console.show([table, *map(Text, _lines(choice)), Text(str(choice.signature), style="dim")])
     console.show(console.ending(_answer(choice), choice.folder, after_choice(choice, options)))
 
 

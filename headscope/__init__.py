@@ -32,13 +32,12 @@ __version__ = VERSION
 
 _LIGHT = {"HeadId": "heads", "HeadscopeError": "errors", "Site": "heads"}
 _HEAVY = {
-    **dict.fromkeys(("analyze", "evaluate", "plot", "prune", "train"), "api.commands"),
+    **dict.fromkeys(("analyze", "evaluate", "load", "plot", "prune", "train"), "api.commands"),
     **dict.fromkeys(("Model", "SmallModel"), "api.model"),
     "Ranking": "api.ranking",
     "Refit": "pruning.options.refit",
     "Study": "api.study",
     "Texts": "api.texts",
-    "load": "api.loading",
 }
 __all__ = ["__version__", "assets", *sorted({**_LIGHT, **_HEAVY})]
 

@@ -177,7 +177,7 @@ class Scripted:
     def step(self, ids: Tensor, state: Scripted) -> Tensor:
         return self.table[ids].clone()
 
-    def select(self, order: Tensor, *, within: bool = False) -> None:
+    def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
         pass
 
 

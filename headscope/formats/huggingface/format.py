@@ -72,6 +72,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         ),
         MASKED,
     )
+    export_names = ("self-contained", "native", "masked")
     converts = True
 
     def recognise(self, path: Path) -> bool:
@@ -172,8 +173,8 @@ def _own_code_card(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         "headscope, which runs no code of the folder",
     ), (
         f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
-        "it has one number of heads for all layers. For them: `prune rank --uniform`, then `prune remove --export "
-        "native`, or `--pad`; for llama.cpp `--export gguf`",
+        "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
+        "--export native`, or `--pad`; for llama.cpp `--export gguf`",
     )
 
 

@@ -100,11 +100,11 @@ def length_limits(config: SearchConfig, lengths: Tensor) -> Limits:
 
 
 class NextInputs(NamedTuple):
-    """The next decoder inputs [n], and the earlier row [n] that each extends; `within`: rows stay in their sentence."""
+    """The next decoder inputs [n], and the earlier row [n] that each extends, of the `same_sentence` or not."""
 
     ids: Tensor
     order: Tensor
-    within: bool
+    same_sentence: bool
 
 
 class Candidates(NamedTuple):
@@ -300,8 +300,8 @@ RULES: dict[RuleName, type[BeamRule]] = {"fairseq": FairseqBeams, "story-of-head
 class DecodingState(Protocol):
     """The cache of a decoder, one row per hypothesis."""
 
-    def select(self, order: Tensor, *, within: bool = False) -> None:
-        """Reorder: row i becomes what was row order[i]; `within`: both are of the same sentence."""
+    def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
+        """Reorder: row i becomes what was row order[i]; `same_sentence`: both are of the same sentence."""
         ...
 
 
@@ -357,5 +357,5 @@ def search(
         if next_inputs is None:
             break
         ids = next_inputs.ids
-        state.select(next_inputs.order, within=next_inputs.within)
+        state.select(next_inputs.order, same_sentence=next_inputs.same_sentence)
     return rule.results()

@@ -41,7 +41,7 @@ def masked_mean(queries: Queries, *, window: int = 0) -> tuple[Tensor, Tensor]:
         mean = (states * weight).sum(1, keepdim=True) / weight.sum(1, keepdim=True).clamp_min(1)
         return mean, torch.ones_like(real[:, :1])
     real_states = states * weight
-    total, count = (_within if window else _so_far)(real_states, weight, queries.memory, window)
+    total, count = (_last_positions if window else _so_far)(real_states, weight, queries.memory, window)
     return (total / count.clamp_min(1)).to(states.dtype), real
 
 
@@ -56,7 +56,9 @@ def _so_far(states: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, _:
     return total, count
 
 
-def _within(states: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, window: int) -> tuple[Tensor, Tensor]:
+def _last_positions(
+    states: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, window: int
+) -> tuple[Tensor, Tensor]:
     """Sums and counts of the last `window` positions: differences of running sums, so in float64."""
     t = states.shape[1]
     summands = torch.cat([states, weight], dim=-1)  # [b t d+1]

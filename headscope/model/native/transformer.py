@@ -164,14 +164,14 @@ class TransformerState:
     length: int = 0
     _order: Tensor | None = field(default=None, repr=False)
 
-    def select(self, order: Tensor, *, within: bool = False) -> None:
-        """Reorder: row i becomes what was row order[i]; `within`: both are of the same sentence."""
+    def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
+        """Reorder: row i becomes what was row order[i]; `same_sentence`: both are of the same sentence."""
         for cache in self.caches:
             cache.self_attention.select(order)
-            cache.cross.select(order, keys=not within)
+            cache.cross.select(order, keys=not same_sentence)
         if self.real is not None:
             self.real = self.real.index_select(0, order)
-        if not within and self.memory is not None:
+        if not same_sentence and self.memory is not None:
             self.memory = self.memory.index_select(0, order)
             self.memory_mask = None if self.memory_mask is None else self.memory_mask.index_select(0, order)
 

@@ -166,9 +166,9 @@ class _Rows:
         new = torch.maximum(self.largest, largest)
         shift = self.largest - new
         scale = shift.exp()
-        away = block - new[..., None]
-        exponentials = away.exp()
-        self.weighted = (self.weighted + shift * self.total) * scale + torch.linalg.vecdot(exponentials, away)
+        shifted = block - new[..., None]
+        exponentials = shifted.exp()
+        self.weighted = (self.weighted + shift * self.total) * scale + torch.linalg.vecdot(exponentials, shifted)
         self.total = self.total * scale + exponentials.sum(dim=-1)
         self.largest = new
 
