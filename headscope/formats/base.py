@@ -283,7 +283,6 @@ class CheckpointFormat(ABC, Generic[C]):
     summary: ClassVar[str]
     takes: ClassVar[frozenset[str]] = frozenset()
     exports: ClassVar[tuple[Export, ...]] = (SAME, MASKED)
-    export_names: ClassVar[tuple[str, ...]] = ("same", "masked")
     kind: ClassVar[OutputKind] = OutputKind("checkpoint", "checkpoint", "", MODEL_FILES)
     converts: ClassVar[bool] = False
 
