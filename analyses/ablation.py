@@ -17,8 +17,7 @@ from headscope.engine.base import Analysis, analysis
 from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.layer_index import LayerIndex
-from headscope.model.prefix_cache import resumable_layers
+from headscope.model.prefix_cache import LayerIndex, resumable_layers
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Alphas(Analysis):
             "files.",
             "headscope.report.figures.alphas:alphas_figure",
             from_pickle="headscope.report.readers.fork:alphas_run",
-            from_checkpoint="headscope.report.readers.checkpoint:checkpoint_alphas",
+            from_checkpoint="headscope.report.readers.fork:checkpoint_alphas",
         ),
     )
     passes = frozenset()

@@ -18,8 +18,7 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptio
 from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.layer_index import LayerIndex
-from headscope.model.prefix_cache import resumable_layers
+from headscope.model.prefix_cache import LayerIndex, resumable_layers
 
 PANEL = "Prompts"
 

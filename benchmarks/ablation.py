@@ -33,8 +33,7 @@ from headscope.data.encoded import Batch
 from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
-from headscope.model.layer_index import LayerIndex
-from headscope.model.prefix_cache import resumable_layers
+from headscope.model.prefix_cache import LayerIndex, resumable_layers
 
 LIMIT = 0.55
 PEERS = {

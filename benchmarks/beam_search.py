@@ -24,11 +24,11 @@ import transformers
 
 from headscope.config import Companions
 from headscope.data.encoded import Side, pad_side
-from headscope.files.lines import read_lines
+from headscope.files.reading import read_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.decoding.search import search
+from headscope.model.decoding.beams import search
 
 LIMIT = 1.0
 

@@ -26,7 +26,7 @@ from headscope.bootstrap import Bootstrap
 from headscope.distributed import process_group
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
-from headscope.files.lines import read_lines
+from headscope.files.reading import read_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 
@@ -36,6 +37,28 @@ def show(parts: Iterable[Any]) -> None:
     screen = out()
     for part in parts:
         screen.print(part, soft_wrap=isinstance(part, (str, Text)))
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]] = (),
+    *,
+    title: str = "",
+    numbers: Container[str] = (),
+    whole: Container[str] = (),
+    **options: Any,
+) -> Table:
+    """A table of rich; `numbers` are columns that stand on the right, `whole` those whose cells are never broken."""
+    from rich import box
+    from rich.table import Table
+
+    look = {"title": title, "title_justify": "left", "title_style": "bold"} if title else {}
+    made = Table(**{"box": box.SIMPLE_HEAD, "pad_edge": False, **look, **options})
+    for name in columns:
+        made.add_column(name, justify="right" if name in numbers else "left", no_wrap=name in whole)
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def ending(answers: Iterable[str], folder: object, following: str = "", *, page: object = None) -> Iterator[Text]:

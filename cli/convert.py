@@ -22,7 +22,7 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     fork MHR has them. What was written is read again and must give the same logits, else nothing is left behind;
     so is what the format cannot express.
     """
-    from headscope.api.loading import load
+    from headscope.api.commands import load
     from headscope.formats.convert import goals
     from headscope.pruning.engines.base import ENGINES
     from headscope.registry import unknown

@@ -139,14 +139,9 @@ def _end(result: Demonstration) -> None:
 
 def _scores(part: Part) -> Table:
     """BLEU and perplexity of captions that were not used before, with all heads and without those that went."""
-    from rich import box
-    from rich.table import Table
-
     assert part.scores is not None
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    for column in ("before", "95 %", "after", "95 %"):
-        table.add_column(column, justify="right")
+    columns = ("before", "95 %", "after", "95 %")
+    table = console.table(["", *columns], numbers=columns)
     before, after = part.scores
     for old, new in zip(before.scores, after.scores, strict=True):
         ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]

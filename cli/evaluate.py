@@ -81,25 +81,19 @@ def _as_json(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _score(score: Score) -> str:
-    return f"{score.value:.{score.decimals}f}"
-
-
-def _score_with_interval(score: Score) -> str:
+def _score(score: Score) -> tuple[str, str]:
+    """A score and its interval, which is empty where there is none."""
     width = score.decimals
-    within = "" if score.low != score.low else f" ({score.low:.{width}f}–{score.high:.{width}f})"
-    return f"{score.name} {_score(score)}{within}"
+    return f"{score.value:.{width}f}", "" if score.low != score.low else f"{score.low:.{width}f}–{score.high:.{width}f}"
 
 
 def _show(evaluation: Evaluation, out: Path | None) -> None:
     from rich.text import Text
 
     screen = console.out()
-    table = _table("metric", "value", "95 %")
+    table = console.table(["metric", "value", "95 %"], numbers=("value", "95 %"), whole=("metric",))
     for score in evaluation.scores:
-        width = score.decimals
-        within = "" if score.low != score.low else f"{score.low:.{width}f}–{score.high:.{width}f}"
-        table.add_row(score.name, _score(score), within)
+        table.add_row(score.name, *_score(score))
     if evaluation.scores:
         screen.print(table)
     if evaluation.tokens is not None:
@@ -110,8 +104,9 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
         if score.signature:
             screen.print(Text(f"{score.name}|{score.signature}", style="dim"), soft_wrap=True)
     screen.print(Text(str(evaluation.signature), style="dim"), soft_wrap=True)
-    answer = ", ".join(map(_score_with_interval, evaluation.scores)) or "nothing was measured"
-    console.show(console.ending([answer], out or ""))
+    values = ((score.name, *_score(score)) for score in evaluation.scores)
+    answer = ", ".join(f"{name} {value}{interval and f' ({interval})'}" for name, value, interval in values)
+    console.show(console.ending([answer or "nothing was measured"], out or ""))
 
 
 def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> EachHead:
@@ -135,7 +130,7 @@ def _show_heads(heads: EachHead, out: Path | None) -> None:
 
     columns = [name for name in heads.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
     titles = [_title(name, heads.loss) for name in columns]
-    table = _table("head off", *titles)
+    table = console.table(["head off", *titles], numbers=titles, whole=("head off",))
     for row in heads.table.head(SHOWN + 1).to_dict("records"):
         head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
         table.add_row(head, *(f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns))
@@ -173,14 +168,3 @@ def _heads_answer(heads: EachHead) -> Iterator[str]:
         rows = table.iloc[1:]
         zero = int(((rows[f"{change}_low"] <= 0) & (rows[f"{change}_high"] >= 0)).sum())
         yield f"the 95 % interval of Δ {title} contains 0 for {zero} of {len(rows)} heads (each by itself, uncorrected)"
-
-
-def _table(first: str, *columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table

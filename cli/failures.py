@@ -3,16 +3,97 @@
 from __future__ import annotations
 
 import os
+import re
+import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from headscope.cli.help_text import SETTINGS, PlainCommand, PlainGroup
+from headscope.bounds import WHOLE
 from headscope.errors import ConfigError, HeadscopeError, one_line
+
+SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""Of every command's context: how help is asked for, and the columns that it takes at most."""
+NAMES_WIDTH = 30
+"""Columns of the names at most; what is explained of a longer name begins on the next line."""
+
+
+FIRST, LAST = ("Arguments", "Data"), ("Model and speed", "Output", "Options")
+"""Headings that stand before all others, and after them."""
+NO_LIMIT = f"<={WHOLE}"
+"""How typer says that a number may be as large as one can be."""
+
+
+def row_of(parameter: Any, context: Any) -> tuple[str, str] | None:
+    """How an option is written, and what is said of it; None for a hidden one.
+
+    As typer has it, with a word for the value where typer names its type.
+    """
+    if (record := parameter.get_help_record(context)) is None:
+        return None
+    if parameter.param_type_name == "argument":
+        return record[0].partition(" <")[0], record[1]
+    numbers = re.sub(r"<(int|float)( range)?>", "N", record[0])
+    return re.sub(r" <\w+(\[\w+\])?>", " …", numbers), record[1].replace(NO_LIMIT, "")
+
+
+def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A section of names and what is said of them; names of options are not broken at their hyphens."""
+    column = min(max(len(name) for name, _ in rows), NAMES_WIDTH) + 4
+    wrapped = textwrap.TextWrapper(formatter.width - column, break_on_hyphens=False, break_long_words=False)
+    formatter.write(f"\n{heading}:\n")
+    for name, explanation in rows:
+        lines = wrapped.wrap(explanation)
+        beside = lines.pop(0) if lines and len(name) <= column - 4 else ""
+        formatter.write(f"  {name:{column - 2}}{beside}".rstrip() + "\n")
+        formatter.write("".join(f"{'':{column}}{line}\n" for line in lines))
+
+
+def write_options(command: Any, context: Any, formatter: Any) -> None:
+    """Arguments and data first, what all commands have last, else the headings in the order of the declarations."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for parameter in command.get_params(context):
+        if (row := row_of(parameter, context)) is not None:
+            kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            heading = getattr(parameter, "rich_help_panel", None) or kind
+            sections.setdefault(heading, []).append(row)
+    for heading in sorted(sections, key=_place):
+        write_rows(formatter, heading, sections[heading])
+
+
+def _place(heading: str) -> int:
+    """Where the section of a heading stands."""
+    order = [*FIRST, "", *LAST]
+    return order.index(heading if heading in order else "")
+
+
+class PlainCommand(TyperCommand):
+    """A command with a plain help text."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Options under the headings of their panels."""
+        write_options(self, ctx, formatter)
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands with a plain help text: commands first, which are what a group is for."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Every command with the first line of its help, then options under the headings of their panels."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [
+            (name, command.get_short_help_str(1000)) for name, command in commands if command and not command.hidden
+        ]
+        if rows:
+            write_rows(formatter, "Commands", rows)
+        write_options(self, ctx, formatter)
+
 
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
 PATIENCE = timedelta(seconds=10)
@@ -146,3 +227,67 @@ def one_process(context: typer.Context, *, shared: tuple[str, ...]) -> None:
 
 def _memory(text: str) -> bool:
     return "can't allocate memory" in text or "out of memory" in text or "std::bad_alloc" in text
+
+
+HELP = ("--help", "-h")
+
+
+class LazyGroup(PlainGroup):
+    """Commands that are imported when they are run or their help is asked for.
+
+    `summaries` has the first line of each command's help. `modules` says in which module of `headscope.cli` a command
+    is, where that has not its name; the module has a function of the command's name, or a typer `app`.
+    """
+
+    summaries: Mapping[str, str] = {}
+    modules: Mapping[str, str] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names in the order of the help."""
+        return list(self.summaries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; ConfigError with the nearest one where there is none."""
+        if cmd_name not in self.summaries:
+            from headscope.registry import unknown
+
+            raise ConfigError(unknown("command", cmd_name, list(self.summaries)))
+        module = import_module(f"headscope.cli.{self.modules.get(cmd_name, cmd_name)}")
+        target = getattr(module, "app", None)
+        if target is None:
+            target = Application(add_completion=False)
+            target.command()(getattr(module, cmd_name))
+        command = typer.main.get_command(target)
+        command.name = cmd_name
+        return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help text, for which no command is imported."""
+        names = _Names(name=self.name, params=self.params, help=self.help, epilog=self.epilog, rich_markup_mode=None)
+        names.summaries = self.summaries
+        names.format_help(ctx, formatter)
+
+
+class _Names(LazyGroup):
+    """The commands as the help of their group shows them: name and first line."""
+
+    format_help = PlainGroup.format_help
+
+    def get_command(self, ctx: Any, cmd_name: str) -> PlainCommand:
+        """The command with its first line of help and nothing else."""
+        return PlainCommand(cmd_name, help=self.summaries[cmd_name], short_help=self.summaries[cmd_name])
+
+
+def help_context(command: Any, name: str, arguments: Sequence[str], parent: Any = None) -> Any:
+    """The context of the command whose help a command line asks for; None where it asks for none.
+
+    Found from the names alone: options are not read, which is what takes typer longest.
+    """
+    before_dashes = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if not any(argument in HELP for argument in before_dashes):
+        return None
+    context = typer.Context(command, info_name=name, parent=parent, **SETTINGS)
+    if not isinstance(command, PlainGroup) or not arguments or arguments[0].startswith("-"):
+        return context if not isinstance(command, PlainGroup) or arguments[0] in HELP else None
+    subcommand = command.get_command(context, arguments[0])
+    return None if subcommand is None else help_context(subcommand, arguments[0], arguments[1:], context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from headscope.config.engines import engine_list, goal_list, quantization_list
+from headscope.config.engines import engine_list, export_list, goal_list, quantization_list
 from headscope.engine.declarations import criterion_names, metric_names, objective_names, rankable_columns
 from headscope.pruning.options.learn import learners
 
@@ -21,6 +21,7 @@ LISTS: Mapping[str, Callable[[], list[str]]] = {
     "{priced}": lambda: [name for name, learner in learners().items() if learner.priced],
     "{gate_rates}": lambda: [f"{learner.gate_lr:g} ({name})" for name, learner in learners().items()],
     "{engines}": engine_list,
+    "{exports}": export_list,
     "{engines_later}": lambda: engine_list(later=True),
     "{quantizations}": quantization_list,
     "{goals}": goal_list,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from headscope.cli import console
 from headscope.engine.declarations import measure_of
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headscope.engine.result import AnalysisResult
+
 
 MEASURED = ("ablation", "shapley", "integrated_gradients")
 """What is measured by taking heads out comes before what is estimated; the rest in the order of the columns."""
@@ -41,17 +43,9 @@ def importance_tables(study: AnalysisResult) -> Iterator[Any]:
 
 def most_and_least(ranked: pd.DataFrame, title: str, main: str) -> Table:
     """The first and the last of ranked heads."""
-    from rich import box
-    from rich.table import Table
-
     count = min(MOST, len(ranked) // 2)
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("rank", justify="right")
-    table.add_column("head", no_wrap=True)
-    for name in (main, "95 %"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("from zero", no_wrap=True)
-    table.add_column("functions")
+    columns, whole = ("rank", "head", main, "95 %", "from zero", "functions"), ("head", main, "95 %", "from zero")
+    table = console.table(columns, title=title, numbers=("rank", main, "95 %"), whole=whole)
     for number, part in enumerate((ranked.head(count), ranked.tail(count))):
         if number and 2 * count < len(ranked):
             table.add_row("…")
@@ -123,14 +117,9 @@ def interval_text(row: Any) -> str:
 
 def _agreement(pairs: pd.DataFrame, main: str) -> Table:
     """Every ranking beside the main one and, on average, beside all others."""
-    from rich import box
-    from rich.table import Table
-
     title = "how the rankings agree (all pairs are in importance_agreement.csv)"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("ranking", no_wrap=True)
-    for name in (f"Spearman with {main}", f"Kendall with {main}", "mean Spearman with the others"):
-        table.add_column(name, justify="right")
+    columns = (f"Spearman with {main}", f"Kendall with {main}", "mean Spearman with the others")
+    table = console.table(["ranking", *columns], title=title, numbers=columns, whole=("ranking",))
     for name in dict.fromkeys([*pairs["first"], *pairs["second"]]):
         own_pairs = pairs[(pairs["first"] == name) | (pairs["second"] == name)]
         beside = (
@@ -141,3 +130,58 @@ def _agreement(pairs: pd.DataFrame, main: str) -> Table:
         cells = [f"{float(beside[kind].iloc[0]):.2f}" if len(beside) else "" for kind in ("spearman", "kendall")]
         table.add_row(name, *cells, f"{own_pairs['spearman'].mean():.2f}")
     return table
+
+
+def main_effect(study: AnalysisResult) -> str:
+    """The measure that the summary speaks of, the exact one where it ran; empty without any."""
+    table = study.tables.get("patching")
+    names = [] if table is None else list(dict.fromkeys(table.dropna(subset=["value"])["measure"]))
+    return "patching" if "patching" in names else next(iter(names), "")
+
+
+def patching_tables(study: AnalysisResult) -> Iterator[Any]:
+    """The heads that the answers need most and least, and how estimates rank them."""
+    if main := main_effect(study):
+        ranked = ranked_rows(study, main, group="patching")
+        yield most_and_least(
+            ranked, f"the heads that the answers need most and least, by {measure_of(main).words}", main
+        )
+        if len(study.tables["patching_agreement"]):
+            yield _spearman_table(study.tables["patching_agreement"])
+
+
+def patching_answers(study: AnalysisResult) -> Iterator[str]:
+    """The last lines about the heads that the answers need."""
+    main = main_effect(study)
+    if not main:
+        return
+    yield _strongest(ranked_rows(study, main, group="patching"), main)
+    for row in study.tables["patching_agreement"].to_dict("records"):
+        if row["first"] == main and row["spearman"] == row["spearman"]:
+            value, interval = _rho(row)
+            yield f"{row['second']} ranks heads as {main} does by a Spearman of {value} ({interval})"
+
+
+def _strongest(ranked: pd.DataFrame, main: str) -> str:
+    """The head that moves the answers most, and how many move them at all."""
+    told = ranked[ranked["p_adjusted"] <= LEVEL]
+    if not len(told):
+        return f"by {main} no head can be told from zero ({len(ranked)} tested, 5 % false discoveries)"
+    strongest = max(told.to_dict("records"), key=lambda row: abs(row["value"]))
+    below = int((told["value"] < 0).sum())
+    return (
+        f"by {main} {head_name(strongest)} moves the answers most ({number_text(strongest['value'])}, "
+        f"{interval_text(strongest)}); {len(told)} of {len(ranked)} heads can be told from zero (5 % false "
+        f"discoveries), {below} of them speak against the answer"
+    )
+
+
+def _rho(row: Any) -> tuple[str, str]:
+    return f"{row['spearman']:.2f}", f"{row['spearman_low']:.2f} to {row['spearman_high']:.2f}"
+
+
+def _spearman_table(pairs: pd.DataFrame) -> Table:
+    title = "how the rankings agree: Spearman with its interval over prompts"
+    rows = ((row["first"], row["second"], *_rho(row)) for row in pairs.to_dict("records"))
+    columns = ("ranking", "and", "Spearman", "95 %")
+    return console.table(columns, rows, title=title, numbers=columns[2:], pad_edge=True)

@@ -17,7 +17,7 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
 
     A line each: what it is, what it needs beside a text, what it costs.
     """
-    from headscope.api.loading import load
+    from headscope.api.commands import load
     from headscope.engine.overview import catalogue
 
     config = read(ListConfig, values)

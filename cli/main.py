@@ -7,8 +7,15 @@ from typing import Any, NoReturn
 
 import typer
 
-from headscope.cli.failures import Application, described, in_one_line, one_process, reports_error
-from headscope.cli.lazy import LazyGroup, help_context
+from headscope.cli.failures import (
+    Application,
+    LazyGroup,
+    described,
+    help_context,
+    in_one_line,
+    one_process,
+    reports_error,
+)
 from headscope.errors import one_line, options_as_flags
 from headscope.files import interrupts
 from headscope.model.process_settings import process_settings

@@ -13,8 +13,7 @@ from typing import Any
 
 import typer
 
-from headscope.cli.failures import Application
-from headscope.cli.help_text import PlainGroup
+from headscope.cli.failures import Application, PlainGroup
 from headscope.cli.options import made_of, read
 from headscope.config.option import option
 from headscope.files.output_checks import check_inputs, inputs_of

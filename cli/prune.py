@@ -7,8 +7,7 @@ from typing import Any
 
 import typer
 
-from headscope.cli.failures import Application, one_process
-from headscope.cli.lazy import LazyGroup
+from headscope.cli.failures import Application, LazyGroup, one_process
 from headscope.pruning.options.learn import learners
 
 SUMMARY = "Take heads out of a model, and prove that nothing else changed."

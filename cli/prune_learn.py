@@ -11,7 +11,7 @@ from headscope.cli import console
 from headscope.cli.failures import Application
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import made_of, option_of, read
-from headscope.cli.selection import show_choice
+from headscope.cli.prune_rank import show_choice
 from headscope.config.option import declared_options
 from headscope.pruning.options.learn import LEARNERS, DeclaredLearner, LearnConfig, Prices
 from headscope.pruning.options.shared import HEADS
@@ -94,15 +94,9 @@ def _show_sweep(sweep: LambdaSweep, *, json: bool) -> None:
         runs = [{"out": str(folder), **record} for folder, record in sweep.records.items()]
         console.print_json({"out": str(sweep.config.out), "runs": runs})
         return
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in sweep.table.columns:
-        table.add_column(column, justify="right")
-    for row in sweep.table.itertuples(index=False):
-        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row))
-    console.out().print(table)
+    columns, values = list(sweep.table.columns), sweep.table.itertuples(index=False)
+    rows = ([f"{value:.4g}" if isinstance(value, float) else str(value) for value in row] for row in values)
+    console.show([console.table(columns, rows, numbers=columns)])
     out = sweep.config.out
     following = command_line("plot", "pruning", *sweep.records, "--out", f"{out}.png")
     console.show(console.ending([f"{len(sweep.records)} prices of an open head, a run each"], out, following))

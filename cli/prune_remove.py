@@ -40,8 +40,6 @@ def remove(values: Mapping[str, Any], *, json: bool) -> None:
 
 def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> None:
     """Print what a removal with these options saved and cost, and how it was proved."""
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from headscope.evaluation.before_after import verdict_words
@@ -49,21 +47,18 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> 
 
     screen = console.out()
     proof = removed.verified
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", overflow="fold")
-    for column in ("before", "after", "less"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in _quality_rows(removed):
-        table.add_row(*row)
+    columns = ("before", "after", "less")
+    table = console.table(["", *columns], _quality_rows(removed), numbers=columns, whole=columns)
+    table.columns[0].overflow = "fold"
     for title, name in _SIZES.items():
         old, new = getattr(removed.before, name), getattr(removed.after, name)
         if old:
             table.add_row(title, f"{old:,}", f"{new:,}", f"{100 * (1 - new / old):.1f} %")
-    for pace in removed.paces:
-        title = f"{pace.what}, {pace.sentences} sentence{'s' if pace.sentences > 1 else ''}, "
-        title += "tokens/s" if pace.tokens else "ms"
-        values = [pace.tokens / each if pace.tokens else 1e3 * each for each in (pace.before, pace.after)]
-        table.add_row(title, *(f"{value:,.2f}" for value in values), f"{pace.speedup:.2f} × faster")
+    for timing in removed.timings:
+        title = f"{timing.what}, {timing.sentences} sentence{'s' if timing.sentences > 1 else ''}, "
+        title += "tokens/s" if timing.tokens else "ms"
+        values = [timing.tokens / each if timing.tokens else 1e3 * each for each in (timing.before, timing.after)]
+        table.add_row(title, *(f"{value:,.2f}" for value in values), f"{timing.speedup:.2f} × faster")
     screen.print(table)
     merges = merge_counts(removed.removal)
     masked = "averaged" if merges else "masked"
@@ -110,18 +105,13 @@ def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:
 
 def _performance_table(compensated: Compensated, change: str) -> Table:
     """The objective of the intact, the pruned and the refitted model, on held-out text and on other text."""
-    from rich import box
-    from rich.table import Table
-
     performance, choice = compensated.performance, compensated.choice
     objective = performance["intact"].objective
     other = "" if choice is None else choice.masked.check.objective
     columns = {"representation": "cosine to the intact model"}.get(objective, objective), "worse than intact by"
     more = ("on other text" if other == objective else f"{other} on other text", "worse by")
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", overflow="fold")
-    for column in (*columns, *(more if choice is not None else ())):
-        table.add_column(column, justify="right")
+    numbers = (*columns, *(more if choice is not None else ()))
+    table = console.table(["", *numbers], numbers=numbers, whole=("",))
     table.add_row("intact", *_numbers(performance["intact"]))
     if choice is None:
         table.add_row(change, *_numbers(performance["removed"]))

@@ -59,21 +59,15 @@ def _show(sweep: Sweep, *, json: bool) -> None:
 
 
 def _table(sweep: Sweep) -> Any:
-    from rich import box
-    from rich.table import Table
-
     from headscope.pruning.sweep.table import survivor_summary
 
     rows = survivor_summary(sweep.table).merge(
         sweep.verdicts, on=["method", "control", "size"], how="left", suffixes=("", "_")
     )
     priced = rows["size"].str.startswith("lambda").any()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("method", no_wrap=True)
-    for name in (*(["λ"] if priced else []), "kept", "seeds", sweep.context.metric_title, "± sd"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("change", "worse ≤", "can go", "loss", "min"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = (*(["λ"] if priced else []), "kept", "seeds", sweep.context.metric_title, "± sd")
+    columns = (*columns, "change", "worse ≤", "can go", "loss", "min")
+    table = console.table(["method", *columns], numbers=columns, whole=("method", *columns), padding=(0, 1, 0, 0))
     row: Any
     for row in rows.itertuples():
         whole = row.method == "unpruned"

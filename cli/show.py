@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import PurePath
 from typing import Any
@@ -12,13 +12,14 @@ from headscope.cli.next_commands import COMPANIONS, TEXT, command_line
 from headscope.cli.options import made_of, read
 from headscope.config.small import ShowConfig
 
+NAMED = ("path", "format", "architecture", "model_type", "dtype", "limit", "digest")
 SHOWN = 12  # labels of a classifier
 
 
 @made_of(ShowConfig, config=False)
 def show(values: Mapping[str, Any], *, json: bool) -> None:
     """Print format, architecture, heads, parameters by part, tokenizer, and the metrics and analyses that fit."""
-    from headscope.api.loading import load
+    from headscope.api.commands import load
 
     config = read(ShowConfig, values)
     model = load(config.checkpoint, **config.opening)
@@ -32,46 +33,44 @@ def show(values: Mapping[str, Any], *, json: bool) -> None:
 
 
 def _print(overview: dict[str, Any], options: Mapping[str, Any]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name in ("path", "format", "architecture", "model_type", "dtype", "limit", "digest"):
-        table.add_row(name.replace("_", " "), str(overview[name]))
+    lines = {name.replace("_", " "): str(overview[name]) for name in NAMED}
     if "mask" in overview:
-        table.add_row("mask", ", ".join(overview["mask"]))
+        lines["mask"] = ", ".join(overview["mask"])
     tokenizer = overview["tokenizer"]
-    table.add_row("tokenizer", f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "none")
+    lines["tokenizer"] = f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "none"
     if overview["labels"]:
-        table.add_row("labels", _names(overview["labels"]))
-    screen = console.out()
+        lines["labels"] = _names(overview["labels"])
+    first = console.table(("name", "value"), lines.items(), whole=("name",), show_header=False)
+    first.columns[1].overflow = "fold"
     for line in _mixed(overview["mixing"]):
-        screen.print(line, style="bold", markup=False, soft_wrap=True)
-    screen.print(table)
-    heads = Table("site", "layers", "heads", "width", "key/value groups", title="attention", box=box.SIMPLE_HEAD)
-    for site in overview["sites"]:
-        heads.add_row(*(_short(site[name]) for name in ("site", "layers", "heads", "width", "groups")))
-    screen.print(heads)
-    parts = Table("part", "parameters", title="parameters", box=box.SIMPLE_HEAD)
-    for name, count in overview["parameters"].items():
-        parts.add_row(name, f"{count:,}")
-    screen.print(parts)
-    metrics = Table("metric of evaluate", "needs", title="metrics", box=box.SIMPLE_HEAD)
-    for metric in overview["metrics"]:
-        metrics.add_row(metric["name"], metric["needs"])
-    screen.print(metrics)
-    objectives = Table("objective", "needs", "gates learn by it", "what it is", title="objectives", box=box.SIMPLE_HEAD)
-    for objective in filter(itemgetter("fits"), overview["objectives"]):
-        trains = "yes" if objective["trains"] else "no"
-        objectives.add_row(objective["name"], objective["needs"], trains, objective["summary"])
-    screen.print(objectives)
-    fitting = Table("analysis", "fits", "what it measures", title="analyses", box=box.SIMPLE_HEAD)
-    for analysis in overview["analyses"]:
-        fitting.add_row(analysis["name"], "yes" if analysis["fits"] else analysis["why"], analysis["summary"])
-    screen.print(fitting)
+        console.out().print(line, style="bold", markup=False, soft_wrap=True)
+    console.show([first, *_tables(overview)])
     console.show(_ending(overview, options))
+
+
+def _tables(overview: dict[str, Any]) -> Iterator[Any]:
+    """Attention by site, parameters by part, and the metrics, objectives and analyses that fit."""
+
+    def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
+        return console.table(columns, rows, title=title, title_style=None, title_justify="center", pad_edge=True)
+
+    sites = (
+        [_short(site[name]) for name in ("site", "layers", "heads", "width", "groups")] for site in overview["sites"]
+    )
+    yield table("attention", ("site", "layers", "heads", "width", "key/value groups"), sites)
+    parts = ((name, f"{count:,}") for name, count in overview["parameters"].items())
+    yield table("parameters", ("part", "parameters"), parts)
+    metrics = ((metric["name"], metric["needs"]) for metric in overview["metrics"])
+    yield table("metrics", ("metric of evaluate", "needs"), metrics)
+    objectives = (
+        (each["name"], each["needs"], "yes" if each["trains"] else "no", each["summary"])
+        for each in filter(itemgetter("fits"), overview["objectives"])
+    )
+    yield table("objectives", ("objective", "needs", "gates learn by it", "what it is"), objectives)
+    analyses = (
+        (each["name"], "yes" if each["fits"] else each["why"], each["summary"]) for each in overview["analyses"]
+    )
+    yield table("analyses", ("analysis", "fits", "what it measures"), analyses)
 
 
 def _mixed(places: list[dict[str, Any]]) -> Iterator[str]:

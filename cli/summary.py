@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.cli.importance import importance_answers, importance_tables
+from headscope.cli.importance import importance_answers, importance_tables, patching_answers, patching_tables
 from headscope.cli.next_commands import after_analysis
-from headscope.cli.patching import patching_answers, patching_tables
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
     from headscope.api.analysis import Finished
 
 MOST = 8
+RIGHT = ("heads", "confidence")
+"""Columns of numbers, which stand on the right."""
 
 
 def summary(finished: Finished, *, following: bool = True) -> Iterator[Any]:
@@ -64,7 +65,7 @@ def _function_answer(finished: Finished) -> Iterator[str]:
 
 
 def _functions(finished: Finished) -> Table:
-    table = summary_table("heads by function", "function", "heads", "which")
+    table = console.table(("function", "heads", "which"), title="heads by function", numbers=RIGHT)
     by_label: dict[str, list[HeadId]] = {}
     for head, labels in finished.study.labels.items():
         for label in labels:
@@ -78,7 +79,7 @@ def _functions(finished: Finished) -> Table:
 
 def _unsupported(finished: Finished) -> Table:
     """Labels that the estimates alone would give."""
-    table = summary_table("not enough evidence", "head", "label", "missing")
+    table = console.table(("head", "label", "missing"), title="not enough evidence", numbers=RIGHT)
     rows = [(head, text) for head, texts in finished.study.unsupported.items() for text in texts]
     for head, text in rows[:MOST]:
         label, _, missing = text.partition(" (")
@@ -90,7 +91,7 @@ def _unsupported(finished: Finished) -> Table:
 
 def _sharpest(finished: Finished) -> Table:
     """The most confident heads with their intervals and functions."""
-    table = summary_table("most confident heads", "head", "confidence", "95 %", "functions")
+    table = console.table(("head", "confidence", "95 %", "functions"), title="most confident heads", numbers=RIGHT)
     ranked = finished.study.heads.dropna(subset=["confidence"])
     heads = ranked.nlargest(MOST, "confidence")
     row: Any
@@ -114,11 +115,8 @@ def _sharpest(finished: Finished) -> Table:
 def _rankings(finished: Finished) -> Table:
     """The rankings, the most faithful first; `chance` is the mean area of random orders ± its standard deviation."""
     title = "rankings by faithfulness: area between removing the most and the least important heads first"
-    table = summary_table(
-        title,
-        *("", "ranking", "most important", "area", "95 %", "chance", "CPR", "CMD"),
-        *("with ablation", "with itself, shuffled"),
-    )
+    columns = ("", "ranking", "most important", "area", "95 %", "chance", "CPR", "CMD")
+    table = console.table((*columns, "with ablation", "with itself, shuffled"), title=title)
     row: Any
     for row in finished.study.tables["faithfulness_rankings"].itertuples():
         table.add_row(
@@ -151,14 +149,3 @@ def _remarks(finished: Finished) -> Iterator[str]:
     if study.losses.fused:
         yield f"relations inside one written word, not counted: {study.losses.fused}"
     yield from study.remarks
-
-
-def summary_table(title: str, *columns: str) -> Table:
-    """An empty table with a title; numbers stand on the right."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("heads", "confidence") else "left")
-    return table

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import typer
 
 from headscope.cli import console
-from headscope.cli.failures import Application
-from headscope.cli.help_text import PlainGroup
+from headscope.cli.failures import Application, PlainGroup
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import Config, Json, check_config, check_texts, declared, option_of, parameter, read
 from headscope.config import option

@@ -26,7 +26,7 @@ def translate(values: Mapping[str, Any]) -> None:
 
     Processes of torchrun share the lines.
     """
-    from headscope.api.loading import load
+    from headscope.api.commands import load
     from headscope.distributed import process_group
     from headscope.formats.translate_options import TranslateOptions
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from headscope import assets as assets
     from headscope.api.commands import analyze as analyze
     from headscope.api.commands import evaluate as evaluate
+    from headscope.api.commands import load as load
     from headscope.api.commands import plot as plot
     from headscope.api.commands import prune as prune
     from headscope.api.commands import train as train
-    from headscope.api.loading import load as load
     from headscope.api.model import Model as Model
     from headscope.api.model import SmallModel as SmallModel
     from headscope.api.ranking import Ranking as Ranking
@@ -32,13 +32,12 @@ __version__ = VERSION
 
 _LIGHT = {"HeadId": "heads", "HeadscopeError": "errors", "Site": "heads"}
 _HEAVY = {
-    **dict.fromkeys(("analyze", "evaluate", "plot", "prune", "train"), "api.commands"),
+    **dict.fromkeys(("analyze", "evaluate", "load", "plot", "prune", "train"), "api.commands"),
     **dict.fromkeys(("Model", "SmallModel"), "api.model"),
     "Ranking": "api.ranking",
     "Refit": "pruning.options.refit",
     "Study": "api.study",
     "Texts": "api.texts",
-    "load": "api.loading",
 }
 __all__ = ["__version__", "assets", *sorted({**_LIGHT, **_HEAVY})]
 

@@ -15,7 +15,7 @@ from variants.design import ARMS, SEEDS, Arm
 from variants.page import HEAD_NUMBERS, read_table
 from variants.verdicts import Difference, Row, idle, paired_with
 
-from headscope.report.layout.methods import COLORS
+from headscope.report.layout.legend import COLORS
 from headscope.report.layout.save import write_figure
 
 SIZE = 7

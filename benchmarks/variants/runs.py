@@ -20,7 +20,7 @@ from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
-from headscope.files.lines import read_lines
+from headscope.files.reading import read_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions

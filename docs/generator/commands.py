@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from headscope.cli import main
-from headscope.cli.help_text import row_of
+from headscope.cli.failures import row_of
 
 
 def on_files(files: Any, config: Any) -> Any:

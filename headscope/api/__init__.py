@@ -2,13 +2,12 @@
 
 | file | what |
 | --- | --- |
-| `loading` | `load`: a path, a hub id or a transformers model in memory becomes a `Model` |
 | `open_model` | `OpenModel`: layout, forward pass, capture, gates |
 | `model` | `Model`: analyse, rank, remove; `SmallModel`, a copy without some heads |
 | `study` | `Study`: the result of an analysis, as tables, arrays, figures and files |
 | `ranking` | `Ranking`: heads in the order in which they can go |
-| `commands` | `analyze`, `evaluate`, `prune`, `train`, `plot` |
+| `commands` | `load` (a path, a hub id or a transformers model becomes a `Model`); `analyze`, `evaluate`, `prune`, … |
 | `evaluation` | `ScoredModel`: evaluate, translate |
 | `analysis`, `removal`, `demo` | what the methods and the commands that write files call |
-| `texts`, `selection`, `options`, `progress` | argument types: texts, heads, options, progress reports |
+| `texts`, `selection`, `options` | argument types: texts, heads, options and progress reports |
 """

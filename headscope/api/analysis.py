@@ -29,10 +29,10 @@ from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.prompts import with_answers
-from headscope.files.examples import Example
 from headscope.files.folders import Build
-from headscope.files.lines import read_lines
 from headscope.files.output_checks import check_folder, inputs_of
+from headscope.files.reading import read_lines
+from headscope.files.tables import Example
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
 from headscope.model.gating import masked

@@ -33,13 +33,13 @@ DEMONSTRATION = OutputKind(
     "run of `headscope demo`",
     "demo.json",
     (
-        *(*ANALYSIS.within("bert"), *CHOICE.within("bert-ranking"), *REMOVAL.within("bert-pruned")),
-        *ANALYSIS.within("translation"),
-        *CHOICE.within("translation-ranking"),
-        *REMOVAL.within("translation-pruned"),
+        *(*ANALYSIS.in_folder("bert"), *CHOICE.in_folder("bert-ranking"), *REMOVAL.in_folder("bert-pruned")),
+        *ANALYSIS.in_folder("translation"),
+        *CHOICE.in_folder("translation-ranking"),
+        *REMOVAL.in_folder("translation-pruned"),
         *("text/*.en", "text/*.de", "text/*.conllu", "page.html"),
         # What the demonstration of version 0.1.0 wrote, so that --force replaces it.
-        *(*ANALYSIS.within("analysis"), *CHOICE.within("gates"), *REMOVAL.within("pruned")),
+        *(*ANALYSIS.in_folder("analysis"), *CHOICE.in_folder("gates"), *REMOVAL.in_folder("pruned")),
     ),
 )
 LEARN = 140  # captions that weights are refitted on; the others are for measuring

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from headscope.api.open_model import OpenModel
-from headscope.api.options import EvaluateMore, PathName, configured, in_python, python_words
-from headscope.api.progress import Report, progress_of
+from headscope.api.options import EvaluateMore, PathName, Report, configured, in_python, progress_of, python_words
 from headscope.api.selection import Heads, head_ids_of, heads_option
 from headscope.api.texts import LabelList, Text, Texts, one_text, texts_of
 from headscope.config import CheckpointOptions, EvaluateOptions
@@ -20,7 +19,7 @@ from headscope.evaluation.metrics.base import TextMode
 from headscope.evaluation.opened import Against, Intact, OpenedEvaluation, matched, named, recorded
 from headscope.evaluation.quality import Evaluation, score_corpus
 from headscope.evaluation.translation import decoded_lines, translate_lines
-from headscope.files.lines import raw_lines
+from headscope.files.reading import raw_lines
 from headscope.formats.base import DTYPES, Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.discovery import eval_mode

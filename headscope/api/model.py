@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from headscope.api.evaluation import ScoredModel
-from headscope.api.options import AnalyzeMore, FileMore, PathName, in_python
-from headscope.api.progress import Report
+from headscope.api.options import AnalyzeMore, FileMore, PathName, Report, in_python
 from headscope.api.ranking import Ranking, ranking_of
 from headscope.api.removal import (
     HeadScores,

@@ -9,18 +9,20 @@ from __future__ import annotations
 import inspect
 import re
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from functools import wraps
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from headscope.config import AnalyzeOptions
 from headscope.engine.declarations import analysis_options
 from headscope.errors import ConfigError, HeadscopeError, flags_are_kept
+from headscope.progress import Progress, bar, no_progress, reported
 from headscope.registry import unknown
 
 C = TypeVar("C")
@@ -234,3 +236,49 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 def python_words(text: str) -> str:
     """A message with options as keywords: `--max-length 9` becomes `max_length 9`."""
     return _FLAG.sub(lambda match: match[1].replace("-", "_"), text)
+
+
+Report: TypeAlias = "bool | Callable[[str, int, int], object]"
+"""True shows a bar; a function is called as `report(what, done, total)`."""
+
+
+def progress_of(report: Report) -> Progress:
+    """The `Progress` for a `progress` argument; ConfigError for another type."""
+    if callable(report):
+        return reported(report)
+    if not isinstance(report, bool):
+        raise ConfigError(f"progress={report!r} is not known; give True, False or a function of (what, done, total)")
+    return bar if report else no_progress
+
+
+class TrainingReport:
+    """A training listener that reports progress in updates; a context manager."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._stack = progress, ExitStack()
+        self._step: Callable[[int], None] | None = None
+        self._done = 0
+
+    def __enter__(self) -> TrainingReport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def updated(self, run: Any, sums: Any) -> None:
+        """After every update."""
+        position = run.position
+        if self._step is None:
+            totals = [position.updates_planned] if position.updates_planned else []
+            if position.epochs_planned and position.updates_per_epoch:
+                totals.append(position.epochs_planned * position.updates_per_epoch)
+            self._step = self._stack.enter_context(self._progress("training", min(totals, default=0)))
+        self._step(position.update - self._done)
+        self._done = position.update
+
+    def validated(self, run: Any, validation: Any, *, best: bool) -> None:
+        """Called after every validation; progress does not change."""
+
+    def remarked(self, text: str) -> None:
+        """A remark of the training becomes a Python warning."""
+        warnings.warn(python_words(text), stacklevel=2)

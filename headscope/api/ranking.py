@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headscope.api.options import PathName, checked_value, configured, in_python, wrong_type
-from headscope.api.progress import Report, progress_of
+from headscope.api.options import PathName, Report, checked_value, configured, in_python, progress_of, wrong_type
 from headscope.api.selection import Heads, heads_option
 from headscope.api.study import Study
 from headscope.api.texts import Texts
@@ -120,7 +119,7 @@ def ranking_of(
     config = configured(RankConfig, {**options, **given, **fixed}, function="rank")
     fixed_scores = study is not None or config.is_file
     criterion = None if fixed_scores else criterion_named(config.by, parsed=parse is not None)
-    if config.objective and config.allocation != "measured" and not (criterion and criterion.explains):
+    if config.objective and config.allocate != "measured" and not (criterion and criterion.explains):
         raise ConfigError(f"objective {config.objective} means nothing for a ranking by {config.by}; leave it out")
     corpus = _corpus_of(checkpoint, texts, config, criterion, parse=None if parse is None else str(parse))
     safe = select_heads(config.protect, checkpoint.layout) if config.protect else []
@@ -138,7 +137,7 @@ def ranking_of(
 
     with progress_of(progress)("ranking", 1) as step:
         first = score([])
-        if config.allocation == "measured":
+        if config.allocate == "measured":
             with eval_mode(checkpoint.model):
                 ranked = rank_heads(gating, gating.heads, lambda removed: first)
                 first = scores_between(context, gating, ranked)
@@ -150,7 +149,7 @@ def ranking_of(
         data = None if corpus is None else (corpus.digest, corpus.count)
         entries = {"m": "rank", **entries, "seed": str(config.seed)}
         signature = signature_of(entries, data=data, checkpoint=checkpoint)
-    way = Way(lambda removed: score(removed) if removed else first, config.steps, config.allocation)
+    way = Way(lambda removed: score(removed) if removed else first, config.steps, config.allocate)
     return Ranking(way, gating, by=config.by, direction=str(scoring.direction), signature=str(signature))
 
 

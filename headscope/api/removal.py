@@ -20,8 +20,8 @@ from headscope.config import Companions
 from headscope.errors import ConfigError
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
-from headscope.files.lines import Lines
 from headscope.files.output_checks import inputs_of
+from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode

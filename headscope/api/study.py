@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, save_measurement
-from headscope.api.options import PathName, analyze_options, configured, in_python, python_words
-from headscope.api.progress import Report, progress_of
+from headscope.api.options import PathName, Report, analyze_options, configured, in_python, progress_of, python_words
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Texts
 from headscope.bootstrap import Array
@@ -170,7 +169,7 @@ class Study:
     def _repr_html_(self) -> str:
         """Findings, head maps, the first rows without intervals, what was left out, and the signature."""
         from headscope.report.page.compact import compact_html
-        from headscope.report.page.gather import analysis_report
+        from headscope.report.page.write import analysis_report
 
         left_out = [f"left out: {entry.analysis} ({entry.why})" for entry in self.left_out]
         return compact_html(analysis_report(self.run(), ()), self.heads, [*left_out, *self.remarks])

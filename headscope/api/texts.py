@@ -13,7 +13,7 @@ from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.prompts import with_answers
-from headscope.files.lines import Lines
+from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"

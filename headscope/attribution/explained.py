@@ -21,7 +21,7 @@ from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Layout, Site
-from headscope.model.layer_index import LayerIndex
+from headscope.model.prefix_cache import LayerIndex
 from headscope.model.process_settings import keep_freed_memory
 
 

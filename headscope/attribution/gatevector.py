@@ -22,8 +22,7 @@ from headscope.heads import SITES, Layout, Site
 from headscope.model.discovery import find_attention
 from headscope.model.gating import gated
 from headscope.model.gradients import frozen_parameters
-from headscope.model.layer_index import LayerIndex
-from headscope.model.prefix_cache import PrefixCache
+from headscope.model.prefix_cache import LayerIndex, PrefixCache
 
 Keep = Literal["first", "last"]
 Contexts = Mapping[tuple[Site, int], list[Tensor]]

@@ -26,7 +26,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import eval_mode, track_calls
 from headscope.model.gradients import differentiable_contexts, gradients_of
-from headscope.model.layer_index import LayerIndex
+from headscope.model.prefix_cache import LayerIndex
 from headscope.model.streaming.context import recomputed_context
 
 Direction = Literal["noising", "denoising"]

@@ -59,6 +59,16 @@ def goal_list() -> list[str]:
     return sorted(names, key=lambda name: (name != "native", name))
 
 
+def export_list() -> list[str]:
+    """`self-contained, native, masked (huggingface)`: how heads can be taken out, defaults first."""
+    own = [
+        f"{', '.join(found['export_names'])} ({found['name']})"
+        for found in _literals(FORMATS, "CheckpointFormat")
+        if "export_names" in found
+    ]
+    return [*own, "same, masked (the other formats)"]
+
+
 def _literals(registry: Registry[Any], base: str) -> Iterator[dict[str, Any]]:
     """The attributes that classes made of `base` assign literals to, of the files that a registry would import."""
     of_base = re.compile(rf"^class \w+\({base}\b", re.MULTILINE)

@@ -6,30 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headscope.bounds import BEAM, POWER, RATIO, STEPS
-from headscope.config.inputs import OUTPUT, CheckpointOptions, TextFiles, TextOptions
+from headscope.config.inputs import OUTPUT, CheckpointOptions, SearchOptions, TextFiles, TextOptions
 from headscope.config.option import option
 from headscope.errors import ConfigError
 
-SCORES, EACH, SEARCH = "Metrics", "Each head off", "Search"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchOptions:
-    """How translations are found; None: as the checkpoint says."""
-
-    beam: int | None = option(None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM)
-    lenpen: float | None = option(
-        None, "Power of the length penalty; default: the checkpoint's.", panel=SEARCH, maximum=POWER
-    )
-    max_len_a: float | None = option(
-        None,
-        "n source tokens give at most A · n + B; default: the checkpoint's.",
-        panel=SEARCH,
-        minimum=0,
-        maximum=RATIO,
-    )
-    max_len_b: int | None = option(None, "B of it.", panel=SEARCH, minimum=0, maximum=STEPS)
+SCORES, EACH = "Metrics", "Each head off"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.bounds import RESAMPLES, SEED, WHOLE
+from headscope.bounds import BEAM, POWER, RATIO, RESAMPLES, SEED, STEPS, WHOLE
 from headscope.config.option import check_options, flag, option
 from headscope.errors import ConfigError
 
-DATA, MODEL, OUTPUT = "Data", "Model and speed", "Output"
+DATA, MODEL, OUTPUT, SEARCH = "Data", "Model and speed", "Output", "Search"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,3 +175,21 @@ class TextOptions(MaskedHeads):
 
     def __post_init__(self) -> None:
         check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """How translations are found; None: as the checkpoint says."""
+
+    beam: int | None = option(None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM)
+    lenpen: float | None = option(
+        None, "Power of the length penalty; default: the checkpoint's.", panel=SEARCH, maximum=POWER
+    )
+    max_len_a: float | None = option(
+        None,
+        "n source tokens give at most A · n + B; default: the checkpoint's.",
+        panel=SEARCH,
+        minimum=0,
+        maximum=RATIO,
+    )
+    max_len_b: int | None = option(None, "B of it.", panel=SEARCH, minimum=0, maximum=STEPS)

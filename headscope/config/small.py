@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headscope.bounds import WHOLE
-from headscope.config.evaluate import SEARCH, SearchOptions
-from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, MaskedHeads
+from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH, CheckpointOptions, MaskedHeads, SearchOptions
 from headscope.config.option import check_options, option
 from headscope.errors import ConfigError
 

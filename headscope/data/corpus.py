@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from headscope.data.parses import Parse, read_columns, read_conllu
 from headscope.errors import DataError
-from headscope.files.lines import Lines, in_step, read_lines, text_name
-from headscope.files.reading import exists, is_regular
+from headscope.files.reading import Lines, exists, in_step, is_regular, read_lines, text_name
 
 
 class Labels(NamedTuple):

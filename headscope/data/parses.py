@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
 from headscope.errors import DataError
-from headscope.files.lines import raw_lines
-from headscope.files.reading import lines_of
+from headscope.files.reading import lines_of, raw_lines
 
 COLUMNS, MOST_WORDS = 10, 100_000
 IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"

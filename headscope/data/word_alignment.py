@@ -23,7 +23,7 @@ import torch
 
 from headscope.data.offsets import Span
 from headscope.errors import ConfigError, DataError
-from headscope.files.lines import raw_lines
+from headscope.files.reading import raw_lines
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

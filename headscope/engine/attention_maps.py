@@ -9,7 +9,7 @@ import torch
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, Encoded, encode_sources, pad_side
-from headscope.files.examples import Bytes, Example
+from headscope.files.tables import Bytes, Example
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, HeadId, Site
 from headscope.model.capture import Captured, capture

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import DataError
-from headscope.files.lines import read_lines
+from headscope.files.reading import read_lines
 from headscope.formats.base import Checkpoint
 
 CHUNK = 1024

@@ -27,8 +27,7 @@ from headscope.errors import DataError
 from headscope.formats.base import IGNORED, Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
-from headscope.model.native.partial_forward import PartialForward
-from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer import PartialForward, Transformer
 from headscope.model.threads import threads_for_pass
 
 Hiding = Literal["each", "random"]

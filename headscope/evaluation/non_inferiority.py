@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headscope.bootstrap import LEVEL, Array
-from headscope.tails import normal_quantile, student_quantile
+from headscope.bootstrap import LEVEL, Array, normal_quantile, student_quantile
 
 POWER = 0.8
 ROUNDING = 1e-6  # differences below this share of the baseline are rounding

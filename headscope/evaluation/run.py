@@ -12,8 +12,8 @@ from headscope.distributed import ALONE, Processes
 from headscope.evaluation.each_head import EachHead, score_each_head
 from headscope.evaluation.opened import open_all
 from headscope.evaluation.quality import Evaluation, score_corpus
+from headscope.files.folders import OutputFile
 from headscope.files.output_checks import Input, inputs_of
-from headscope.files.output_file import OutputFile
 from headscope.progress import Progress, no_progress
 
 if TYPE_CHECKING:

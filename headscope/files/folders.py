@@ -1,23 +1,23 @@
-"""Output directories of commands: built next to their destination and swapped in, or written in place and resumable."""
+"""Outputs of commands: directories built next to their destination and swapped in, or written in place and resumable;
+and tables that are written once they are measured."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headscope.errors import OutputError
 from headscope.files.interrupts import deferred
-from headscope.files.locks import locked
-from headscope.files.output_checks import Input, check_folder, check_inputs
+from headscope.files.output_checks import Input, check_file, check_folder, check_inputs
 from headscope.files.output_kind import Contents, OutputKind, contents, matches
-from headscope.files.replace import BUILD, discard, recover, relocate, remove_temporary, seal, swap_in
-from headscope.files.writing import write_errors
+from headscope.files.replace import BUILD, discard, locked, recover, relocate, remove_temporary, seal, swap_in
+from headscope.files.writing import write_atomically, write_errors
 
 
 class Build:
@@ -202,3 +202,71 @@ def _created(folder: Path) -> Iterator[None]:
         for parent in new:
             with suppress(OSError):
                 parent.rmdir()
+
+
+class Written(NamedTuple):
+    """Where a result is, a remark where that is not where it was to be, and whether another process was quicker."""
+
+    path: Path
+    remark: str = ""
+    late: bool = False
+
+
+class OutputFile:
+    """The file `path`, which may replace another with `force` alone, and none of the `inputs`.
+
+    OutputError at once where it must not or cannot be written.
+    """
+
+    def __init__(self, path: Path, *, inputs: Sequence[Input] = (), force: bool = False) -> None:
+        self.path, self.inputs, self.force = path, list(inputs), force
+        self._check()
+        check_writable(path)
+
+    def protect(self, inputs: Sequence[Input]) -> None:
+        """Further inputs, which were found when the others were opened; OutputError where it is one of them."""
+        self.inputs += inputs
+        self._check()
+
+    def write(self, write: Callable[[Path], object], *, complete: bool) -> Written:
+        """Write it where nothing is replaced that may not be: what was measured is never lost.
+
+        What is not `complete` replaces nothing and goes to FILE.new, and so does the result where another process was
+        quicker to write FILE.
+        """
+        check_file(self.path, inputs=self.inputs, force=True)
+        new = replacing_folder(self.path)
+        if not complete and self.path.exists():
+            remark = f"{self.path} stays as it was; {new} has the sentences that were done"
+            return Written(write_atomically(new, write), remark)
+        if self.force:
+            return Written(write_atomically(self.path, write))
+        beside = write_atomically(_free(new), write)
+        try:
+            _rename_to_new(beside, self.path)
+        except FileExistsError:
+            return Written(beside, f"{self.path} came meanwhile and stays; this result is in {beside}", late=True)
+        return Written(self.path)
+
+    def _check(self) -> None:
+        check_file(self.path, inputs=self.inputs, force=self.force)
+
+
+def _rename_to_new(old: Path, new: Path) -> None:
+    """Rename a file; FileExistsError where there is one of the new name, also if it came this moment."""
+    try:
+        os.link(old, new)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if new.exists():
+            raise FileExistsError(str(new)) from None
+        old.rename(new)
+    else:
+        old.unlink()
+
+
+def _free(path: Path) -> Path:
+    """The path, or with a number where that is taken."""
+    numbers = (path.with_name(f"{path.name}{number}") for number in range(2, 1000))
+    return next((name for name in (path, *numbers) if not name.exists()), path)

@@ -57,9 +57,9 @@ def check_inputs(out: Path, inputs: Iterable[Input]) -> None:
     """OutputError where an output is or contains an input, or is inside a checkpoint; links are followed."""
     for entry in inputs:
         for path in _with_link_targets(entry.path):
-            if _within(path, out):
+            if _is_inside(path, out):
                 raise OutputError(f"{out} holds {entry.title}; choose another output")
-        if entry.checkpoint and entry.path.is_dir() and _within(out, entry.path):
+        if entry.checkpoint and entry.path.is_dir() and _is_inside(out, entry.path):
             raise OutputError(f"{out} lies in the checkpoint {entry.path}; choose an output outside it")
 
 
@@ -90,7 +90,7 @@ def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None
     if path.is_dir():
         raise OutputError(f"{path} is a directory; give a file name")
     check_inputs(path, inputs := list(inputs))
-    if path.exists() and (folder := next((part.path for part in inputs if _within(path, part.path)), None)):
+    if path.exists() and (folder := next((part.path for part in inputs if _is_inside(path, part.path)), None)):
         raise OutputError(f"{path} is a file of {folder}, which is read; choose another name")
     if path.exists() and not force:
         raise OutputError(f"{path} exists; choose another name, or --force to replace it")
@@ -142,7 +142,7 @@ def _with_link_targets(path: Path) -> list[Path]:
     return [path, *(entry.resolve() for entry in path.iterdir() if entry.is_symlink() and entry.exists())]
 
 
-def _within(inner: Path, outer: Path) -> bool:
+def _is_inside(inner: Path, outer: Path) -> bool:
     """Whether a path is another one or below it, after resolving links."""
     if not outer.exists():
         return False

@@ -37,7 +37,7 @@ class OutputKind:
         """A record with the kind and the files; by default the patterns of all that the run may write."""
         return {"kind": self.name, **record, "files": list(self.writes if files is None else files)}
 
-    def within(self, folder: str) -> tuple[str, ...]:
+    def in_folder(self, folder: str) -> tuple[str, ...]:
         """The patterns of a run of this kind in a subdirectory of another run."""
         return tuple(f"{folder}/{pattern}" for pattern in (*filter(None, [self.record]), *self.writes))
 

@@ -277,9 +277,9 @@ class Checkpoint(ABC):
 class CheckpointFormat(ABC, Generic[C]):
     """A kind of checkpoint on disk: recognised by content, opened into a `Checkpoint`, and written again.
 
-    `takes` names the companions (fields of `Companions`) that mean something for the format; `exports` are the ways to
-    write a checkpoint without some of its heads, the default first; `kind` is what `save` leaves in a directory;
-    `converts` says that `convert` writes native Transformers that came in other formats.
+    `takes`: the companions (fields of `Companions`) that mean something for it; `exports`: ways to write a checkpoint
+    without some heads, the default first (`export_names`: as literals, for --help); `kind`: what `save` leaves in a
+    directory; `converts`: `convert` writes native Transformers of other formats so.
     """
 
     name: ClassVar[str]

@@ -29,7 +29,7 @@ from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
 from headscope.formats.weights import file_digest, refuse_damaged_file
-from headscope.model.decoding.config import SearchConfig
+from headscope.model.decoding.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
 

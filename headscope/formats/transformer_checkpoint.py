@@ -16,9 +16,7 @@ from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
 from headscope.formats.exports import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.formats.weights import finite, refuse_overflow
-from headscope.model.decoding.beams import Hypothesis
-from headscope.model.decoding.config import SearchConfig
-from headscope.model.decoding.search import search
+from headscope.model.decoding.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig

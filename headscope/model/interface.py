@@ -28,7 +28,7 @@ from transformers.masking_utils import (
 
 from headscope.errors import CheckpointError
 from headscope.model.attention import attend, makes_weights
-from headscope.model.streaming.lazy_mask import LazyMask, Spans, spans_of
+from headscope.model.streaming.visibility import LazyMask, Spans, spans_of
 
 NAME = "headscope"
 

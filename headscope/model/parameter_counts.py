@@ -16,11 +16,11 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     for name, module in model.named_modules():
         if id(module) in attention:
             inside.add(name)
-        within = any(name == outer or name.startswith(f"{outer}.") for outer in inside)
+        inside_attention = any(name == outer or name.startswith(f"{outer}.") for outer in inside)
         for parameter in module.parameters(recurse=False):
             if id(parameter) not in counted:
                 counted.add(id(parameter))
-                parts[_part(module, within)] += parameter.numel()
+                parts[_part(module, inside_attention)] += parameter.numel()
     return {**dict(sorted(parts.items())), "total": sum(parts.values())}
 
 
@@ -28,9 +28,9 @@ def _is_attention(module: nn.Module) -> bool:
     return "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower()
 
 
-def _part(module: nn.Module, within_attention: bool) -> str:
+def _part(module: nn.Module, inside_attention: bool) -> str:
     if isinstance(module, nn.Embedding) or "embedding" in type(module).__name__.lower():
         return "embeddings"
     if "norm" in type(module).__name__.lower():
         return "normalisation"
-    return "attention" if within_attention else "feed-forward and other"
+    return "attention" if inside_attention else "feed-forward and other"

@@ -40,7 +40,7 @@ class Source:
 RUN = Source(
     "RUN",
     "Directory that `headscope analyze --out` wrote.",
-    "headscope.report.readers.checkpoint:read_run",
+    "headscope.report.readers.fork:read_run",
     studies=True,
 )
 RUNS = replace(RUN, help="Directories that `headscope analyze --out` wrote.")

@@ -78,7 +78,7 @@ def test_of_an_encoder_and_what_is_removed_at_once(folder: Path, follow: Callabl
     rank = ("prune", "rank", classifiers.folder(folder / "model", "bert-encoder"), "--keep", 4)
     lines = follow(*rank, "--by", "magnitude", "--out", "at-once", "--remove")
     assert lines[0].startswith("show")
-    lines = follow(*rank, "--by", "obs", "--out", "uniform", "--uniform", "--source", "text")
+    lines = follow(*rank, "--by", "obs", "--out", "uniform", "--allocate", "uniform", "--source", "text")
     assert "--export native" not in lines[0]  # a BERT of 4 heads would have wider ones
     lines = follow(*rank, "--by", "obs", "--out", "refitted", "--compensate", "least-squares", "--source", "text")
     assert "--compensate" not in lines[0] and "refitted/model" in lines[0]
@@ -88,7 +88,7 @@ def test_uniform_heads_of_a_class_that_says_how_wide_they_are(folder: Path, foll
     its: Any = tiny.checkpoint("mistral", 3)
     its.model.save_pretrained(folder / "decoder")
     its.tokenizer.save_pretrained(folder / "decoder")
-    rank = ("--by", "obs", "--fraction", 0.5, "--uniform", "--source", "text")
+    rank = ("--by", "obs", "--fraction", 0.5, "--allocate", "uniform", "--source", "text")
     lines = follow("prune", "rank", folder / "decoder", *rank, "--out", "ranked")
     assert "--export native" in lines[0] and "--compensate auto" in lines[0]
     assert lines[1].startswith("evaluate")

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-import headscope.report.readers.sentence
+import headscope.report.figures.attention
 from headscope.cli.plot import app
 from headscope.engine.declarations import pair_measures
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
 from headscope.formats.native import NATIVE
 from headscope.report.figures.alphas import alpha_matrices
-from headscope.report.readers.checkpoint import checkpoint_alphas
+from headscope.report.figures.attention import SentenceAttention
+from headscope.report.readers.fork import checkpoint_alphas
 from headscope.report.readers.run import AnalysisRun, RunError
-from headscope.report.readers.sentence import SentenceAttention
 from headscope.results import write_pickle
 from tests.makers.figures import make_training
 from tests.makers.runs import make_run
@@ -187,7 +187,7 @@ def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch:
         weights = np.full((len(options["heads"]), 2, 3), 1 / 3)
         return SentenceAttention(weights, ["a", "b"], ["x", "y", "zz"], list(map(str, options["heads"])))
 
-    monkeypatch.setattr(headscope.report.readers.sentence, "sentence_attention", stand_in)
+    monkeypatch.setattr(headscope.report.figures.attention, "sentence_attention", stand_in)
     out = run_dir.parent / "x.svg"
     plot("attention", run_dir, "--index", 4, "--heads", "cross.1.*,cross.0.1", "--target", "b", "--out", out)
     assert list(map(str, asked.pop("heads"))) == ["cross.1.0", "cross.1.1", "cross.0.1"]

@@ -102,7 +102,7 @@ def test_every_format_has_an_example_here(name: str) -> None:
     made = FORMATS.get(name)
     assert made.name == name and name in WRITTEN
     assert made.summary and type(made).__doc__
-    assert len({export.name for export in made.exports}) == len(made.exports) > 0
+    assert [export.name for export in made.exports] == list(getattr(made, "export_names", ("same", "masked")))
 
 
 def test_it_is_recognised_and_opened(name: str, tmp_path: Path) -> None:

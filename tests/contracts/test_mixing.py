@@ -14,7 +14,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.attention import repeat_groups, tapped
 from headscope.model.capture import capture
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing, resolve
-from headscope.model.native.folding import folded_weights
+from headscope.model.native.shrink import folded_weights
 from headscope.model.native.transformer import Transformer
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.model_inputs import texts

@@ -14,8 +14,7 @@ from headscope.attribution.gatevector import split_gates
 from headscope.heads import Layout, Site, all_heads
 from headscope.model.discovery import find_attention
 from headscope.model.gating import gated
-from headscope.model.layer_index import index_layers
-from headscope.model.prefix_cache import PrefixCache, resumable_layers
+from headscope.model.prefix_cache import PrefixCache, index_layers, resumable_layers
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, assert_near, build, inputs_of
 from tests.oracles import native
 

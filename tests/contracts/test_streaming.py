@@ -30,7 +30,7 @@ from headscope.model import attention
 from headscope.model.attention import AttentionCall, ScoreOptions, attention_scores, attention_weights, repeat_groups
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming import blocks, context, statistics
+from headscope.model.streaming import context, statistics, visibility
 from headscope.model.streaming.context import streaming
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
 from tests.oracles import tiny
@@ -78,10 +78,10 @@ def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
 
 
 def _blocks(monkeypatch: pytest.MonkeyPatch, *, queries: int, keys: int, masked: int) -> None:
-    for module in (statistics, blocks):
+    for module in (statistics, visibility):
         monkeypatch.setattr(module, "LEAST", queries)
     monkeypatch.setattr(statistics, "CELLS", 1)
-    monkeypatch.setattr(blocks, "AT_A_TIME", 1)
+    monkeypatch.setattr(visibility, "AT_A_TIME", 1)
     monkeypatch.setattr(statistics, "COLUMNS", keys)
     monkeypatch.setattr(context, "QUERIES", masked)
 

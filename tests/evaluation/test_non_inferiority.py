@@ -7,13 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from headscope.bootstrap import Bootstrap
+from headscope.bootstrap import Bootstrap, student_quantile
 from headscope.errors import ConfigError
 from headscope.evaluation.comparison import resampled
 from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.non_inferiority import judge
-from headscope.tails import student_quantile
 from tests.oracles import non_inferiority
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.api import loading
+from headscope.api import commands
 from headscope.cli import main
 from headscope.cli import translate as command
 from headscope.data.encoded import Batch, pad_side
@@ -242,7 +242,7 @@ def test_ctrl_c_ends_with_130_and_keeps_what_was_done(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(opened, "translations", once)
-    monkeypatch.setattr(loading, "open_checkpoint", lambda *_, **__: opened)
+    monkeypatch.setattr(commands, "open_checkpoint", lambda *_, **__: opened)
     status, shown, err = run("\n".join(SOURCES).encode(), model, "--window", 1)
     assert (status, err) == (130, "interrupted: 1 lines are translated\n")
     assert shown == best(checkpoints.small(), SOURCES[:1])[0] + "\n"

@@ -19,7 +19,7 @@ from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.fairseq.config import ARCHITECTURES
 from headscope.formats.torch_files import read_tensors, read_torch
 from headscope.heads import Site
-from headscope.model.native.folding import fold_mixings
+from headscope.model.native.shrink import fold_mixings
 from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq
 

@@ -21,7 +21,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.heads import Site
-from headscope.model.decoding.config import SearchConfig
+from headscope.model.decoding.beams import SearchConfig
 from tests.oracles import native
 
 CODES = b"#version: 0.2\na b\nab c</w>\nd e\nde f\n"

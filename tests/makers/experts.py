@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headscope.model.mixing.gating import Gate
+from headscope.model.mixing.experts import Gate
 
 
 def disturbed(made: Any, seed: int = 3) -> Any:

@@ -29,7 +29,7 @@ MODULES = modules()
 LAYERS = (
     ("errors", "version"),
     ("files",),
-    ("assets", "bootstrap", "bounds", "config", "distributed", "heads", "progress", "registry", "results", "tails"),
+    ("assets", "bootstrap", "bounds", "config", "distributed", "heads", "progress", "registry", "results"),
     ("data", "model"),
     ("formats",),
     ("evaluation",),

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headscope.files.examples import Example, as_arrays
+from headscope.files.tables import Example, as_arrays
 from tests.makers.runs import Layout, make_run
 
 FLAGS = (

@@ -12,9 +12,7 @@ from torch import Tensor
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.capture import capture
-from headscope.model.decoding.beams import Hypothesis
-from headscope.model.decoding.config import SearchConfig
-from headscope.model.decoding.search import search
+from headscope.model.decoding.beams import Hypothesis, SearchConfig, search
 from headscope.model.gating import gated
 from headscope.model.native.transformer import Transformer
 from tests.oracles import beam as slow
@@ -179,7 +177,7 @@ class Scripted:
     def step(self, ids: Tensor, state: Scripted) -> Tensor:
         return self.table[ids].clone()
 
-    def select(self, order: Tensor, *, within: bool = False) -> None:
+    def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
         pass
 
 

@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.model.streaming import blocks, statistics
-from headscope.model.streaming.lazy_mask import LazyMask, causal_mask
-from headscope.model.streaming.scores import ScoreBlocks
-from headscope.model.streaming.statistics import RowStatistics, row_statistics
-from headscope.model.streaming.visibility import Visibility
+from headscope.model.streaming import statistics, visibility
+from headscope.model.streaming.statistics import RowStatistics, ScoreBlocks, row_statistics
+from headscope.model.streaming.visibility import LazyMask, Visibility, causal_mask
 from tests.oracles import row_statistics as oracle
 
 B, H, G, T, K = 3, 6, 2, 13, 5
@@ -133,7 +131,7 @@ def causal_one() -> LazyMask:
 
 @pytest.mark.parametrize("name", ["causal", "window"])
 def test_a_lazy_mask_is_the_whole_one_in_any_operation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "AT_A_TIME", 1)
+    monkeypatch.setattr(visibility, "AT_A_TIME", 1)
     mask: Any = MASKS[name]()
     rows, columns = torch.arange(T)[:, None], torch.arange(T)
     visible = (columns <= rows) & (columns > rows - (T if name == "causal" else 4)) & REAL[:, None, None]

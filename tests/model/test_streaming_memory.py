@@ -16,11 +16,10 @@ from torch.utils._pytree import tree_leaves
 from headscope.engine.heads.shared import SharedTensors
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.model.attention import ScoreOptions
-from headscope.model.streaming import blocks
+from headscope.model.streaming import visibility
 from headscope.model.streaming.context import streamed_context
-from headscope.model.streaming.lazy_mask import LazyMask, causal_mask
-from headscope.model.streaming.scores import ScoreBlocks
-from headscope.model.streaming.visibility import Visibility
+from headscope.model.streaming.statistics import ScoreBlocks
+from headscope.model.streaming.visibility import LazyMask, Visibility, causal_mask
 
 B, H, T, K = 2, 7, 601, 3
 SMALLER = 32  # the budget of tests is so much smaller, so that short texts are far above it
@@ -55,9 +54,9 @@ class LivingBytes(TorchDispatchMode):
 def budget(monkeypatch: pytest.MonkeyPatch) -> int:
     """A small budget, in bytes."""
     for name in ("AT_A_TIME", "KEPT"):
-        monkeypatch.setattr(blocks, name, getattr(blocks, name) // SMALLER)
-    monkeypatch.setattr("headscope.engine.heads.streamed_rows.KEPT", blocks.KEPT)
-    return blocks.BUDGET // SMALLER
+        monkeypatch.setattr(visibility, name, getattr(visibility, name) // SMALLER)
+    monkeypatch.setattr("headscope.engine.heads.streamed_rows.KEPT", visibility.KEPT)
+    return visibility.BUDGET // SMALLER
 
 
 def window(size: int) -> LazyMask:

@@ -102,7 +102,7 @@ def test_the_cache_follows_the_order_of_hypotheses() -> None:
     state.select(order)
     found = model.step(target[order, 1], state)
     agree(found, model(source[order], target[order, :2], source_mask=source_mask[order])[:, -1])
-    state.select(torch.tensor([0, 2, 1, 3]), within=True)  # rows 1 and 2 are of one sentence
+    state.select(torch.tensor([0, 2, 1, 3]), same_sentence=True)  # rows 1 and 2 are of one sentence
     swapped = order[[0, 2, 1, 3]]
     found = model.step(target[swapped, 2], state)
     agree(found, model(source[swapped], target[swapped, :3], source_mask=source_mask[swapped])[:, -1])

@@ -76,7 +76,7 @@ def test_equal_counts_are_plain_classes_that_generate_the_same(
 
 def test_layers_are_filled_up_with_heads_of_zeros(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole")
-    with pytest.raises(ConfigError, match=r"prune rank --uniform.*--pad"):
+    with pytest.raises(ConfigError, match=r"prune rank --allocate uniform.*--pad"):
         removed(path, tmp_path / "small", "decoder-self.1.*")
     found = removed(path, tmp_path / "small", SPLIT, pad=True)
     small = alone(tmp_path / "small")

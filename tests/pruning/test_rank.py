@@ -207,7 +207,6 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         ({"by": "gradient", "keep": 3, "sites": ("self",)}, "--sites self: this model has encoder-self"),
         ({"by": "none.csv", "keep": 3}, "there is no file none.csv"),
         ({"by": "random", "keep": 3, "allocate": "equal"}, "--allocate 'equal' is not known; choose global, per-layer"),
-        ({"by": "random", "keep": 3, "allocate": "measured", "per_layer": True}, "give one of them"),
         ({"by": "random", "keep": 3, "allocate": "measured", "source": None, "target": None}, "measures on text"),
         ({"by": "gradient", "keep": 3, "allocate": "measured", "steps": 2}, "measures on text, in one step"),
         ({"by": "random", "keep": 3, "compensate": "least"}, "unknown compensation 'least'"),
@@ -259,7 +258,7 @@ def test_bad_files_are_named_with_their_line(content: str, message: str, folder:
 
 def test_the_command_and_its_json(folder: Path, tmp_path: Path) -> None:
     command = ["prune", "rank", str(folder / "whole"), "--by", "magnitude", "--fraction", "0.5", "--device", "cpu"]
-    found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run"), "--json", "--per-layer"])
+    found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run"), "--json", "--allocate", "per-layer"])
     assert found.exit_code == 0, found.output
     record = json.loads(found.output)
     assert record["kept"] == round(record["heads"] / 2) and record["method"] == "rank"

@@ -14,7 +14,7 @@ import headscope as hs
 from headscope.config import EvaluateConfig
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_evaluation
-from headscope.report.page.gather import gather
+from headscope.report.page.write import gather
 from tests.oracles import classifiers, tiny
 
 Command = Callable[..., tuple[int, str, str]]

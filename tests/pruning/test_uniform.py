@@ -1,4 +1,4 @@
-"""`prune rank --uniform`: equal numbers of heads in every layer of a stack, and what can be made of them."""
+"""`prune rank --allocate uniform`: equal numbers of heads in every layer of a stack, and what can be made of them."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def test_what_it_chooses_is_a_plain_class(tmp_path: Path, command: Callable[...,
         "--export",
         "native",
     )
-    status, _, said = command(*options, "--uniform", "--fraction", "0.7")
+    status, _, said = command(*options, "--allocate", "uniform", "--fraction", "0.7")
     assert status == 0, said
     small: Any = hs.load(str(tmp_path / "ranked" / "pruned")).model
     assert type(small).__name__ == "MistralForCausalLM" and small.config.num_attention_heads == 6
-    status, _, said = command(*options, "--force", "--uniform", "--per-layer", "--keep", 12)
-    assert status == 2 and "give one of them" in said
+    status, _, said = command(*options, "--force", "--uniform", "--keep", 12)
+    assert status == 2 and "--uniform is now --allocate uniform" in said
 
 
 def test_the_api_chooses_equal_numbers() -> None:

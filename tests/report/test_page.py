@@ -19,11 +19,19 @@ import pytest
 import headscope as hs
 from headscope.engine.rank_correlation import ranked
 from headscope.errors import ConfigError, OutputError
-from headscope.files.examples import Example
-from headscope.report.page.gather import analysis_report, gather, report_of
+from headscope.files.tables import Example
+from headscope.report.page.analysis import examples_data, pack
 from headscope.report.page.numbers import rounded, spearman, words
-from headscope.report.page.weights import examples_data, pack
-from headscope.report.page.write import SCRIPTS, asset, data_json, page_html, write_page
+from headscope.report.page.write import (
+    SCRIPTS,
+    analysis_report,
+    asset,
+    data_json,
+    gather,
+    page_html,
+    report_of,
+    write_page,
+)
 from headscope.report.readers.run import RunError, load_run
 from tests.makers.pages import (
     HOSTILE,
@@ -226,7 +234,7 @@ def test_weights_of_any_number_of_sentences_take_what_room_there_is(
     )
     sides = {"target": ["t"] * 11, "source": ["s"] * 13}
     examples = [Example(number, {"source": "s"}, sides, {"cross": weights}) for number in range(5)]
-    monkeypatch.setattr("headscope.report.page.weights.ROOM", 1500)
+    monkeypatch.setattr("headscope.report.page.analysis.ROOM", 1500)
     data = examples_data(examples)
     assert data is not None
     packed = [sentence["sites"]["cross"]["packed"] for sentence in data["sentences"]]

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from headscope.cli.main import app
 from headscope.errors import ConfigError
 from headscope.report.figures.pruning import SEVERAL, function_counts, pruning_figure, run_kind
-from headscope.report.layout.methods import CHANCE, method_style
+from headscope.report.layout.legend import CHANCE, method_style
 from headscope.report.readers.pruning_runs import load_pruned, with_labels
 from headscope.report.readers.run import RunError
 

@@ -11,8 +11,16 @@ import torch
 
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.model.mixing.base import Queries, build_mixing
-from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, using
-from headscope.model.mixing.gating import Gate, RealBatchNorm, masked_mean
+from headscope.model.mixing.experts import (
+    Experts,
+    Gate,
+    RealBatchNorm,
+    experts_of,
+    head_factors,
+    masked_mean,
+    membership,
+    using,
+)
 from headscope.model.native.transformer import Transformer
 from headscope.training.trainer import make_run
 from headscope.training.variant import VARIANTS
@@ -345,7 +353,7 @@ def test_without_gates_the_checkpoint_is_a_plain_model(tmp_path: Path) -> None:
     run = lessons.begin(tmp_path, "mae", uniform=True)
     assert not any("mixing" in key for key in run.model.state_dict())
     lessons.updates(run, 2)
-    from headscope.model.native.folding import fold_mixings
+    from headscope.model.native.shrink import fold_mixings
 
     run.model.eval()
     batch = lessons.lesson(run)[0]

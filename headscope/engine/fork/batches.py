@@ -41,7 +41,7 @@ def fork_batches(
     """All sentences, the shortest sources first, each batch by falling length of its sources.
 
     Sources are padded on the left, targets on the right, with the ids of padding, which the model embeds as
-    fairseq does (`headscope.model.native.positions`). ConfigError where a sentence alone has more than `size.tokens`.
+    fairseq does (`headscope.model.native.layers`). ConfigError where a sentence alone has more than `size.tokens`.
     """
     texts = list(corpus)
     sources = checkpoint.encode([text.source for text in texts], side="source", limit=limit)

@@ -39,7 +39,7 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
 from headscope.model.capture import observing
-from headscope.model.decoding.search import search
+from headscope.model.decoding.beams import search
 from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.base import head_matrices
 

@@ -29,7 +29,7 @@ from headscope.data.word_alignment import (
     word_of_subwords,
 )
 from headscope.errors import ConfigError, DataError
-from headscope.files.lines import in_step, read_lines
+from headscope.files.reading import in_step, read_lines
 from headscope.formats.base import Checkpoint
 
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}

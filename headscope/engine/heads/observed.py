@@ -16,7 +16,7 @@ from headscope.errors import CheckpointError
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
 from headscope.model.discovery import AttentionSite
-from headscope.model.streaming.scores import ScoreBlocks
+from headscope.model.streaming.statistics import ScoreBlocks
 from headscope.model.streaming.visibility import Visibility
 
 

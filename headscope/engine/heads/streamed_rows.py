@@ -12,11 +12,9 @@ from torch import Tensor
 from headscope.engine.heads.rows import TIE, DenseRows, Match
 from headscope.engine.heads.shared import SharedTensors
 from headscope.errors import HeadscopeError
-from headscope.model.streaming.blocks import KEPT, query_blocks
 from headscope.model.streaming.context import block_weights
-from headscope.model.streaming.scores import ScoreBlocks
-from headscope.model.streaming.statistics import RowStatistics, row_statistics
-from headscope.model.streaming.visibility import Visibility
+from headscope.model.streaming.statistics import RowStatistics, ScoreBlocks, row_statistics
+from headscope.model.streaming.visibility import KEPT, Visibility, query_blocks
 
 FEW = 64
 """Keys of a set whose weights are made one by one; those of larger sets in blocks of all keys."""

@@ -22,8 +22,8 @@ from headscope.formats.exports import Probe
 from headscope.formats.fairseq.config import ACTIVATIONS, OFFSET
 from headscope.formats.fairseq.keys import ATTENTION, BOTH, SITES, Origin, fairseq_weights
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
-from headscope.model.native.folding import folded_weights
-from headscope.model.native.positions import sinusoids
+from headscope.model.native.layers import sinusoids
+from headscope.model.native.shrink import folded_weights
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 

@@ -72,6 +72,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         ),
         MASKED,
     )
+    export_names = ("self-contained", "native", "masked")
     converts = True
 
     def recognise(self, path: Path) -> bool:
@@ -148,8 +149,8 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         note = "opens with AutoModel….from_pretrained(folder, trust_remote_code=True), without headscope"
         limit = (
             f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
-            "it has one number of heads for all layers. For them: `prune rank --uniform`, then `prune remove --export "
-            "native`, or `--pad`; for llama.cpp `--export gguf`"
+            "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
+            "--export native`, or `--pad`; for llama.cpp `--export gguf`"
         )
         return SavedFiles(folder, self.name, (note,), OPENS_OWN_CODE, (limit,))
 

@@ -21,7 +21,7 @@ from headscope.files.serialize import from_plain, read_toml
 from headscope.formats.story_of_heads.keys import SOURCE, TARGET
 from headscope.formats.story_of_heads.npz import Arrays
 from headscope.heads import Site
-from headscope.model.decoding.config import SearchConfig
+from headscope.model.decoding.beams import SearchConfig
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 NORMS: Mapping[str, Literal["pre", "post"]] = {"nlda": "pre", "ldan": "post"}

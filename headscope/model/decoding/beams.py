@@ -9,13 +9,64 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from headscope.errors import NumericalError
-from headscope.model.decoding.config import SearchConfig
+from headscope.bounds import check_numbers
+from headscope.errors import ConfigError, NumericalError
+
+RuleName = Literal["fairseq", "story-of-heads"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Options of beam search. Lengths count tokens, the end symbol included.
+
+    - `rule` "fairseq": score = Σ log p / length ** power, done when `beam` hypotheses have ended.
+      "story-of-heads": score = Σ log p / (1 + length / 6) ** power; hypotheses whose score or whose Σ log p
+      is more than `spread` below that of the best finished one are dropped, done when none is left.
+    - a translation of n source tokens has at most `max_ratio` · n + `max_extra` tokens before the end
+      symbol (at most `limit`, the model's own), and at least `min_ratio` · n + `min_extra`.
+    - `best` hypotheses are returned; `unknown_penalty` is subtracted from the unknown token's log p.
+    """
+
+    beam: int = 5
+    best: int = 1
+    rule: RuleName = "fairseq"
+    power: float = 1.0
+    max_ratio: float = 0.0
+    max_extra: int = 200
+    min_ratio: float = 0.0
+    min_extra: int = 1
+    limit: int | None = None
+    spread: float | None = None
+    unknown_penalty: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_numbers(self, dashes="")
+        if self.rule not in get_args(RuleName):
+            raise ConfigError(f"unknown search rule {self.rule!r}; available: {', '.join(get_args(RuleName))}")
+        if self.beam < 1:
+            raise ConfigError(f"beam is {self.beam}; it must be at least 1 (1 is greedy search)")
+        if not 1 <= self.best <= self.beam:
+            raise ConfigError(f"best is {self.best}; a beam of {self.beam} gives 1 to {self.beam} translations")
+
+    @classmethod
+    def story_of_heads(cls, *, beam: int = 4, best: int = 1, power: float = 0.6, spread: float = 3.0) -> SearchConfig:
+        """The search of story-of-heads: at most 2n + 3 tokens, at least n // 4 - 1."""
+        return cls(
+            rule="story-of-heads",
+            beam=beam,
+            best=best,
+            power=power,
+            spread=spread,
+            max_ratio=2.0,
+            max_extra=3,
+            min_ratio=0.25,
+            min_extra=-1,
+        )
 
 
 @dataclass(frozen=True)
@@ -49,11 +100,11 @@ def length_limits(config: SearchConfig, lengths: Tensor) -> Limits:
 
 
 class NextInputs(NamedTuple):
-    """The next decoder inputs [n], and the earlier row [n] that each extends; `within`: rows stay in their sentence."""
+    """The next decoder inputs [n], and the earlier row [n] that each extends, of the `same_sentence` or not."""
 
     ids: Tensor
     order: Tensor
-    within: bool
+    same_sentence: bool
 
 
 class Candidates(NamedTuple):
@@ -241,3 +292,70 @@ class StoryBeams(BeamRule):
             if hypothesis.score > float(self.best_score[row]):
                 self.best_score[row], self.best_log_p[row] = hypothesis.score, hypothesis.log_p
                 self.empty[row] = all(number == self.end for number in hypothesis.ids)
+
+
+RULES: dict[RuleName, type[BeamRule]] = {"fairseq": FairseqBeams, "story-of-heads": StoryBeams}
+
+
+class DecodingState(Protocol):
+    """The cache of a decoder, one row per hypothesis."""
+
+    def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
+        """Reorder: row i becomes what was row order[i]; `same_sentence`: both are of the same sentence."""
+        ...
+
+
+S = TypeVar("S", bound=DecodingState)
+
+
+class Decoder(Protocol[S]):
+    """A model that search can drive (`headscope.model.native.transformer.Transformer` is one)."""
+
+    def begin(self, source: Tensor, source_mask: Tensor | None = None) -> S:
+        """Read source [b s]; the state has one row per sentence."""
+        ...
+
+    def step(self, ids: Tensor, state: S) -> Tensor:
+        """Logits [n V] of the token after `ids` [n], the newest token of each row; search writes into them."""
+        ...
+
+
+@torch.no_grad()
+def search(
+    model: Decoder[S],
+    source: Tensor,
+    source_mask: Tensor | None = None,
+    *,
+    start: int,
+    end: int,
+    pad: int | None = None,
+    unknown: int | None = None,
+    config: SearchConfig,
+    lengths: Tensor | None = None,
+) -> list[list[Hypothesis]]:
+    """The best hypotheses of every sentence of source [b s], best first.
+
+    `start` is the decoder's first input, `pad` is never chosen. `lengths` [b] are the source lengths for the length
+    limits: by default the number of real tokens, so that the result does not depend on the batch. Deviation:
+    fairseq-generate takes the padded length, which matters for `max_ratio`.
+    """
+    b, s = source.shape
+    if lengths is None:
+        lengths = source.new_full((b,), s) if source_mask is None else source_mask.long().sum(dim=1)
+    rule = RULES[config.rule](config, length_limits(config, lengths.to(source.device)), end=end)
+    state = model.begin(source, source_mask)
+    ids = source.new_full((b,), start)
+    for step in range(int(rule.limits.maximum.max()) + 2):
+        logits = model.step(ids, state)
+        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        normaliser = logits.logsumexp(dim=-1, keepdim=True)
+        if pad is not None:
+            logits[:, pad] = -torch.inf
+        if unknown is not None and config.unknown_penalty:
+            logits[:, unknown] -= config.unknown_penalty
+        next_inputs = rule.advance(step, logits, normaliser)
+        if next_inputs is None:
+            break
+        ids = next_inputs.ids
+        state.select(next_inputs.order, same_sentence=next_inputs.same_sentence)
+    return rule.results()

@@ -1,12 +1,14 @@
 """The native Transformer: encoder–decoder or decoder-only, as its `TransformerConfig` says.
 
 It declares its own attention (`declared_attention`, `attention_projections`), so nothing has to be probed, and
-it decodes step by step with a cache (`begin`, `step`; see `headscope.model.decoding.search`).
+it decodes step by step with a cache (`begin`, `step`; see `headscope.model.decoding.beams`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 import torch
@@ -16,12 +18,70 @@ from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.model.attention import makes_weights
 from headscope.model.discovery import AttentionSite, AttentionSites
-from headscope.model.native.layers import Attention, Layer, LayerCache, View, new_linear
-from headscope.model.native.partial_forward import reused_outputs
-from headscope.model.native.positions import LearnedPositions, SinusoidalPositions, real_positions
+from headscope.model.native.layers import (
+    Attention,
+    Layer,
+    LayerCache,
+    LearnedPositions,
+    SinusoidalPositions,
+    View,
+    new_linear,
+    real_positions,
+)
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.projections import Projections, Slices
-from headscope.model.streaming.lazy_mask import causal_mask
+from headscope.model.streaming.visibility import causal_mask
+
+
+@dataclass
+class PartialForward:
+    """Inputs of the layers of each stack, recorded in a first pass over a batch."""
+
+    inputs: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
+    first: Mapping[nn.Module, int] = field(default_factory=dict)
+    recording: bool = False
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Within the block the inputs of all layers are recorded."""
+        self.inputs.clear()
+        with self._entered({}, recording=True):
+            yield
+
+    @contextmanager
+    def starting(self, first: Mapping[nn.Module, int]) -> Iterator[None]:
+        """Within the block a recorded stack starts at layer `first[stack]`, others at 0."""
+        with self._entered({stack: layer for stack, layer in first.items() if stack in self.inputs}, recording=False):
+            yield
+
+    @contextmanager
+    def _entered(self, first: Mapping[nn.Module, int], *, recording: bool) -> Iterator[None]:
+        self.first, self.recording = first, recording
+        token = _REUSED.set(self)
+        try:
+            yield
+        finally:
+            _REUSED.reset(token)
+
+    def enter(self, stack: nn.Module, x: Tensor) -> tuple[Tensor, int]:
+        """Input and number of the first layer that a stack computes, given its embedded input x."""
+        first = self.first.get(stack, 0)
+        return (self.inputs[stack][first] if first else x), first
+
+    def note(self, stack: nn.Module, number: int, x: Tensor) -> None:
+        """Record x, the input of layer `number`."""
+        if self.recording:
+            recorded = self.inputs.setdefault(stack, [])
+            del recorded[number:]
+            recorded.append(x)
+
+
+_REUSED: ContextVar[PartialForward | None] = ContextVar("headscope_reuse", default=None)
+
+
+def reused_outputs() -> PartialForward | None:
+    """The `PartialForward` of the innermost block, None outside."""
+    return _REUSED.get()
 
 
 class Embeddings(nn.Module):
@@ -104,14 +164,14 @@ class TransformerState:
     length: int = 0
     _order: Tensor | None = field(default=None, repr=False)
 
-    def select(self, order: Tensor, *, within: bool = False) -> None:
-        """Reorder: row i becomes what was row order[i]; `within`: both are of the same sentence."""
+    def select(self, order: Tensor, *, same_sentence: bool = False) -> None:
+        """Reorder: row i becomes what was row order[i]; `same_sentence`: both are of the same sentence."""
         for cache in self.caches:
             cache.self_attention.select(order)
-            cache.cross.select(order, keys=not within)
+            cache.cross.select(order, keys=not same_sentence)
         if self.real is not None:
             self.real = self.real.index_select(0, order)
-        if not within and self.memory is not None:
+        if not same_sentence and self.memory is not None:
             self.memory = self.memory.index_select(0, order)
             self.memory_mask = None if self.memory_mask is None else self.memory_mask.index_select(0, order)
 

@@ -8,7 +8,7 @@ whoever reads the weights of a model layer by layer has one layer in memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,3 +158,39 @@ def without_saved_tensors() -> Iterator[None]:
 
     with torch.autograd.graph.saved_tensors_hooks(lambda _: None, unpack):
         yield
+
+
+class Marked(torch.autograd.Function):
+    """The identity, whose node in the graph has the `module` that made the values."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, module: nn.Module) -> Tensor:
+        """Values as they are."""
+        ctx.module = module
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """Gradients as they are."""
+        return gradients[0], None
+
+
+@contextmanager
+def marked_products(model: nn.Module) -> Iterator[None]:
+    """Within the block outputs of linear layers that are offloaded or quantised begin a graph of their own."""
+
+    def mark(module: nn.Module, _: Any, output: Tensor) -> Tensor:
+        marked: Tensor = Marked.apply(output.detach().requires_grad_(), module)  # type: ignore[no-untyped-call]
+        return marked
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, nn.Linear | Conv1D) and readable(module) and not is_plain(module):
+                stack.callback(module.register_forward_hook(mark).remove)
+        yield
+
+
+def marked_module(node: Any) -> nn.Module | None:
+    """The module that a node of the graph was marked with."""
+    module: nn.Module | None = getattr(node, "module", None) if type(node).__name__ == "MarkedBackward" else None
+    return module

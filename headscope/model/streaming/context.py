@@ -22,9 +22,8 @@ from headscope.model.attention import (
     repeat_groups,
     replace_contexts,
 )
-from headscope.model.streaming.blocks import query_blocks
-from headscope.model.streaming.scores import ScoreBlocks
-from headscope.model.streaming.visibility import Visibility
+from headscope.model.streaming.statistics import ScoreBlocks
+from headscope.model.streaming.visibility import Visibility, query_blocks
 
 QUERIES = 512
 """Queries of a block that goes through a fused kernel with a mask of its own, at most."""

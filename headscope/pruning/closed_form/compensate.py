@@ -16,7 +16,7 @@ from torch import nn
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, describe_heads
-from headscope.model.native.folding import fold_mixings
+from headscope.model.native.shrink import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.storage.stored_weights import why_not_changed

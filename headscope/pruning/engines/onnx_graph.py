@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.model.native.positions import SinusoidalPositions
+from headscope.model.native.layers import SinusoidalPositions
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
 from headscope.pruning.engines.onnx_decoder import (
     CacheShape,

@@ -24,7 +24,7 @@ from headscope.pruning.selection import CHOICE
 from headscope.version import VERSION
 
 RECORD, TABLE = "lambdas.json", "sweep.csv"
-_RUNS = CHOICE.within("lambda-*")
+_RUNS = CHOICE.in_folder("lambda-*")
 LAMBDAS = OutputKind(
     "lambdas", "run of `headscope prune` with several --lambda", RECORD, (TABLE, *_RUNS), unfinished=(TABLE, *_RUNS)
 )

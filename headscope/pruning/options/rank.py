@@ -46,8 +46,6 @@ class RankConfig(SelectionConfig):
     )
     keep_highest: bool = option(False, "Heads with high values stay.", panel=HEADS)
     steps: int = option(1, "Take heads out in N steps, and score anew before each.", panel=HEADS)
-    per_layer: bool = option(False, "Short for --allocate per-layer.", panel=HEADS)
-    uniform: bool = option(False, "Short for --allocate uniform.", panel=HEADS)
     allocate: Allocation = option("global", ALLOCATE, panel=HEADS)
     compensate: str = option(
         "none",
@@ -79,10 +77,6 @@ class RankConfig(SelectionConfig):
             raise ConfigError("--from RUN and --by FILE.csv both say where scores are; give one of them")
         if self.steps > 1 and (self.is_file or self.run is not None):
             raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
-        for name in ("per-layer", "uniform"):
-            others = {self.allocate, *(["uniform"] if self.uniform else [])} - {"global", name}
-            if getattr(self, name.replace("-", "_")) and others:
-                raise ConfigError(f"--{name} is --allocate {name}, which is {others.pop()} here; give one of them")
         if self.allocate == "measured" and (self.source is None or self.steps > 1):
             raise ConfigError("--allocate measured measures on text, in one step: give --source FILE, and no --steps")
         _ = self.refit
@@ -100,11 +94,6 @@ class RankConfig(SelectionConfig):
             sequential=self.sequential,
             anchor=as_text(self.anchor),
         )
-
-    @property
-    def allocation(self) -> str:
-        """How many heads each layer keeps."""
-        return "per-layer" if self.per_layer else "uniform" if self.uniform else self.allocate
 
     @property
     def end(self) -> End | None:

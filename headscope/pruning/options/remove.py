@@ -46,8 +46,8 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     column: str | None = option(None, "Column of --merge-by.", metavar="NAME", panel=HEADS)
     export: tuple[str, ...] = option(
         (),
-        "Hugging Face: self-contained (default), native or masked; other formats: their own, or masked. Files for "
-        "engines besides, as in native,onnx: {engines}. What most programs can serve is native: "
+        "{exports}; default: the first. Files for engines besides, as in native,onnx: {engines}. What most programs "
+        "can serve is native: "
         "choose heads with prune rank --allocate uniform, or fill up with --pad.",
         metavar="KIND",
         panel=OUTPUT,

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import BEAM, RESAMPLES, SEED
-from headscope.config.evaluate import SEARCH
-from headscope.config.inputs import DATA, MODEL, OUTPUT
+from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH
 from headscope.config.option import check_options, option
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin

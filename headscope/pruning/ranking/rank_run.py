@@ -96,20 +96,18 @@ class Outcome:
 def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, processes: Processes) -> Outcome:
     """Score the heads, with all processes, and rank them; what is measured alone is not done in the others."""
     gates, keep = opened.gating, _keep(config, opened.gating)
-    check_keep(gates, keep, config.allocation)
+    check_keep(gates, keep, config.allocate)
     context = context_of(config, opened, processes)
     run = config.run
     heads = None if run is None else partial(read_heads, run, opened.checkpoint.layout)
     scoring = scoring_of(config, context, heads=heads)
     with progress("ranking", config.steps) as step:
-        ranked = rank_heads(
-            gates, keep, _counted(scoring.score, step), steps=config.steps, allocation=config.allocation
-        )
+        ranked = rank_heads(gates, keep, _counted(scoring.score, step), steps=config.steps, allocation=config.allocate)
     refits_at_once = config.compensate != "none" and not config.sequential
-    if processes.world > 1 and (config.allocation == "measured" or refits_at_once):
+    if processes.world > 1 and (config.allocate == "measured" or refits_at_once):
         moments_of(context)  # together; what follows finds them
     context = replace(context, processes=ALONE)
-    if config.allocation == "measured" and processes.main:
+    if config.allocate == "measured" and processes.main:
         measured = scores_between(context, gates, ranked)
         ranked = rank_heads(gates, keep, lambda removed_heads: measured)
     return Outcome(context, keep, scoring, ranked)
@@ -128,9 +126,9 @@ def _run(config: RankConfig, build: Build, progress: Progress, processes: Proces
     facts: dict[str, Any] = {
         **scoring.entries(),
         "refits": config.by in CRITERIA.names() and not config.is_file and CRITERIA.get(config.by).refits,
-        "native": config.allocation == "uniform" and _fits_plain_class(opened.checkpoint, removed),
+        "native": config.allocate == "uniform" and _fits_plain_class(opened.checkpoint, removed),
         "steps": config.steps,
-        "allocate": config.allocation,
+        "allocate": config.allocate,
         "compensate": config.compensate,
         "sequential": config.sequential,
     }
@@ -170,8 +168,8 @@ def _fits_plain_class(checkpoint: Checkpoint, removed: list[HeadId]) -> bool:
 def _shape(config: RankConfig, scoring: Scoring, keep: int) -> dict[str, str]:
     """What of a ranking shapes the choice, for the signature."""
     shape = {"by": scoring.name, "keep": str(keep), "steps": str(config.steps)}
-    if config.allocation != "global":
-        shape["allocate"] = config.allocation
+    if config.allocate != "global":
+        shape["allocate"] = config.allocate
     if config.compensate != "none":
         shape["compensate"] = config.refit.name
     return shape if config.damping == DAMPING else {**shape, "damping": f"{config.damping:g}"}
@@ -200,7 +198,7 @@ def _keep(config: RankConfig, gates: GateLayout) -> int:
     if config.keep is not None:
         return config.keep
     assert config.fraction is not None
-    if config.allocation == "uniform":
+    if config.allocate == "uniform":
         return uniform_keep(gates, config.fraction)
     size = int(gates.sizes[0])
     least = len(gates.protected)
@@ -283,7 +281,7 @@ def scores_between(context: ScoringContext, gates: GateLayout, ranked: Ranked) -
 def _check_damping(config: RankConfig) -> None:
     """ConfigError where the damping would be ignored."""
     refits = config.by in CRITERIA.names() and CRITERIA.get(config.by).refits
-    refits = refits or config.allocation == "measured" or config.compensate == "least-squares"
+    refits = refits or config.allocate == "measured" or config.compensate == "least-squares"
     if config.damping != DAMPING and not refits:
         raise ConfigError(f"--damping is for criteria and allocations that refit, and --by {config.by} does not")
 

@@ -44,7 +44,7 @@ class Removed:
     verified: Verification
     before: Size
     after: Size
-    paces: tuple[Timing, ...]
+    timings: tuple[Timing, ...]
     notes: tuple[str, ...]
     signature: Signature
     heads: Mapping[str, str | None]
@@ -205,7 +205,7 @@ def removal_record(removed: Removed) -> dict[str, Any]:
         "quality": None if removed.quality is None else removed.quality.record(),
         "before": asdict(removed.before),
         "after": asdict(removed.after),
-        "times": [asdict(timing) for timing in removed.paces],
+        "times": [asdict(timing) for timing in removed.timings],
         "notes": list(removed.notes),
         "signature": str(removed.signature),
         "seconds": round(removed.seconds, 3),

@@ -309,7 +309,7 @@ def write_shrunk(
         verified=verified,
         before=done.before,
         after=size(done.checkpoint, done.data),
-        paces=times,
+        timings=times,
         notes=(
             *written.notes,
             *padding_note(done),

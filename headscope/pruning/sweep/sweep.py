@@ -65,7 +65,7 @@ from headscope.version import VERSION
 
 RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
 OF_CELL = OutputKind(
-    "cell", "run of a cell", "", (CHOICE.record, *CHOICE.writes, *DIRECTORY.within(FRESH), *TRAINING.within(RUN))
+    "cell", "run of a cell", "", (CHOICE.record, *CHOICE.writes, *DIRECTORY.in_folder(FRESH), *TRAINING.in_folder(RUN))
 )
 SWEEP = OutputKind(
     "sweep",
@@ -73,7 +73,7 @@ SWEEP = OutputKind(
     RECORD,
     (
         *(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.json"),
-        *OF_CELL.within(f"{RUNS}/*"),
+        *OF_CELL.in_folder(f"{RUNS}/*"),
     ),
     extensible=True,
 )

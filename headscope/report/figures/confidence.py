@@ -17,8 +17,7 @@ from headscope.config import option
 from headscope.errors import DataError
 from headscope.files.reading import read_object
 from headscope.report.layout.grid import parse_range
-from headscope.report.layout.legend import Entry, Legend
-from headscope.report.layout.methods import COLORS
+from headscope.report.layout.legend import COLORS, Entry, Legend
 from headscope.report.layout.page import Dashes, Page, Swatch
 from headscope.report.layout.panels import chart, share_limits
 from headscope.report.layout.style import cell_pitch, widest

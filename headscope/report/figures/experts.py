@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from headscope.heads import SITES
 from headscope.report.figures.training import SHARES, TrainingHistory
-from headscope.report.layout.legend import Legend
-from headscope.report.layout.methods import SITE_COLORS
+from headscope.report.layout.legend import SITE_COLORS, Legend
 from headscope.report.layout.page import (
     BAR,
     GREY,

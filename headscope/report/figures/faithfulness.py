@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from headscope.config import option
-from headscope.report.layout.legend import Entry, Legend
-from headscope.report.layout.methods import method_style
+from headscope.report.layout.legend import Entry, Legend, method_style
 from headscope.report.layout.page import (
     INK,
     LABEL,
@@ -34,7 +33,7 @@ WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 1.75, 1.25, 0.5, 0.22, 0.36
 WIDEST = 9.8
 ROW, TICKS = 0.2, 0.34  # inches of a bar, and of the numbers below all bars
 ORDERS: dict[str, Dashes] = {"most important first": "-", "least important first": "--"}
-WITHIN = 2  # standard deviations of random orders that grey shows
+DEVIATIONS = 2  # standard deviations of random orders that grey shows
 LIGHT = "#d9d9d9"  # the grey of random choices, as a band
 METRICS = {
     "loss": "rise of the loss (nats per token)",
@@ -113,7 +112,7 @@ def _entries(chance: pd.DataFrame) -> list[Entry]:
     entries: list[Entry] = [(Swatch(line=dash), INK, order) for order, dash in ORDERS.items()]
     entries.append(("", "", "band, whisker: 95 % interval over sentences"))
     if len(chance):
-        entries.insert(2, (Swatch(band=True), LIGHT, f"random orders: mean ± {WITHIN} standard deviations"))
+        entries.insert(2, (Swatch(band=True), LIGHT, f"random orders: mean ± {DEVIATIONS} standard deviations"))
     return entries
 
 
@@ -125,7 +124,7 @@ def _areas(page: Page, table: pd.DataFrame, top: float) -> None:
     low, high = table["area"] - table["area_low"], table["area_high"] - table["area"]
     middle, spread = table["area_random"].iloc[0], table["area_random_sd"].iloc[0]
     if pd.notna(middle) and pd.notna(spread):
-        reach = WITHIN * spread
+        reach = DEVIATIONS * spread
         axes.axvspan(middle - reach, middle + reach, color=LIGHT, lw=0, zorder=0)
     colors = [method_style(name).color for name in table["ranking"]]
     axes.barh(rows, table["area"], height=0.62, color=colors, alpha=0.9, zorder=2)
@@ -143,7 +142,7 @@ def _areas(page: Page, table: pd.DataFrame, top: float) -> None:
 
 def _curves(axes: Axes, ranking: pd.DataFrame, chance: pd.DataFrame, color: str) -> None:
     if len(chance):
-        reach = WITHIN * chance["std"]
+        reach = DEVIATIONS * chance["std"]
         axes.fill_between(chance.index, chance["mean"] - reach, chance["mean"] + reach, color=LIGHT, lw=0, zorder=1)
     for order, dash in ORDERS.items():
         curve = ranking[ranking["order"] == order]

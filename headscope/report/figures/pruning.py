@@ -15,9 +15,8 @@ from headscope.config import option
 from headscope.engine.declarations import head_functions
 from headscope.errors import ConfigError
 from headscope.report.layout.families import functions_of
-from headscope.report.layout.legend import Entry, Legend, method_entries
-from headscope.report.layout.methods import SITE_COLORS as SITES
-from headscope.report.layout.methods import method_style
+from headscope.report.layout.legend import SITE_COLORS as SITES
+from headscope.report.layout.legend import Entry, Legend, method_entries, method_style
 from headscope.report.layout.page import INK, TICK, Page, Swatch, even_width, flow, text_width
 from headscope.report.layout.panels import chart, share_limits
 from headscope.report.layout.style import panel_width, widest

@@ -18,8 +18,7 @@ from headscope.config import option
 from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.report.layout.families import contrast
-from headscope.report.layout.legend import Entry, Legend
-from headscope.report.layout.methods import SITE_COLORS, method_style
+from headscope.report.layout.legend import SITE_COLORS, Entry, Legend, method_style
 from headscope.report.layout.page import BAR, LABEL, PALE, TICK, Page, text_width
 from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun, MissingTable

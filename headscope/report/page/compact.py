@@ -11,8 +11,7 @@ from typing import Any
 import pandas as pd
 
 from headscope.report.layout.families import contrast, functions_of
-from headscope.report.page.comparison import places_of
-from headscope.report.page.importance import numbers
+from headscope.report.page.importance import numbers, places_of
 from headscope.report.page.numbers import palette, words
 from headscope.report.page.write import text
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from headscope.report.layout.families import functions_of
-from headscope.report.page.comparison import head_names
-from headscope.report.page.importance import best_ranking, importances, median_agreement, needed, numbers
+from headscope.report.page.importance import best_ranking, head_names, importances, median_agreement, needed, numbers
 from headscope.report.page.numbers import counted, with_interval, words
 
 Data = Mapping[str, Any]

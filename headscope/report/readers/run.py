@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
-from headscope.files.examples import Bytes, Example
 from headscope.files.reading import read_json
-from headscope.files.tables import read_csv
+from headscope.files.tables import Bytes, Example, read_csv
 from headscope.formats.story_of_heads.npz import Arrays
 from headscope.heads import SITES, Layout, Site
 from headscope.registry import unknown

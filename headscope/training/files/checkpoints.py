@@ -15,7 +15,7 @@ from headscope.files.replace import recover, replacing
 from headscope.files.writing import write_atomically
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.decoding.config import SearchConfig
+from headscope.model.decoding.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.training.run_state import TrainingRun
 

@@ -258,7 +258,7 @@ def test_a_choice_that_is_not_the_likeliest_is_not_kept(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: changed(self_heads=(3, 2)), r"its decoder have 3, 2, 3, 3 heads.*prune rank --uniform"),
+        (lambda: changed(self_heads=(3, 2)), r"its decoder have 3, 2, 3, 3 heads.*prune rank --allocate uniform"),
         (lambda: changed(activation="linear"), "the activation linear"),
         (lambda: changed(self_mixing="experts.v1"), "cannot be folded"),
         (lambda: trained_here(kind="lm"), "writes translation models"),

@@ -27,8 +27,8 @@ from headscope.formats.huggingface.native_models.targets import (
 from headscope.formats.huggingface.native_models.tokenizers import write_vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
-from headscope.model.native.folding import folded_weights, unmixed
-from headscope.model.native.positions import sinusoids
+from headscope.model.native.layers import sinusoids
+from headscope.model.native.shrink import folded_weights, unmixed
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 ACTIVATIONS = {"gelu-tanh": "gelu_pytorch_tanh"}

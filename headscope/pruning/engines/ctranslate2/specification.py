@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.model.native.positions import sinusoids
+from headscope.model.native.layers import sinusoids
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.pruning.engines.ctranslate2.translators import Translator
 
@@ -53,7 +53,7 @@ def misfits(config: TransformerConfig) -> list[str]:
         if len(set(counts)) > 1 or 0 in counts:
             reasons.append(
                 f"layers of its {side} have {', '.join(map(str, counts))} heads, and a stack has one number of them "
-                "(`prune rank --uniform` chooses heads so)"
+                "(`prune rank --allocate uniform` chooses heads so)"
             )
         facts = {
             f"values of its {side} have a width of their own (d_value)": stack.d_value not in (None, stack.d_head),

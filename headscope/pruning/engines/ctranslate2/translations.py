@@ -16,7 +16,7 @@ from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.model.decoding.config import SearchConfig
+from headscope.model.decoding.beams import SearchConfig
 from headscope.pruning.engines.base import refuse_difference
 from headscope.pruning.engines.ctranslate2.translators import Tokens, Translator
 from headscope.pruning.model_inputs import InputTexts

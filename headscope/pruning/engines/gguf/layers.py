@@ -163,7 +163,7 @@ class Decoder:
         if short:
             return (
                 f"It could with as many heads in every layer: {max(counts)} in {_numbered(short)} too (prune rank "
-                "--uniform chooses so, --pad fills up with heads of zeros)"
+                "--allocate uniform chooses so, --pad fills up with heads of zeros)"
             )
         return "It could without biases: removed with --compensate none, or with --export native"
 
