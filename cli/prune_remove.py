@@ -37,8 +37,8 @@ def remove(values: Mapping[str, Any], *, json: bool) -> None:
     show_removed(removed, values)
 
 
-def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> None:
-    """Print what a removal with these options saved and cost, and how it was proved."""
+def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, answer: str = "") -> None:
+    """Print what a removal with these options saved and cost, and how it was proved; last an `answer` in one line."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -91,8 +91,9 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> 
     for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
-    answer = f"{removed.path}: {done} ({removed.format}, {removed.export})"
-    console.show(console.ending([*verdict, answer], removed.path, after_removal(removed, options or {})))
+    made = f"{removed.path}: {done} ({removed.format}, {removed.export})"
+    answers, page = ([answer], removed.out / "page.html") if answer else ([*verdict, made], None)
+    console.show(console.ending(answers, removed.path, after_removal(removed, options or {}), page=page))
 
 
 def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:

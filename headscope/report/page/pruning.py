@@ -65,6 +65,7 @@ def removal_data(path: Path) -> dict[str, Any]:
         before, after = dict(record["before"]), dict(record["after"])
         sizes = [[titled(name, SIZES), rounded(before[name]), rounded(after[name])] for name in before if name in after]
         quality = _quality(record.get("quality"))
+        quality["quality"] += _quality(record.get("elsewhere"))["quality"]
         times = [
             [
                 str(time["what"]),
