@@ -46,9 +46,6 @@ from headscope.pruning.selection import OpenedSelection
 from headscope.pruning.shrink.opened import opened_with
 from headscope.pruning.shrink.run import PAGE, SIZES, run_shrink, small_model
 from headscope.registry import unknown
-from headscope.report.page.gather import report_of
-from headscope.report.page.pruning import pruning_data, removal_data
-from headscope.report.page.write import save_page
 
 
 def shrunk_copy(
@@ -98,8 +95,13 @@ def shrunk_folder(config: ShrinkConfig, *, progress: Progress = no_progress) -> 
 
 def _page_of_sizes(folder: Path, name: str) -> None:
     """The page of a folder that will have a name: the sizes that were tried, and what the removal did."""
-    sizes = [{**run, "name": f"{name}: sizes"} for run in pruning_data([folder / SIZES])]
-    save_page(report_of([], pruning=sizes, removals=[{**removal_data(folder), "name": name}]), folder / PAGE)
+    from headscope.report.page.gather import report_of
+    from headscope.report.page.pruning import pruning_data, removal_data
+    from headscope.report.page.write import save_page
+
+    sizes = [{**run, "name": f"{name}: sizes that were tried"} for run in pruning_data([folder / SIZES])]
+    report = report_of([], pruning=sizes, removals=[{**removal_data(folder), "name": name}])
+    save_page({**report, "title": name}, folder / PAGE)
 
 
 def shrunk_model(

@@ -154,6 +154,11 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             "margin": self.margin if self.searches else None,
             "keep": () if self.keep is None else (self.keep,),
             "fractions": SHARES if self.searches else () if self.fraction is None else (self.fraction,),
-            **{"score_sentences": self.calibration_sentences, "hiding": "random", "compensate": self.compensate},
+            **{
+                "score_sentences": self.calibration_sentences,
+                "hiding": "random",
+                "compensate": self.compensate,
+                "seeds": 1,
+            },
         }
         return SweepConfig(**{**shared, **options})

@@ -14,7 +14,7 @@ from headscope.errors import HeadscopeError
 from headscope.evaluation.before_after import verdict_words
 from headscope.files.reading import read_object
 from headscope.report.page.analysis import texts_of
-from headscope.report.page.numbers import rounded, rounded_all
+from headscope.report.page.numbers import LOSS, rounded, rounded_all
 from headscope.report.readers.pruning_runs import PruningRun, load_pruned
 from headscope.report.readers.run import RunError
 
@@ -42,7 +42,7 @@ CHECKED = {
     "searches": "searches",
 }
 """What the numbers of a removal's record are called; others are shown by their names, without underscores."""
-COLUMNS = {"cell": "run", "of": "of all", "low": "95 % from", "high": "to", "loss": "loss (nats)"}
+COLUMNS = {"cell": "run", "of": "of all", "low": "95 % from", "high": "to", "loss": LOSS}
 
 
 def is_removal(path: Path) -> bool:
@@ -99,7 +99,7 @@ def _quality(record: Any) -> dict[str, Any]:
     text = f"{record['title']} ({record['sentences']} sentences, {Path(str(record['text'])).name})"
     rows = [[text, rounded(record["before"]["value"]), rounded(record["after"]["value"])]]
     if record.get("loss"):
-        rows.append(["loss (nats)", *rounded_all(record["loss"])])
+        rows.append([LOSS, *rounded_all(record["loss"])])
     return {"quality": rows, "verdict": verdict_words(record)}
 
 
