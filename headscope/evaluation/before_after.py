@@ -10,7 +10,7 @@ from headscope.bootstrap import Array, Bootstrap
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
-from headscope.evaluation.comparison import Comparison, compare_scores, resampled
+from headscope.evaluation.comparison import Comparison, compare_scores, losses_left_out
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric
@@ -84,10 +84,9 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
     why = no_baseline(metric, first, bootstrap, margin=asked.margin, floor=metric.floor(before, data))
     verdict = None
     if not why:
-        old, new = (resampled(metric, sums, bootstrap) for sums in (first, second))
-        baseline = float(old[0])
-        margin, worse = asked.margin.of(baseline), metric.worse(new, old)
-        verdict = judge(worse, margin=margin, baseline=baseline or 1.0, groups=len(first))
+        baseline = float(metric.of(first.sum(axis=0)[None])[0])
+        worse = losses_left_out(metric, second, first)
+        verdict = judge(worse, margin=asked.margin.of(baseline), baseline=baseline or 1.0)
     old_loss, new_loss = (float(total / count) for total, count in (each.loss.sum(axis=0) for each in scores))
     return QualityChange(
         metric=metric.name,
