@@ -12,7 +12,7 @@ import torch
 from headscope.bootstrap import Array
 
 POINTS, WEIGHTS = np.polynomial.legendre.leggauss(96)
-STEP = 0.05  # of integrals by equal steps
+STEP = 0.03  # of integrals by equal steps: 1e-8 of what they are, also of 1,024 sentences and one that is lost
 
 
 def normal_quantile(share: float) -> float:
@@ -60,7 +60,7 @@ def student_quantile(share: float, freedom: int) -> float:
 
 
 def dirichlet_mean_quantile(values: Array, share: float) -> float:
-    """Quantile of Σ w_i values_i with weights w of Dirichlet(1, …, 1), to 1e-7 of the values' range.
+    """Quantile of Σ w_i values_i with weights w of Dirichlet(1, …, 1), to 1e-8 of the values' range.
 
     Weights are exponentials E_i over their sum, so P(Σ w_i v_i ≤ u) = P(Σ E_i (v_i − u) ≤ 0), solved for u by false
     position (Illinois: an end that stays counts half).
@@ -69,12 +69,12 @@ def dirichlet_mean_quantile(values: Array, share: float) -> float:
     low, high = float(numbers[0]), float(numbers[-1])
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         return high
-    precision = 1e-7 * (high - low)
+    precision = 1e-9 * (high - low)
     below, above, missed, middle = -share, 1 - share, 0.0, low
     while high - low > precision:
         before, last = missed, middle
         middle = (low * above - high * below) / (above - below)
-        missed = exponential_sum_tail(numbers - middle, counts) - share
+        missed = exponential_sum_tail(numbers - middle, counts.astype(float)) - share
         if abs(middle - last) <= precision or missed == 0:
             break
         if missed < 0:

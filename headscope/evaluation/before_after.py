@@ -14,7 +14,7 @@ from headscope.evaluation.comparison import Comparison, compare_scores, losses_l
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric
-from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, judge
+from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, judge, why_open
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 
@@ -131,5 +131,6 @@ def verdict_words(change: Mapping[str, Any]) -> str:
         return f"{change['title']}: non-inferior within {size}: {numbers}"
     if judged["verdict"] == WORSE:
         return f"{change['title']}: worse, beyond the margin of non-inferiority, {size}: {numbers}"
-    seen = f"; {change['sentences']} sentences could have seen a loss of {judged['detectable']:.3g} at least"
-    return f"{change['title']}: non-inferior within {size} is not established: {numbers}{seen}"
+    limits = {name: judged[name] for name in ("worse_limit", "margin", "detectable")}
+    seen = why_open(**limits, text=f"{change['sentences']} sentences")
+    return f"{change['title']}: non-inferior within {size} is not established: {numbers}; {seen}"

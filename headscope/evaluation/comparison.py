@@ -41,7 +41,7 @@ def resampled(metric: Metric, sums: Array, bootstrap: Bootstrap) -> Array:
 
 
 def losses_left_out(metric: Metric, sums: Array, reference: Array) -> Array:
-    """How much worse the metric of sums [g c] is than that of a reference [g c]: of all groups, then without each: [1 + g]."""
+    """How much worse the metric of sums [g c] is than of a reference [g c]: of all, and without each group [1 + g]."""
     return metric.worse(left_out(metric, sums), left_out(metric, reference))
 
 

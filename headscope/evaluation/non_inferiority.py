@@ -20,7 +20,8 @@ from headscope.bootstrap import LEVEL, Array
 from headscope.tails import dirichlet_mean_quantile, normal_quantile, student_quantile
 
 POWER = 0.8
-FEWEST = 20  # sentences; of fewer, not even a log-normal's tail shows
+FEWEST = 60  # sentences: of fewer, 5 % may be lost without one that shows it
+BEYOND = 1.25  # the largest possible loss, in distances of the largest seen from the mean
 NON_INFERIOR, WORSE, OPEN, UNTESTED = "non-inferior", "worse", "not established", "not tested"
 
 
@@ -50,28 +51,33 @@ def judge(worse: Array, *, margin: float, baseline: float, level: float = LEVEL)
     in which that largest loss takes part once (Gaffke 2005; Learned-Miller & Thomas 2019, 1905.06208: no exception is
     known, a proof neither). Of losses that are 0 or 1 it is that of Clopper & Pearson; where nothing differs it leaves
     1 − 0.05^(1/g) of the text to be lost (the rule of three). The largest loss is taken to be the `baseline`: a
-    sentence lost altogether; or, where a group loses as much, as far above the most as that is above the mean. The
-    limit is Student's where that is farther out.
+    sentence lost altogether; or, where a group loses about as much, a quarter farther above the mean than the most,
+    as what has no largest loss needs. The limit is Student's where that is farther out.
 
     Seeds are drawn as sentences are: Student's limit of their means, with the degrees of freedom of seeds, is put
     together with that of sentences as the root of the sum of squared distances (MOVER: Zou & Donner 2008). Of fewer
-    than 20 groups nothing is established. NaN where the metric is not finite, or there is one group.
+    than 60 groups nothing is established. NaN where the metric is not finite, or there is one group.
     """
     worse = np.atleast_2d(worse)  # [seed 1+g]
     observed = float(worse[:, 0].mean())
     if not np.isfinite(worse).all() or worse.shape[1] < 3:
-        return NonInferiority(
-            observed, math.nan, margin, math.nan, WORSE if observed == math.inf else OPEN, level
-        )
+        return NonInferiority(observed, math.nan, margin, math.nan, WORSE if observed == math.inf else OPEN, level)
     losses = influences(worse.mean(axis=0))
     seeds = seed_reach(worse[:, 0], level)
     above = math.hypot(sentence_reach(losses, abs(baseline), level), seeds)
-    below = math.hypot(sentence_reach(-losses, 0.0, level), seeds)
-    low, high = observed - below, observed + above
+    high = observed + above
     error = math.hypot(_standard_error(losses), _standard_error(worse[:, 0]))
-    established = high <= margin and len(losses) >= FEWEST
-    verdict = NON_INFERIOR if established else WORSE if low > margin else OPEN
+    if high <= margin:
+        verdict = NON_INFERIOR if len(losses) >= FEWEST else OPEN
+    else:
+        verdict = WORSE if observed > margin and _lower_limit(worse, losses, level) > margin else OPEN
     return NonInferiority(observed, high, margin, above + normal_quantile(POWER) * error, verdict, level)
+
+
+def _lower_limit(worse: Array, losses: Array, level: float) -> float:
+    """As the upper one, with nothing known of the largest gain."""
+    below = math.hypot(sentence_reach(-losses, -math.inf, level), seed_reach(worse[:, 0], level))
+    return float(worse[:, 0].mean()) - below
 
 
 def influences(worse: Array) -> Array:
@@ -84,7 +90,7 @@ def influences(worse: Array) -> Array:
 def sentence_reach(losses: Array, largest: float, level: float) -> float:
     """How far above its mean of losses [g] the true one may be, where no group loses more than `largest`."""
     mean = float(losses.mean())
-    most = max(largest, 2 * float(losses.max()) - mean)
+    most = max(largest, mean + BEYOND * (float(losses.max()) - mean))
     limit = dirichlet_mean_quantile(np.append(losses, most), level)
     return max(limit - mean, student_quantile(level, len(losses) - 1) * _standard_error(losses))
 
@@ -109,6 +115,13 @@ def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority
     passed = len(list(established(verdicts)))
     rest = [replace(each, verdict=UNTESTED) if each.verdict != WORSE else each for each in verdicts[passed + 1 :]]
     return [*verdicts[: passed + 1], *rest]
+
+
+def why_open(*, worse_limit: float, margin: float, detectable: float, text: str) -> str:
+    """Why a verdict establishes nothing, of what `text` names."""
+    if worse_limit <= margin:
+        return f"fewer than {FEWEST} sentences establish nothing"
+    return f"{text} could have seen a loss of {detectable:.3g} at least"
 
 
 def _standard_error(values: Array) -> float:
