@@ -12,6 +12,7 @@ import torch
 from headscope.bootstrap import Array
 
 POINTS, WEIGHTS = np.polynomial.legendre.leggauss(96)
+STEP = 0.03  # of integrals by equal steps: 1e-8 of what they are, also of 1,024 sentences and one that is lost
 
 
 def normal_quantile(share: float) -> float:
@@ -56,3 +57,45 @@ def student_quantile(share: float, freedom: int) -> float:
         tail = float(student_upper_tail(np.array([middle]), np.array([float(freedom)]))[0])
         low, high = (middle, high) if tail > 1 - share else (low, middle)
     return (low + high) / 2
+
+
+def dirichlet_mean_quantile(values: Array, share: float) -> float:
+    """Quantile of Σ w_i values_i with weights w of Dirichlet(1, …, 1), to 1e-8 of the values' range.
+
+    Weights are exponentials E_i over their sum, so P(Σ w_i v_i ≤ u) = P(Σ E_i (v_i − u) ≤ 0), solved for u by false
+    position (Illinois: an end that stays counts half).
+    """
+    numbers, counts = np.unique(values, return_counts=True)
+    low, high = float(numbers[0]), float(numbers[-1])
+    if high - low <= 1e-12 * max(abs(low), abs(high)):
+        return high
+    precision = 1e-9 * (high - low)
+    below, above, missed, middle = -share, 1 - share, 0.0, low
+    while high - low > precision:
+        before, last = missed, middle
+        middle = (low * above - high * below) / (above - below)
+        missed = exponential_sum_tail(numbers - middle, counts.astype(float)) - share
+        if abs(middle - last) <= precision or missed == 0:
+            break
+        if missed < 0:
+            low, below, above = middle, missed, above / (2 if before < 0 else 1)
+        else:
+            high, above, below = middle, missed, below / (2 if before > 0 else 1)
+    return middle
+
+
+def exponential_sum_tail(scales: Array, counts: Array) -> float:
+    """P(Σ scales_i E_i ≤ 0) of independent standard exponentials, so many (`counts`) of each scale.
+
+    By inversion of the characteristic function Π (1 − i s t)^−1 (Gil-Pelaez 1951), in equal steps of y, with
+    t = exp(y − exp(−y)) in units of the sum's standard deviation.
+    """
+    scales = scales / np.sqrt(counts @ scales**2)
+    coarse = np.arange(1.0, 60.0)
+    decay = counts @ np.log1p((scales[:, None] * np.exp(coarse)) ** 2) / 2
+    end = coarse[min(int((decay < 36).sum()), len(coarse) - 1)]  # where the integrand is e^−36 at most
+    y = np.arange(-3.6, end + STEP, STEP)
+    products = scales[:, None] * np.exp(y - np.exp(-y))  # [s n]
+    angle = counts @ np.arctan(products)
+    size = counts @ np.log1p(products**2) / 2
+    return float(0.5 - STEP / np.pi * (np.sin(angle) * np.exp(-size) * (1 + np.exp(-y))).sum())
