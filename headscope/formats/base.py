@@ -202,8 +202,12 @@ class Checkpoint(ABC):
         """The id of a subword, None where the vocabulary lacks it."""
 
     @abstractmethod
-    def plain_ids(self) -> list[int]:
-        """Ids that text can have: without padding, start, end, and other special ones."""
+    def plain_ids(self, side: SideName = "source") -> list[int]:
+        """Ids that text of a side can have: without padding, start, end, and other special ones."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int], *, side: SideName = "source") -> str:
+        """The text that ids of a side stand for, as `encode` takes text."""
 
     def common_ids(self) -> list[int]:
         """Ids that text can have on every side: what may be put before an encoder and its decoder alike."""

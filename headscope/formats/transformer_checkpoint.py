@@ -120,11 +120,15 @@ class TransformerCheckpoint(Checkpoint):
     def id_of(self, subword: str) -> int | None:
         return self._side("source").id_of(subword)
 
-    def plain_ids(self) -> list[int]:
-        return self._side("source").plain_ids()
+    def plain_ids(self, side: SideName = "source") -> list[int]:
+        return self._side(side).plain_ids()
+
+    def decode(self, ids: Sequence[int], *, side: SideName = "source") -> str:
+        vocabulary = self._side(side)
+        return vocabulary.decode(ids, keep_pieces=vocabulary.splitter.codes is None)
 
     def common_ids(self) -> list[int]:
-        on_target = set(self._side("target").plain_ids())
+        on_target = set(self.plain_ids("target"))
         return [number for number in self.plain_ids() if number in on_target]
 
     def start_ids(self) -> list[int]:

@@ -14,7 +14,8 @@ import transformers
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.calibration import CalibrationText, compensated
+from headscope.pruning.closed_form.bench import compensated
+from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections

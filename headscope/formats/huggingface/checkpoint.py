@@ -169,10 +169,14 @@ class HuggingFaceCheckpoint(Predicting):
         number: int | None = self._tokenizer().get_vocab().get(subword)
         return number
 
-    def plain_ids(self) -> list[int]:
+    def plain_ids(self, side: SideName = "source") -> list[int]:
         size = int(text_config(self.config).vocab_size)
         ids = set(self._tokenizer().get_vocab().values()) if self.tokenizer else set(range(size))
         return sorted(number for number in ids - self._special if number < size)
+
+    def decode(self, ids: Sequence[int], *, side: SideName = "source") -> str:
+        text: str = self._tokenizer().decode(list(ids))
+        return text
 
     def start_ids(self) -> list[int]:
         ids = self._tokenizer()("a")["input_ids"]

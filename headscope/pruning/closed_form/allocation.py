@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.compensate import RefittedCopy, reached, refit_module
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.moments import Moments
+from headscope.pruning.closed_form.moments import ModuleMoments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import Refit
 from headscope.pruning.options.refit import RefitOptions
@@ -27,7 +27,7 @@ TIE = 1e-9
 
 def measured_allocation(
     meter: DamageMeter,
-    moments: Moments,
+    moments: ModuleMoments,
     orders: Sequence[ModuleOrder],
     options: RefitOptions | None = None,
     *,
@@ -78,7 +78,7 @@ def measured_allocation(
 class _Refits:
     """Refits of every module with its first units gone, each made once."""
 
-    def __init__(self, moments: Moments, orders: Sequence[ModuleOrder], options: RefitOptions) -> None:
+    def __init__(self, moments: ModuleMoments, orders: Sequence[ModuleOrder], options: RefitOptions) -> None:
         self.moments, self.orders, self.options = moments, orders, options
         self.made: dict[tuple[int, int], Refit] = {}
 

@@ -1,23 +1,18 @@
-"""Calibration of a removal: the text that W_O is refitted on, the text held out, and what refitting is worth there."""
+"""Calibration of a removal: the text that W_O is refitted on, the text held out, and what a refit has done there."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId
-from headscope.model.gating import masked
-from headscope.pruning.closed_form.compensate import ModuleRefit, compensate, refitted_model
-from headscope.pruning.closed_form.damage import DamageMeter, Performance
-from headscope.pruning.closed_form.moments import Moments, collect_moments
-from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.refit import Refit, RefitOptions, check_texts
+from headscope.pruning.closed_form.choice import Choice
+from headscope.pruning.closed_form.compensate import ModuleRefit
+from headscope.pruning.closed_form.damage import Performance
+from headscope.pruning.options.refit import Refit, anchor_name, check_texts
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
@@ -63,8 +58,10 @@ def split_text(corpus: Corpus, valid: Corpus | None, *, sentences: int) -> Calib
 class Compensated:
     """A checkpoint whose output projections make up for `heads` that are masked, of the same size.
 
-    `refits` has every module that changed, `performance` the objective on held-out text of the intact model, with the
-    heads masked or key/value groups merged ("removed"), and "refitted". `seconds` are those of moments and refits.
+    `options` are those of the compensation that was taken. `refits` has every module that changed, `performance` the
+    objective on held-out text of the intact model, with the heads masked or key/value groups merged ("removed"), and
+    "refitted". `choice` has the same on a second text, of all that was compared; None where nothing was refitted.
+    `seconds` are those of moments and refits.
     """
 
     checkpoint: Checkpoint
@@ -73,16 +70,19 @@ class Compensated:
     refits: Sequence[ModuleRefit]
     performance: dict[str, Performance]
     seconds: float
+    choice: Choice | None = None
 
     def record(self) -> dict[str, Any]:
         """What `pruning.json` says of it; errors are shares of the energy of a module's output."""
         return {
             "method": self.options.method,
             "damping": self.options.damping,
+            "anchor": anchor_name(self.options.anchor) or "none",
             "sequential": self.options.sequential,
             "calibration": {"text": self.text.calibration.name, "sentences": self.text.calibration.count},
             "held_out": {"text": self.text.held_out.name, "sentences": self.text.held_out.count},
             "performance": {name: asdict(performance) for name, performance in self.performance.items()},
+            "choice": None if self.choice is None else self.choice.record(),
             "modules": [_module_record(refit) for refit in self.refits],
             "seconds": round(self.seconds, 3),
         }
@@ -92,9 +92,10 @@ class Compensated:
         if self.options.method == "none":
             return {}
         text = self.text.calibration
-        how = "-sequential" if self.options.sequential else ""
+        anchor = anchor_name(self.options.anchor)
+        how = ["sequential"] * self.options.sequential + [f"anchor={anchor}"] * bool(anchor)
         return {
-            "compensate": f"{self.options.method}{how}",
+            "compensate": "-".join([self.options.method, *how]),
             "damping": f"{self.options.damping:g}",
             "calibration": f"{text.digest[:8]}x{text.count}",
         }
@@ -104,7 +105,7 @@ class Compensated:
         linear = [refit for refit in self.refits if not refit.affine]
         raised = [refit for refit in self.refits if refit.refit.raised]
         unfollowed = [refit for refit in self.refits if self.options.sequential and not refit.residual]
-        remarks = []
+        remarks = [self.choice.warning] if self.choice is not None and self.choice.warning else []
         if unfollowed:
             remarks.append(
                 f"{len(unfollowed)} of {len(self.refits)} attention modules are refitted to their own outputs only: "
@@ -134,59 +135,3 @@ def _module_record(refit: ModuleRefit) -> dict[str, Any]:
         "lambda": refit.refit.damping,
         "raised": refit.refit.raised,
     }
-
-
-def refitted(
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    heads: Collection[HeadId],
-    options: RefitOptions,
-    *,
-    altered: Checkpoint | None = None,
-    moments: Moments | None = None,
-    batching: BatchingOptions | None = None,
-) -> tuple[Checkpoint, Sequence[ModuleRefit]]:
-    """The checkpoint, or what `altered` it, with output projections that make up for `heads`; and what was refitted.
-
-    Of the same size and in memory only. `moments` are those of the intact model on `corpus`, where they are known.
-    ConfigError as of `compensate`.
-    """
-    refits: Sequence[ModuleRefit] = []
-    if options.sequential or (altered is not None and options.method != "none"):
-        refits = sequential_refits(checkpoint, corpus, heads, options, altered=altered, batching=batching)
-    elif altered is None:
-        moments = moments or collect_moments(checkpoint, corpus, batching=batching)
-        refits = compensate(checkpoint, moments, heads, options)
-    return checkpoint.with_model(refitted_model(altered or checkpoint, refits)), refits
-
-
-def compensated(
-    checkpoint: Checkpoint,
-    heads: Sequence[HeadId],
-    text: CalibrationText,
-    options: Refit,
-    *,
-    altered: Checkpoint | None = None,
-    add_bias: bool = False,
-    batching: BatchingOptions | None = None,
-    seed: int = 1,
-) -> Compensated:
-    """Refit the output projections for the removal of `heads`, and measure what that is worth on held-out text.
-
-    The checkpoint stays as it is. `altered` is what it becomes where no heads go and its key/value groups are merged:
-    its modules are refitted one after the other. ConfigError for heads that cannot be compensated and text that does
-    not reach them.
-    """
-    began = time.monotonic()
-    refit = RefitOptions(
-        method=options.method, damping=options.damping, add_bias=add_bias, sequential=options.sequential
-    )
-    made, refits = refitted(checkpoint, text.calibration, heads, refit, altered=altered, batching=batching)
-    seconds = time.monotonic() - began
-    meter = DamageMeter.of(checkpoint, text.held_out, batching=batching, objective=options.objective, seed=seed)
-    performance = {"intact": meter.measure()}
-    with masked(checkpoint.model, heads):
-        performance["removed"] = meter.measure(None if altered is None else altered.model)
-    if options.method != "none":
-        performance["refitted"] = meter.measure(made.model)
-    return Compensated(made, options, text, refits, performance, seconds)

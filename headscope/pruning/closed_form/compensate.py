@@ -18,10 +18,10 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, describe_heads
 from headscope.model.native.folding import fold_mixings
 from headscope.model.native.transformer import Transformer
-from headscope.model.projections import add_bias
+from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.storage.stored_weights import why_not_changed
 from headscope.pruning.closed_form.large_sums import LargeSums
-from headscope.pruning.closed_form.moments import ContextMoments, Moments
+from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
 from headscope.pruning.options.refit import RefitOptions
@@ -43,7 +43,7 @@ class ModuleRefit:
 
 
 def compensate(
-    checkpoint: Checkpoint, moments: Moments, heads: Collection[HeadId], options: RefitOptions | None = None
+    checkpoint: Checkpoint, moments: ModuleMoments, heads: Collection[HeadId], options: RefitOptions | None = None
 ) -> list[ModuleRefit]:
     """What makes up for `heads` in every module that loses some, all from moments of the intact model.
 
@@ -82,7 +82,7 @@ def heads_by_module(
     return modules
 
 
-def reached(moments: Moments, projection: OutputProjection) -> ContextMoments:
+def reached(moments: ModuleMoments, projection: OutputProjection) -> ContextMoments:
     """The moments of a module; ConfigError where the text did not reach it."""
     of_module = moments.of(projection)
     if of_module is None:
@@ -147,7 +147,7 @@ class RefittedCopy:
         if projection.has_bias:
             bias = self._intact.get_submodule(projection.owner).get_parameter("bias")
             owner.get_parameter("bias").copy_(bias + refit.shift.to(bias))
-        elif bool(refit.shift.any()):
+        elif has_added_bias(owner) or bool(refit.shift.any()):
             add_bias(owner, refit.shift.to(weight))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +110,14 @@ class Moments:
         """The moments of a module over all layers that it serves; None where the text did not reach it."""
         sums = [self.sites[place] for place in projection.places if place in self.sites]
         return reduce(ContextMoments.merge, sums) if sums else None
+
+
+class ModuleMoments(Protocol):
+    """The moments of every module, of one text or of several."""
+
+    def of(self, projection: OutputProjection) -> ContextMoments | None:
+        """Those of a module; None where no text reached it."""
+        ...
 
 
 def text_batches(

@@ -8,10 +8,10 @@ refitted too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.threads import threads_for_pass
+from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
@@ -68,6 +69,20 @@ class PairMoments:
         self.cross += (pruned.T @ target).cpu()
         self.target_energy += float(target.square().sum())
 
+    def scaled(self, share: float, *, tokens: int) -> PairMoments:
+        """A share of these means, as sums over so many tokens; `merge` puts shares together."""
+        factor = share * tokens / self.tokens
+        sums = {name: factor * getattr(self, name) for name in SUMS}
+        return PairMoments(**sums, tokens=tokens, streams=tokens if self.streams == self.tokens else 0)
+
+    def merge(self, other: PairMoments) -> PairMoments:
+        """The sums of two shares over the same number of tokens."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in SUMS}
+        return PairMoments(**sums, tokens=self.tokens, streams=min(self.streams, other.streams))
+
+
+SUMS = ("total", "products", "pruned", "pruned_products", "target", "cross", "target_energy")
+
 
 def sequential_refits(
     checkpoint: Checkpoint,
@@ -78,12 +93,14 @@ def sequential_refits(
     altered: Checkpoint | None = None,
     residual: bool = True,
     batching: BatchingOptions | None = None,
+    beside: Sequence[WeightedText] = (),
 ) -> list[ModuleRefit]:
     """Refits of every module from the first on that loses heads, in the order in which the model calls them.
 
     With `altered`, a model of the same sizes and output projections whose contexts are others (merged key/value
     groups), all its modules are refitted to what the intact ones give. With `residual` a module also makes up for what
-    earlier refits left of the change of the residual stream.
+    earlier refits left of the change of the residual stream. Texts that stand `beside` the corpus have their weights,
+    and the corpus what is left of 1.
     ConfigError where `options` are not for least squares, for heads that the model lacks or whose columns cannot be
     told, and for modules that the text does not reach.
     """
@@ -95,13 +112,27 @@ def sequential_refits(
     losing = (number for number, (_, of_module) in enumerate(modules) if of_module or altered is not None)
     first = next(losing, len(modules))
     made = RefittedCopy(altered or checkpoint, [projection for projection, _ in modules])
+    texts = [(corpus, 1 - sum(text.weight for text in beside)), *beside]
     refits = []
     for projection, of_module in modules[first:]:
         pruned = checkpoint.with_model(made.model)
-        pair = _pair_moments(checkpoint, pruned, text_batches(checkpoint, corpus, batching), projection, residual)
+        pairs = [
+            _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), projection, residual)
+            for text, _ in texts
+        ]
+        pair = _weighted(pairs, [weight for _, weight in texts])
         refits.append(_refit(projection, pair, of_module, options, altered=altered is not None))
         made.put(projection, refits[-1].refit)
     return refits
+
+
+def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMoments:
+    """Moments of several texts with their weights, as sums over the tokens of the first."""
+    first = pairs[0]
+    there = [(pair, weight) for pair, weight in zip(pairs, weights, strict=True) if weight and pair.tokens]
+    if len(there) < 2 or not first.tokens:
+        return first
+    return reduce(PairMoments.merge, (pair.scaled(weight, tokens=first.tokens) for pair, weight in there))
 
 
 def _refit(

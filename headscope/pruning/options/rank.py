@@ -10,8 +10,8 @@ from headscope.config.inputs import DATA
 from headscope.config.option import option
 from headscope.errors import ConfigError, check_one_given
 from headscope.files.reading import is_file
-from headscope.pruning.options.refit import DAMPING, RefitOptions
-from headscope.pruning.options.shared import COMPENSATION, HEADS, SelectionConfig
+from headscope.pruning.options.refit import DAMPING, RefitOptions, as_text
+from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, SelectionConfig
 
 End = Literal["lowest", "highest"]
 """Which end of a ranking stays."""
@@ -56,6 +56,7 @@ class RankConfig(SelectionConfig):
         metavar="none|mean|least-squares",
         panel=COMPENSATION,
     )
+    anchor: tuple[str, ...] = option((), ANCHOR, metavar="NAME|FILE[,TARGET]", panel=COMPENSATION)
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
     damping: float = option(
         DAMPING, "Ridge of criteria and allocations that refit, a share of the mean second moment.", panel=HEADS
@@ -93,7 +94,12 @@ class RankConfig(SelectionConfig):
     @property
     def refit(self) -> RefitOptions:
         """How output projections are refitted."""
-        return RefitOptions(method=self.compensate, damping=self.damping, sequential=self.sequential)
+        return RefitOptions(
+            method=self.compensate,
+            damping=self.damping,
+            sequential=self.sequential,
+            anchor=as_text(self.anchor),
+        )
 
     @property
     def allocation(self) -> str:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
 
 from headscope.errors import ConfigError
 from headscope.registry import unknown
 
 COMPENSATIONS = ("none", "mean", "least-squares")
+AUTO = "auto"
+"""The compensation that harms least, of several."""
+ANCHORS = ("none", "random", "shuffled", "mixed")
 DAMPING = 1e-4
 """λ as a share of the mean of the diagonal of second moments."""
+
+OtherText = Any
+"""A text besides that of a calibration: the path of a file, a list of sentences, or (source, target) of such two."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +28,16 @@ class RefitOptions:
     """How output projections are refitted: `method` is one of `COMPENSATIONS`, λ a share of the mean second moment.
 
     `damping` is that share. `add_bias`: an output projection without a bias gets one; else its refit is linear.
-    `sequential`: module after module (see `sequential`), for least squares only. ConfigError for a method that there is
-    not.
+    `sequential`: module after module (see `sequential`), for least squares only. `anchor` says whose moments are added
+    to those of the calibration text (see `anchors`): one of `ANCHORS`, "" for none, or a text. ConfigError for a method
+    that there is not.
     """
 
     method: str = "least-squares"
     damping: float = DAMPING
     add_bias: bool = False
     sequential: bool = False
+    anchor: OtherText = ""
 
     def __post_init__(self) -> None:
         check_damping(self.damping)
@@ -38,16 +49,23 @@ class RefitOptions:
     @property
     def name(self) -> str:
         """For signatures."""
-        return f"{self.method}{'-sequential' if self.sequential else ''}"
+        anchor = anchor_name(self.anchor)
+        return "-".join([self.method, *(["sequential"] if self.sequential else []), *([anchor] if anchor else [])])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refit:
-    """How the heads that stay make up for those that go: `method` is "least-squares", "mean" or "none".
+    """How the heads that stay make up for those that go: `method` is "least-squares", "mean", "none" or "auto".
 
     `damping` is λ as a share of the mean second moment of the contexts. `sentences` of the text are calibrated on.
     `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
     `objective` is what held-out text is measured by (empty: what fits the model).
+    `anchor` adds the moments of text that costs nothing to those of the calibration text, so that a refit holds on
+    other text too: "random" subwords, "shuffled" words of the calibration text, "mixed" (both), "none", or a text of
+    your own. "auto" compares none, mean and least squares, with anchors and dampings unless these are given, on
+    held-out text and on a second text, and takes what harms least on the worse of the two. `check` is that second text
+    (default: a general sample that ships in the language of the text, random subwords where that is not known).
+    Texts are a file's path, a list of sentences, or a pair (source, target) of these.
     ConfigError for values of a wrong type, an unknown method, a negative damping, and options that a method lacks.
     """
 
@@ -56,13 +74,22 @@ class Refit:
     sentences: int = 1000
     sequential: bool = False
     objective: str = ""
+    anchor: OtherText = ""
+    check: OtherText = ()
 
     def __post_init__(self) -> None:
         for name, (kind, words) in _KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
                 raise ConfigError(f"{name}={value!r:.60} is of the wrong type; give {words}")
-        check_refit(self.method, damping=self.damping, sentences=self.sentences, sequential=self.sequential)
+        check_refit(
+            self.method,
+            damping=self.damping,
+            sentences=self.sentences,
+            sequential=self.sequential,
+            anchor=self.anchor,
+            check=self.check,
+        )
 
 
 _KINDS: dict[str, tuple[type, str]] = {
@@ -75,19 +102,32 @@ _KINDS: dict[str, tuple[type, str]] = {
 
 
 def check_refit(
-    method: str, *, damping: float, sentences: int, sequential: bool, names: tuple[str, ...] = tuple(_KINDS)
+    method: str,
+    *,
+    damping: float,
+    sentences: int,
+    sequential: bool,
+    anchor: OtherText = "",
+    check: OtherText = (),
+    names: tuple[str, ...] = ("method", "damping", "sentences", "sequential", "anchor", "check"),
 ) -> None:
     """ConfigError for options of a removal's refit that are out of bounds or do not fit `method`.
 
-    `names` are what the caller has for method, damping, sentences and sequential.
+    `names` are what the caller has for method, damping, sentences, sequential, anchor and check.
     """
-    RefitOptions(method=method)
+    if method != AUTO and method not in COMPENSATIONS:
+        raise ConfigError(unknown("compensation", method, [*COMPENSATIONS, AUTO]))
     check_damping(damping, name=names[1])
     if sentences < 1:
         raise ConfigError(f"{names[2]} {sentences}: at least 1 is needed")
-    for name, is_given in ((names[1], damping != DAMPING), (names[3], sequential)):
-        if is_given and method != "least-squares":
+    refits = method in ("least-squares", AUTO)
+    given = {names[1]: damping != DAMPING, names[3]: sequential, names[4]: bool(anchor)}
+    for name, is_given in given.items():
+        if is_given and not refits:
             raise ConfigError(f"{name} is for {names[0]} least-squares, not {method}")
+    if check and method == "none":
+        raise ConfigError(f"{names[5]} is what a refit is compared on; give {names[0]} {AUTO}")
+    anchor_files(anchor, name=names[4])
 
 
 def check_texts(options: Refit, *, has_text: bool) -> None:
@@ -101,3 +141,35 @@ def check_damping(share: float, *, name: str = "--damping") -> None:
     """ConfigError for a damping that is negative or not finite."""
     if not 0 <= share < math.inf:
         raise ConfigError(f"{name} {share:g}: a share of the mean second moment, at least 0 and finite")
+
+
+def as_text(words: Sequence[str]) -> OtherText:
+    """What an option with commas says: one of `ANCHORS`, a file, or two files (source and target)."""
+    return words[0] if len(words) == 1 else tuple(words)
+
+
+def anchor_name(anchor: OtherText) -> str:
+    """One of `ANCHORS`, "" for none, and for a text "text"."""
+    if isinstance(anchor, str) and anchor in ANCHORS:
+        return "" if anchor == "none" else anchor
+    return "text" if anchor else ""
+
+
+def anchor_files(anchor: OtherText, *, name: str = "--anchor") -> tuple[Any, ...]:
+    """Source and target of a text, both as files or lists; () for what is named. ConfigError for an unknown name."""
+    if isinstance(anchor, str) and anchor in ("", *ANCHORS):
+        return ()
+    if isinstance(anchor, str) and "/" not in anchor and "." not in anchor and not Path(anchor).exists():
+        raise ConfigError(f"{name}: {unknown('anchor', anchor, list(ANCHORS))}, or a file")
+    return sides(anchor, name=name)
+
+
+def sides(text: OtherText, *, name: str) -> tuple[Any, ...]:
+    """Source and target of a text, (): there is none; ConfigError for more than two."""
+    if isinstance(text, (str, Path)):
+        return (text,)
+    if isinstance(text, tuple):
+        if len(text) > 2:
+            raise ConfigError(f"{name}: {len(text)} files; give one, or source and target: FILE,TARGET")
+        return text
+    return (text,) if text else ()

@@ -10,8 +10,8 @@ from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import SEQUENTIAL
-from headscope.pruning.options.refit import DAMPING, Refit, check_refit, check_texts
-from headscope.pruning.options.shared import COMPENSATION, HEADS
+from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
+from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, HEADS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +74,19 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     compensate: str = option(
         "none",
         "Refit what is left of the output projections on --source, in closed form: least-squares refits weights and "
-        "bias, mean moves the mean of removed heads into the bias.",
-        metavar="none|mean|least-squares",
+        "bias, mean moves the mean of removed heads into the bias, auto takes what harms least on held-out text and on "
+        "--check.",
+        metavar="none|mean|least-squares|auto",
         panel=COMPENSATION,
     )
+    anchor: tuple[str, ...] = option((), ANCHOR, metavar="NAME|FILE[,TARGET]", panel=COMPENSATION)
+    check: tuple[str, ...] = option((), CHECK, metavar="FILE[,TARGET]", panel=COMPENSATION)
     calibration_sentences: int = option(
         1000, "Sentences of --source to refit on.", metavar="N", panel=COMPENSATION, minimum=1
     )
-    damping: float = option(DAMPING, "Ridge of least-squares, a share of the mean second moment.", panel=COMPENSATION)
+    damping: float = option(
+        DAMPING, "Ridge of least-squares, a share of the mean second moment; auto tries 0.1 too.", panel=COMPENSATION
+    )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
     objective: str = option(
         "",
@@ -118,7 +123,9 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             damping=self.damping,
             sentences=self.calibration_sentences,
             sequential=self.sequential,
-            names=("--compensate", "--damping", "--calibration-sentences", "--sequential"),
+            anchor=as_text(self.anchor),
+            check=as_text(self.check),
+            names=("--compensate", "--damping", "--calibration-sentences", "--sequential", "--anchor", "--check"),
         )
         check_texts(self.calibration, has_text=self.has_text)
         measured = self.compensate != "none" or self.valid_text is not None
@@ -155,6 +162,8 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             sentences=self.calibration_sentences,
             sequential=self.sequential or merges,
             objective=self.objective,
+            anchor=as_text(self.anchor),
+            check=as_text(self.check),
         )
 
 
@@ -162,5 +171,5 @@ def check_merge(*, pad: bool, compensate: str) -> None:
     """ConfigError for options of a removal that do not go with a merge."""
     if pad:
         raise ConfigError("--pad is for removed heads; with --merge-kv every layer has the same number anyhow")
-    if compensate == "mean":
-        raise ConfigError("--compensate mean is for removed heads; with --merge-kv choose least-squares or none")
+    if compensate in ("mean", AUTO):
+        raise ConfigError(f"--compensate {compensate} is for removed heads; with --merge-kv choose least-squares or none")

@@ -15,8 +15,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.allocation import MEASURED, ModuleOrder, measured_allocation
+from headscope.pruning.closed_form.bench import refitted
 from headscope.pruning.closed_form.block_obs import RemovalStep, damp, greedy_order
-from headscope.pruning.closed_form.calibration import refitted
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
@@ -59,7 +59,7 @@ def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], opti
     if options.method == "none" or not heads or corpus is None:
         return checkpoint
     moments = None if options.sequential else moments_of(context)
-    return refitted(checkpoint, corpus, heads, options, moments=moments, batching=context.batching)[0]
+    return refitted(checkpoint, corpus, heads, options, moments=moments, batching=context.batching)
 
 
 def scores_by_layer(context: ScoringContext, score: Callable[[Tensor, ContextMoments], Tensor]) -> Scores:

@@ -40,7 +40,8 @@ from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
-from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, compensated
+from headscope.pruning.closed_form.bench import compensated
+from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text
 from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
 from headscope.pruning.options.refit import Refit

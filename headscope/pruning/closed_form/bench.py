@@ -1,0 +1,251 @@
+"""Compensation of a removal: what is refitted, on which texts, and what a refit does on held-out and on other text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId
+from headscope.model.gating import masked
+from headscope.pruning.closed_form.anchors import anchor_text, beside, parts_of, second_text
+from headscope.pruning.closed_form.calibration import CalibrationText, Compensated
+from headscope.pruning.closed_form.choice import Candidate, Choice, least_harm
+from headscope.pruning.closed_form.compensate import (
+    ModuleRefit,
+    RefittedCopy,
+    compensate,
+    heads_by_module,
+    refitted_model,
+)
+from headscope.pruning.closed_form.damage import DamageMeter, Performance
+from headscope.pruning.closed_form.mixture import Mixture
+from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collect_moments
+from headscope.pruning.closed_form.sequential import sequential_refits
+from headscope.pruning.options.refit import AUTO, DAMPING, OtherText, Refit, RefitOptions, anchor_name
+
+TRIED_ANCHORS: tuple[OtherText, ...] = ("none", "random", "mixed")
+TRIED_DAMPINGS = (DAMPING, 0.1)
+"""What `auto` tries of least squares, where it is not given."""
+
+
+PREDICTED = "top1"
+"""The objective that a text without any sense is measured by."""
+
+
+class AnchoredMoments:
+    """Moments of a calibration text, and of those that stand beside it; each text is read once, when it is needed."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        corpus: Corpus,
+        *,
+        batching: BatchingOptions | None = None,
+        seed: int = 1,
+        moments: Moments | None = None,
+    ) -> None:
+        self.checkpoint, self.corpus, self.batching, self.seed = checkpoint, corpus, batching, seed
+        self._made: dict[str, Moments] = {} if moments is None else {"": moments}
+
+    def of(self, anchor: OtherText = "") -> ModuleMoments:
+        """The moments of the text with an anchor, all parts with the same weight."""
+        names = ("", *parts_of(anchor))
+        for name in names:
+            if name not in self._made:
+                text = anchor_text(self.checkpoint, self.corpus, name, anchor, seed=self.seed) if name else self.corpus
+                self._made[name] = collect_moments(self.checkpoint, text, batching=self.batching)
+        return Mixture([(self._made[name], 1 / len(names)) for name in names])
+
+
+class RefitBench:
+    """Compensates removals from one checkpoint, each measured; what does not depend on the heads is made once.
+
+    `altered` is what the checkpoint becomes where no heads go and its key/value groups are merged: its modules are
+    refitted one after the other. `moments` are those of the intact model on the calibration text, where they are known.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        text: CalibrationText,
+        options: Refit,
+        *,
+        altered: Checkpoint | None = None,
+        add_bias: bool = False,
+        batching: BatchingOptions | None = None,
+        seed: int = 1,
+        moments: Moments | None = None,
+    ) -> None:
+        self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, altered
+        self.add_bias, self.batching, self.seed = add_bias, batching, seed
+        self.moments = AnchoredMoments(checkpoint, text.calibration, batching=batching, seed=seed, moments=moments)
+
+    @cached_property
+    def held_out(self) -> DamageMeter:
+        """What the intact model says of held-out text."""
+        return self._meter(self.text.held_out, self.options.objective)
+
+    @cached_property
+    def check(self) -> tuple[DamageMeter, Corpus]:
+        """What it says of the second text; of random subwords its own predictions count, not what follows there."""
+        corpus, foretold = second_text(self.checkpoint, self.text.calibration, self.options.check, seed=self.seed)
+        objective = self.options.objective if self.text.held_out.has_labels == corpus.has_labels else ""
+        if not foretold:
+            own = OBJECTIVES.get(PREDICTED).applies(self.checkpoint, has_target=corpus.has_target, has_labels=False)
+            objective = PREDICTED if own is None else ""
+        return self._meter(corpus, objective), corpus
+
+    def _meter(self, corpus: Corpus, objective: str) -> DamageMeter:
+        return DamageMeter.of(self.checkpoint, corpus, batching=self.batching, objective=objective, seed=self.seed)
+
+    def compensated(self, heads: Sequence[HeadId]) -> Compensated:
+        """Refit the output projections for the removal of `heads`, and measure what that does.
+
+        The checkpoint stays as it is. ConfigError for heads that cannot be compensated and text that does not reach
+        them.
+        """
+        began = time.monotonic()
+        choice = self._chosen(heads) if self.options.method == AUTO else None
+        taken = choice.taken.options if choice is not None else self._asked()
+        refits = self.refits(heads, taken)
+        copy = self._with(refits)
+        made, seconds = self.checkpoint.with_model(copy.model), time.monotonic() - began
+        if choice is None and taken.method != "none":
+            choice = self._compared(heads, taken, copy)
+        performance = {"intact": self.held_out.measure()}
+        performance["removed"] = self._removed(self.held_out, heads) if choice is None else choice.masked.held_out
+        if choice is not None and taken.method != "none":
+            performance["refitted"] = choice.taken.held_out
+        options = replace(
+            self.options,
+            method=taken.method,
+            damping=taken.damping,
+            anchor=taken.anchor,
+            sequential=taken.sequential,
+        )
+        return Compensated(made, options, self.text, refits, performance, seconds, choice)
+
+    def refits(self, heads: Collection[HeadId], options: RefitOptions) -> Sequence[ModuleRefit]:
+        """The refits of every module that changes."""
+        if options.sequential or (self.altered is not None and options.method != "none"):
+            texts = beside(self.checkpoint, self.text.calibration, options.anchor, seed=self.seed)
+            return sequential_refits(
+                self.checkpoint,
+                self.text.calibration,
+                heads,
+                options,
+                altered=self.altered,
+                batching=self.batching,
+                beside=texts,
+            )
+        if self.altered is not None:
+            return []
+        return compensate(self.checkpoint, self.moments.of(options.anchor), heads, options)
+
+    def _asked(self) -> RefitOptions:
+        given = self.options
+        return RefitOptions(
+            method=given.method,
+            damping=given.damping,
+            add_bias=self.add_bias,
+            sequential=given.sequential,
+            anchor=given.anchor,
+        )
+
+    def _with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
+        """A copy of the model with its projections refitted."""
+        copy = RefittedCopy(self.altered or self.checkpoint, [refit.projection for refit in refits])
+        _put(copy, refits)
+        return copy
+
+    def _removed(self, meter: DamageMeter, heads: Sequence[HeadId]) -> Performance:
+        with masked(self.checkpoint.model, heads):
+            return meter.measure(None if self.altered is None else self.altered.model)
+
+    def _masked(self, heads: Sequence[HeadId]) -> Candidate:
+        options = RefitOptions(method="none", add_bias=self.add_bias)
+        return Candidate(options, self._removed(self.held_out, heads), self._removed(self.check[0], heads))
+
+    def _candidate(self, options: RefitOptions, copy: RefittedCopy) -> Candidate:
+        return Candidate(options, self.held_out.measure(copy.model), self.check[0].measure(copy.model))
+
+    def _compared(self, heads: Sequence[HeadId], options: RefitOptions, copy: RefittedCopy) -> Choice:
+        """The refit that was asked for beside masking; `copy` has it."""
+        both = [self._masked(heads), self._candidate(options, copy)]
+        return Choice(both, both[1], self.check[1].name, self.check[1].count)
+
+    def _chosen(self, heads: Sequence[HeadId]) -> Choice:
+        """What harms least of all candidates; where asked for, the best of least squares also module after module."""
+        candidates, copy = [self._masked(heads)], None
+        for options in self.tried(heads):
+            refits = self.refits(heads, options)
+            copy = copy or self._with(refits)
+            _put(copy, refits)
+            candidates.append(self._candidate(options, copy))
+        if self.options.sequential and heads:
+            refitted = [each for each in candidates if each.options.method == "least-squares"]
+            best = min(refitted, key=lambda each: max(each.harms(candidates[0])))
+            options = replace(best.options, sequential=True)
+            candidates.append(self._candidate(options, self._with(self.refits(heads, options))))
+        return Choice(candidates, least_harm(candidates), self.check[1].name, self.check[1].count)
+
+    def tried(self, heads: Collection[HeadId]) -> list[RefitOptions]:
+        """What `auto` compares with masking: the mean where biases can hold it, and least squares."""
+        given, modules = self.options, heads_by_module(self.checkpoint, heads)
+        biased = self.add_bias or all(projection.has_bias for projection, gone in modules if gone)
+        anchors = TRIED_ANCHORS
+        if given.anchor:
+            anchors = ("none", given.anchor) if anchor_name(given.anchor) else ("none",)
+        dampings = TRIED_DAMPINGS if given.damping == DAMPING else (given.damping,)
+        return [
+            *([RefitOptions(method="mean", add_bias=self.add_bias)] if biased else []),
+            *(
+                RefitOptions(damping=damping, add_bias=self.add_bias, anchor=anchor)
+                for anchor in anchors
+                for damping in dampings
+            ),
+        ]
+
+
+def _put(copy: RefittedCopy, refits: Collection[ModuleRefit]) -> None:
+    for refit in refits:
+        copy.put(refit.projection, refit.refit)
+
+
+def refitted(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    heads: Collection[HeadId],
+    options: RefitOptions,
+    *,
+    moments: Moments | None = None,
+    batching: BatchingOptions | None = None,
+) -> Checkpoint:
+    """The checkpoint with output projections that make up for `heads`, of the same size and in memory only.
+
+    `moments` are those of the intact model on `corpus`, where they are known. ConfigError as of `compensate`.
+    """
+    bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), batching=batching, moments=moments)
+    return checkpoint.with_model(refitted_model(checkpoint, bench.refits(heads, options)))
+
+
+def compensated(
+    checkpoint: Checkpoint,
+    heads: Sequence[HeadId],
+    text: CalibrationText,
+    options: Refit,
+    *,
+    altered: Checkpoint | None = None,
+    add_bias: bool = False,
+    batching: BatchingOptions | None = None,
+    seed: int = 1,
+) -> Compensated:
+    """One removal that is compensated, see `RefitBench`."""
+    bench = RefitBench(checkpoint, text, options, altered=altered, add_bias=add_bias, batching=batching, seed=seed)
+    return bench.compensated(heads)
