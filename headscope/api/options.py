@@ -96,7 +96,7 @@ class ShrinkMore(TypedDict, total=False):
     sites: str | Iterable[str]
     compensate: str
     calibration_sentences: int
-    check: PathName | None
+    check: str | Iterable[str]
     metric: str
     objective: str
     export: str | Iterable[str]

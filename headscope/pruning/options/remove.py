@@ -172,4 +172,6 @@ def check_merge(*, pad: bool, compensate: str) -> None:
     if pad:
         raise ConfigError("--pad is for removed heads; with --merge-kv every layer has the same number anyhow")
     if compensate in ("mean", AUTO):
-        raise ConfigError(f"--compensate {compensate} is for removed heads; with --merge-kv choose least-squares or none")
+        raise ConfigError(
+            f"--compensate {compensate} is for removed heads; with --merge-kv choose least-squares or none"
+        )

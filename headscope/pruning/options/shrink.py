@@ -13,7 +13,7 @@ from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.rank import Allocation
-from headscope.pruning.options.refit import Refit, check_refit
+from headscope.pruning.options.refit import AUTO, Refit, as_text
 from headscope.pruning.options.shared import COMPENSATION, HEADS
 from headscope.pruning.options.sweep import SweepConfig
 
@@ -58,23 +58,26 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         None, "Heads that stay: encoder-self.0.*,cross.2.1, or a file.", metavar="LIST", panel=HEADS
     )
     compensate: str = option(
-        "least-squares",
-        "How what is left of the output projections is refitted, as in prune remove.",
-        metavar="none|mean|least-squares",
+        AUTO,
+        "How what is left of the output projections is refitted, as in prune remove; auto takes what harms least there "
+        "and on the second text.",
+        metavar="none|mean|least-squares|auto",
         panel=COMPENSATION,
     )
     calibration_sentences: int = option(
         1000, "Sentences of --source to rank and refit on.", metavar="N", panel=COMPENSATION, minimum=1
     )
-    check: Path | None = option(
-        None,
-        "A second text, of another kind, that the result is measured on too; default: the sample that ships.",
-        metavar="FILE",
+    check: tuple[str, ...] = option(
+        (),
+        "A second text, of another kind, that refits are chosen by and the result is measured on too; default: a "
+        "general sample that ships in the language of the text (en, de), random subwords where that is not known.",
+        metavar="FILE[,TARGET]",
         panel=DATA,
     )
     valid_source: Path | None = option(
         None,
-        "Text to judge the result on, which nothing is fitted to or chosen by; default: the last fifth of --source.",
+        "Text to judge the result on, which nothing is fitted to or chosen by but the size; default: the last fifth of "
+        "--source.",
         metavar="FILE",
         panel=DATA,
     )
@@ -110,13 +113,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise ConfigError(f"--fraction {self.fraction:g}: the share that stays is from 0 to 1")
         _ = self.margin
-        check_refit(
-            self.compensate,
-            damping=self.refit.damping,
-            sentences=self.calibration_sentences,
-            sequential=False,
-            names=("--compensate", "--damping", "--calibration-sentences", "--sequential"),
-        )
+        _ = self.refit
         if not self.has_text:
             raise ConfigError("no text to rank, refit and measure on: give --source FILE, and --target for translation")
         _ = self.valid_text
@@ -138,7 +135,9 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     @property
     def refit(self) -> Refit:
         """How the heads that stay make up for those that go."""
-        return Refit(method=self.compensate, sentences=self.calibration_sentences, objective=self.objective)
+        check = as_text(self.check) if self.check and self.compensate != "none" else ()
+        sentences = self.calibration_sentences
+        return Refit(method=self.compensate, sentences=sentences, objective=self.objective, check=check)
 
     @property
     def allocation(self) -> Allocation:
@@ -148,17 +147,12 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     def sizes(self, folder: Path, *, by: str, metric: str) -> SweepConfig:
         """The sweep over the sizes that are tried, in a folder of its own, by a criterion and a metric."""
         names = {entry.name for entry in fields(SweepConfig)} & {entry.name for entry in fields(self)}
-        shared = {name: getattr(self, name) for name in names - {"keep"}}
+        shared = {name: getattr(self, name) for name in names - {"keep", "compensate"}}  # refits are made elsewhere
         options: dict[str, Any] = {
             **{"out": folder, "methods": (by,), "allocate": self.allocation, "metric": metric},
             "margin": self.margin if self.searches else None,
             "keep": () if self.keep is None else (self.keep,),
             "fractions": SHARES if self.searches else () if self.fraction is None else (self.fraction,),
-            **{
-                "score_sentences": self.calibration_sentences,
-                "hiding": "random",
-                "compensate": self.compensate,
-                "seeds": 1,
-            },
+            **{"score_sentences": self.calibration_sentences, "hiding": "random", "seeds": 1},
         }
         return SweepConfig(**{**shared, **options})

@@ -40,7 +40,7 @@ from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
-from headscope.pruning.closed_form.bench import compensated
+from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text
 from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
@@ -231,21 +231,23 @@ def shrink(
     data: InputTexts,
     text: CalibrationText | None = None,
     calibration: Refit | None = None,
+    bench: RefitBench | None = None,
     asked: Question | str = "",
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
     """Build a copy as a plan says and compare it with the whole model; the checkpoint stays as it is.
 
     The whole model has the removed heads masked, or the merged groups' means in the place of each group. With a `text`
-    its output projections are refitted as `calibration` says. What is `asked` is measured of
-    both (a text says why nothing is). ConfigError for heads that cannot go, CheckpointError
+    its output projections are refitted as `calibration` says, by a `bench` if one was made of both already. What is
+    `asked` is measured of both (a text says why nothing is). ConfigError for heads that cannot go, CheckpointError
     where the copy computes something else.
     """
     done, pooled = None, checkpoint.with_pooled_groups(removal) if removal.merged else None
     if text is not None:
         progress("refitting")
         options = calibration or Refit(method="none")
-        done = compensated(checkpoint, removal.removed, text, options, altered=pooled, add_bias=export.adds_bias)
+        bench = bench or RefitBench(checkpoint, text, options, altered=pooled, add_bias=export.adds_bias)
+        done = bench.compensated(removal.removed)
     whole = done.checkpoint if done is not None else pooled or checkpoint
     progress("removing")
     made = export.build(whole, removal)

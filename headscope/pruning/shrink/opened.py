@@ -10,19 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headscope.assets import sample
 from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
-from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
 from headscope.evaluation.before_after import Question, question
 from headscope.files.lines import Lines
 from headscope.formats.base import Checkpoint, Export
 from headscope.heads import HeadId
+from headscope.pruning.closed_form.anchors import second_text
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
 from headscope.pruning.model_inputs import InputTexts, texts
+from headscope.pruning.options.refit import AUTO, as_text
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.export import export_for
-from headscope.pruning.removal.remove import quality_question
 from headscope.pruning.selection import OpenedSelection, open_selection
 from headscope.pruning.sweep.cells import SweepContext
 
@@ -74,7 +74,7 @@ def opened_with(
     checkpoint, corpus = opened.checkpoint, opened.corpus
     assert corpus is not None, "the config refuses this"
     corpus, judged = divided(corpus, valid, judged=config.valid_sentences)
-    chosen_by = None if config.compensate == "auto" else judged
+    chosen_by = None if config.compensate == AUTO else judged
     text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
     asked = question(checkpoint, judged, metric=config.metric, margin=config.margin)
     by = config.by or default_criterion(checkpoint, corpus, config.objective)
@@ -83,7 +83,7 @@ def opened_with(
         config=config,
         text=text,
         asked=asked,
-        second=_asked_elsewhere(checkpoint, second_text(checkpoint, config.check), asked),
+        second=_asked_elsewhere(checkpoint, text.calibration, config, asked),
         compared=texts(checkpoint, *lines, sentences=COMPARED),
         export=export_for(config.export, checkpoint),
         sizes=SweepContext(sizes, replace(opened, corpus=text.calibration, valid=judged)),
@@ -108,22 +108,18 @@ def default_criterion(checkpoint: Checkpoint, corpus: Corpus, objective: str = "
     return "obs" if OBJECTIVES.get(choose_objective(objective, checkpoint, **given)).compares else "obs-task"
 
 
-def second_text(checkpoint: Checkpoint, check: Lines | None) -> Corpus | None:
-    """A text of another kind: the one that is given, else the sample that ships."""
-    if check is not None:
-        return open_corpus(check)
-    both = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
-    return open_corpus(sample("en"), target=sample("de") if both else None)
+def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, asked: Question) -> Question | None:
+    """The same metric on a second text, where that can be, else the one that fits.
 
-
-def _asked_elsewhere(checkpoint: Checkpoint, second: Corpus | None, asked: Question) -> Question | None:
-    """The same metric on a second text, where that can be, else the one that fits."""
-    if second is None:
-        return None
-    try:
-        return question(checkpoint, second, metric=asked.metric, margin=str(asked.margin))
-    except ConfigError:
-        return quality_question(checkpoint, second, metric="", margin=None)[0]
+    Of random subwords, which nothing can be foretold of, only states are compared; None where these cannot be.
+    """
+    second, foretold = second_text(checkpoint, corpus, as_text(config.check) if config.check else (), seed=config.seed)
+    for metric in (asked.metric, "") if foretold else ("cosine",):
+        try:
+            return question(checkpoint, second, metric=metric, margin=str(asked.margin))
+        except ConfigError:
+            continue
+    return None
 
 
 def going(opened: Opened, kept: Sequence[str]) -> list[HeadId]:

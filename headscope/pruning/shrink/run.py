@@ -14,18 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from headscope.config.option import changed, flag, identity
 from headscope.errors import ConfigError
 from headscope.evaluation.before_after import quality_change
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import check_folder, check_inputs, inputs_of
 from headscope.files.output_kind import OutputKind
+from headscope.files.reading import read_record
 from headscope.files.writing import write_json
 from headscope.formats.exports import MODEL_FILES
 from headscope.model.removal_plan import plan_removal
 from headscope.progress import Progress, no_progress
+from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.export import split_export
 from headscope.pruning.removal.record import Removed, Shrunk, pushed, typed_command
 from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shaping, shrink, write_shrunk
@@ -36,6 +40,7 @@ from headscope.pruning.sweep.sweep import RECORD as SWEEP_RECORD
 from headscope.pruning.sweep.sweep import SWEEP, difference, write_conclusion, write_record
 
 SIZES, PAGE = "sizes", "page.html"
+SMALL = ("keep", "fraction", "max_drop")
 SHRINK = OutputKind(
     REMOVAL.name,
     "run of `headscope prune shrink`",
@@ -61,11 +66,11 @@ def run_shrink(
         check_folder(config.out, SHRINK, inputs=inputs, force=config.force)
     check_inputs(config.out, inputs)
     opened = open_shrink(config, config.out / SIZES)
-    if begun is not None and (why := difference(begun / SIZES, opened.sizes)):
-        raise ConfigError(why)
+    if begun is not None and (why := _difference(begun / SIZES, opened)):
+        raise ConfigError(f"{why}; give the same, another --out, or --force to begin anew")
     with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=begun) as place:
         _put_sizes(opened, place.path / SIZES)
-        write_record(opened.sizes)
+        write_record(opened.sizes, shrink=_identity(config))
         done = small_model(opened, progress=progress)
         removed = _written(opened, done, place.path / SIZES, draw, began=began)
         if place.path.resolve() != config.out.resolve():
@@ -76,6 +81,8 @@ def run_shrink(
 def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     """The smaller model in memory, with its quality on both texts. ConfigError where no size is as good."""
     rank(opened.sizes, progress=progress)
+    bench = _bench(opened)
+    opened.sizes.refit = lambda gone: bench.compensated(list(gone)).checkpoint
     heads = going(opened, chosen_size(opened, progress=progress)["kept"])
     if not heads:
         raise ConfigError(f"--keep {opened.sizes.gating.heads} are all heads there are; nothing would be removed")
@@ -87,7 +94,7 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
             export=opened.export,
             data=opened.compared,
             text=opened.text,
-            calibration=opened.config.refit,
+            bench=bench,
             asked=opened.asked,
         )
         step(1)
@@ -97,12 +104,42 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     return done
 
 
+def _bench(opened: Opened) -> RefitBench:
+    """What makes up for heads that go, at every size; moments that the ranking has collected are not made again."""
+    context, refit = opened.sizes.scoring, opened.config.refit
+    return RefitBench(
+        opened.checkpoint,
+        opened.text,
+        refit,
+        add_bias=opened.export.adds_bias,
+        batching=context.batching,
+        seed=opened.config.seed,
+        moments=None if refit.method == "none" else moments_of(context),
+    )
+
+
 def _begun(config: ShrinkConfig) -> Path | None:
     """The folder of an interrupted run, if there is one."""
     new = replacing_folder(config.out)
     folders = [new] if config.force else [config.out, new]
     begun = (folder for folder in folders if (folder / SIZES / SWEEP_RECORD).is_file())
     return next((folder for folder in begun if not (folder / RECORD).is_file()), None)
+
+
+def _identity(config: ShrinkConfig) -> dict[str, Any]:
+    """The options that shape what is measured of a size; how small the model gets may be said anew."""
+    return {name: value for name, value in identity(config).items() if name not in SMALL}
+
+
+def _difference(folder: Path, opened: Opened) -> str:
+    """In what an interrupted run differs from this one; empty: in nothing."""
+    options, now = read_record(folder / SWEEP_RECORD).get("shrink"), _identity(opened.config)
+    if not isinstance(options, dict):
+        return f"{folder / SWEEP_RECORD} cannot be read"
+    if others := changed(now, options, ShrinkConfig):
+        name = others[0]
+        return f"the run in {folder.parent} was begun with {flag(name)} {options.get(name)}, now {now[name]}"
+    return (difference(folder, opened.sizes) or "").partition(";")[0]
 
 
 def _put_sizes(opened: Opened, folder: Path) -> None:

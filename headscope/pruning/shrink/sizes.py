@@ -8,13 +8,12 @@ correction for the others (`headscope.evaluation.non_inferiority`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from headscope.errors import ConfigError
-from headscope.evaluation.non_inferiority import NON_INFERIOR
+from headscope.evaluation.non_inferiority import OPEN, NonInferiority, established, why_open
 from headscope.progress import Progress, no_progress
 from headscope.pruning.shrink.opened import Opened
 from headscope.pruning.sweep.cell_files import Record, finished_cells, write_cell
@@ -35,28 +34,33 @@ def chosen_size(opened: Opened, *, progress: Progress = no_progress) -> Record:
 
     ConfigError where the unpruned model is no baseline, or no size is as good.
     """
-    context, searches = opened.sizes, opened.config.searches
+    context, searches, tried = opened.sizes, opened.config.searches, list[Record]()
     kept = finished_cells(context.config.out, context.gating, context.metric).records
     unpruned, *sized = sorted(context.cells, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
-    with progress("measuring sizes", len(context.cells)) as step:
-        baseline, chosen, verdict = _measured(context, unpruned, kept), None, {}
+    if searches:
+        sized = [cell for cell in sized if cell.keep != context.gating.heads]
+    with progress("measuring sizes", 1 + len(sized)) as step:
+        baseline = _measured(context, unpruned, kept)
         step(1)
-        for cell in sized:
-            record = _measured(context, cell, kept)
-            step(1)
-            verdict = verdict_on(context, baseline, record)
-            if searches and verdict["verdict"] != NON_INFERIOR:
-                break
-            chosen = record
-    if chosen is None:
-        raise ConfigError(_none_is_as_good(opened, len(record["kept"]), verdict))
-    return chosen
+
+        def verdicts() -> Iterator[NonInferiority]:
+            for cell in sized:
+                tried.append(_measured(context, cell, kept))
+                step(1)
+                if verdict := verdict_on(context, baseline, tried[-1]):
+                    yield verdict
+
+        if not searches:
+            return _measured(context, sized[0], kept)
+        passed = len(list(established(verdicts())))
+    if not passed:
+        raise ConfigError(_none_is_as_good(opened, baseline, tried[0]))
+    return tried[passed - 1]
 
 
-def verdict_on(context: SweepContext, baseline: Record, record: Record) -> dict[str, Any]:
-    """The columns of a `NonInferiority` of a cell."""
-    measured = Measured.of([baseline, record], context.config, margin=context.config.tolerance)
-    return measured.verdict([1])
+def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonInferiority | None:
+    """Whether the model of a cell is as good as the unpruned one; None where that is no baseline."""
+    return Measured.of([baseline, record], context.config, margin=context.config.tolerance).verdict([1])
 
 
 def _measured(context: SweepContext, cell: Cell, kept: Mapping[str, Record]) -> Record:
@@ -72,11 +76,15 @@ def _measured(context: SweepContext, cell: Cell, kept: Mapping[str, Record]) -> 
     return record
 
 
-def _none_is_as_good(opened: Opened, largest: int, verdict: dict[str, Any]) -> str:
+def _none_is_as_good(opened: Opened, baseline: Record, largest: Record) -> str:
     """What to do where not even the largest size passes."""
-    title, sentences = opened.sizes.metric_title, opened.asked.corpus.count
+    context, sentences = opened.sizes, opened.asked.corpus.count
+    found = verdict_on(context, baseline, largest)
+    assert found is not None, "the baseline was checked"
+    limits = {"worse_limit": found.worse_limit, "margin": found.margin, "detectable": found.detectable}
+    why = f"; {why_open(**limits, text=f'{sentences} sentences')}" if found.verdict == OPEN else ""
     return (
-        f"not even with {largest} of {opened.sizes.gating.heads} heads the loss of {title} is established to be within "
-        f"{opened.config.margin}: {verdict['worse']:.3g}, at most {verdict['worse_limit']:.3g} (95 %), on {sentences} "
-        "sentences; give more text to judge on (--valid-source), a wider --max-drop, or --keep N"
+        f"not even with {len(largest['kept'])} of {context.gating.heads} heads the loss of {context.metric_title} is "
+        f"established to be within {opened.config.margin}: {found.worse:.3g}, at most {found.worse_limit:.3g} (95 %)"
+        f"{why}; give more text to judge on (--valid-source), a wider --max-drop, or --keep N"
     )
