@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from headscope.config import Companions, TextFiles, ValidatedTextFiles
+from headscope.heads import Site
 
 if TYPE_CHECKING:
     from headscope.api.analysis import Finished
@@ -61,7 +62,8 @@ def after_analysis(finished: Finished) -> str:
 def after_choice(choice: Selection, options: Mapping[str, Any]) -> str:
     """After heads were chosen the command that cuts them out, measured on the same text; after that what is left.
 
-    Criteria that suppose a refit are followed by it, and heads that a plain class can hold by its export.
+    A ranking on text is followed by the compensation that harms least there and on other text, and heads that a plain
+    class can hold by its export.
     """
     if choice.removed_to is not None:
         return command_line("show", choice.removed_to)
@@ -72,8 +74,9 @@ def after_choice(choice: Selection, options: Mapping[str, Any]) -> str:
     words = ["prune", "remove", trained, "--heads", choice.folder / "removed.txt", "--out", f"{choice.folder}-pruned"]
     read = int(choice.signature.entries.get("data", "n=0").rpartition("n=")[2])
     refit: tuple[str, ...] = ()
-    if ranking.get("refits") and not choice.model and options.get("source") and read >= FEWEST:
-        words += ["--compensate", "least-squares"]
+    reached = options.get("target") or not {head.site for head in choice.removed} >= {Site.CROSS}
+    if ranking and not choice.model and options.get("source") and reached and read >= FEWEST:
+        words += ["--compensate", "auto"]
         refit = ("sequential",)
     words += ["--export", "native"] if ranking.get("native") else []
     return command_line(*words, options=options, names=(*refit, *TEXT, *VALID, *_companions(choice)))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headscope.pruning.closed_form.calibration import Compensated
+    from headscope.pruning.closed_form.damage import Performance
     from headscope.pruning.removal.record import Removed
 
 
@@ -67,8 +68,9 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     merges = merge_counts(removed.removal)
     masked = "averaged" if merges else "masked"
     if removed.compensated is not None:
-        held_out = removed.compensated.text.held_out
+        held_out, choice = removed.compensated.text.held_out, removed.compensated.choice
         title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
+        title += f"; other text: {choice.sentences} sentences ({choice.text})" if choice is not None else ""
         screen.print(Text(title, style="italic"), soft_wrap=True)
         screen.print(_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed"))
         masked = masked if removed.compensated.options.method == "none" else f"refitted {masked}"
@@ -108,21 +110,32 @@ def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:
 
 
 def _performance_table(compensated: Compensated, change: str) -> Table:
-    """The objective on held-out text of the intact, the pruned and the refitted model."""
+    """The objective of the intact, the pruned and the refitted model, on held-out text and on other text."""
     from rich import box
     from rich.table import Table
 
-    performance = compensated.performance
+    performance, choice = compensated.performance, compensated.choice
     objective = performance["intact"].objective
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column({"representation": "cosine to the intact model"}.get(objective, objective), justify="right")
     table.add_column("worse than intact by", justify="right")
-    rows = {"intact": "intact", "removed": change, "refitted": f"and {compensated.options.method}"}
-    for name, row in rows.items():
-        if name in performance:
-            table.add_row(row, f"{performance[name].value:.4f}", f"{performance[name].damage:.4f}")
+    table.add_row("intact", f"{performance['intact'].value:.4f}", "0.0000")
+    if choice is None:
+        table.add_row(change, *_numbers(performance["removed"]))
+        return table
+    other = choice.masked.check.objective
+    table.add_column("on other text" if other == objective else f"{other} on other text", justify="right")
+    table.add_column("worse by", justify="right")
+    for candidate in choice.candidates:
+        name = change if candidate is choice.masked else f"and {candidate.name}"
+        taken = " (taken)" if candidate is choice.taken and len(choice.candidates) > 2 else ""
+        table.add_row(f"{name}{taken}", *_numbers(candidate.held_out), *_numbers(candidate.check))
     return table
+
+
+def _numbers(performance: Performance) -> tuple[str, str]:
+    return f"{performance.value:.4f}", f"{performance.damage:.4f}"
 
 
 _SIZES = {

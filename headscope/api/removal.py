@@ -23,6 +23,7 @@ from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.errors import ConfigError
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
+from headscope.files.lines import Lines
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, select_heads
@@ -33,7 +34,7 @@ from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.model_inputs import outputs, texts
-from headscope.pruning.options.refit import Refit
+from headscope.pruning.options.refit import Refit, anchor_files
 from headscope.pruning.options.remove import check_merge
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.export import as_export, split_export
@@ -69,6 +70,8 @@ def shrunk_copy(
     if merge is not None:
         check_merge(pad=pad, compensate=calibration.method)
         calibration = replace(calibration, sequential=calibration.method == "least-squares")
+    names = {"anchor": anchor_files(calibration.anchor, name="anchor"), "check": calibration.check}
+    calibration = replace(calibration, **{name: _pair(text) for name, text in names.items() if text})
     if calibration.method == "none" and held_out.empty and calibration.objective:
         raise ConfigError("objective is what a refit is measured by; give a method, or valid")
     corpus, valid = (None if pair.empty else pair.corpus(checkpoint) for pair in (text, held_out))
@@ -130,6 +133,12 @@ def shrunk_model(
         selection = OpenedSelection(checkpoint, gating, corpus, None, limit)
         opened = opened_with(config, config.out, selection, valid, (text.source, text.target))
         return small_model(opened, progress=progress_of(progress))
+
+
+def _pair(text: Any) -> tuple[Lines, ...]:
+    """Source and target of a text that a refit names, as files or lists."""
+    found = texts_of(text[0] if isinstance(text, tuple) and len(text) == 1 else text)
+    return tuple(side for side in (found.source, found.target) if side is not None)
 
 
 HeadScores: TypeAlias = "PathName | Mapping[str, float] | Mapping[HeadId, float]"

@@ -64,7 +64,7 @@ def test_of_a_classifier(folder: Path, follow: Callable[..., list[str]]) -> None
     model = classifiers.folder(folder / "model", "bert")
     text = ("--source", "text", "--labels", "labels")
     lines = follow("prune", "rank", model, "--by", "obs", "--keep", 4, "--out", "ranked", *text)
-    assert "--compensate least-squares" in lines[0] and "--labels labels" in lines[0] and "--source text" in lines[0]
+    assert "--compensate auto" in lines[0] and "--labels labels" in lines[0] and "--source text" in lines[0]
     assert lines[1].startswith("evaluate") and "--labels labels" in lines[1]
     lines = follow("prune", "rank", model, "--by", "magnitude", "--keep", 4, "--out", "by-magnitude")
     assert "--compensate" not in lines[0] and "--metrics cosine" in lines[1]
@@ -90,7 +90,7 @@ def test_uniform_heads_of_a_class_that_says_how_wide_they_are(folder: Path, foll
     its.tokenizer.save_pretrained(folder / "decoder")
     rank = ("--by", "obs", "--fraction", 0.5, "--uniform", "--source", "text")
     lines = follow("prune", "rank", folder / "decoder", *rank, "--out", "ranked")
-    assert "--export native" in lines[0] and "--compensate least-squares" in lines[0]
+    assert "--export native" in lines[0] and "--compensate auto" in lines[0]
     assert lines[1].startswith("evaluate")
 
 

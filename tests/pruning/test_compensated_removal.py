@@ -173,7 +173,7 @@ def test_a_bias_is_added_where_the_export_carries_it(kind: str) -> None:
         assert (with_bias.affine, without.affine) == (True, False)
         assert with_bias.error <= without.error and not without.refit.shift.any()
     assert "have no bias, and this export adds none" in " ".join(bound.compensated.remarks())
-    assert free.compensated.remarks() == []
+    assert not any("no bias" in remark for remark in free.compensated.remarks())
 
 
 def test_no_class_of_transformers_holds_an_added_bias() -> None:

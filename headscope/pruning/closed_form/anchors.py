@@ -8,18 +8,27 @@ moments added to those of the text (each part with an equal weight) a refit is h
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from headscope.assets import sample
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import ConfigError
+from headscope.files.lines import read_lines
 from headscope.formats.base import Checkpoint, SideName
 from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name, sides
 
 LENGTHS = (6, 30)
 """Subwords of a random text, from and to."""
-PARTS = {"": (), "random": ("random",), "shuffled": ("shuffled",), "mixed": ("random", "shuffled"), "text": ("text",)}
+PARTS = {
+    "": (),
+    "random": ("random",),
+    "shuffled": ("shuffled",),
+    "mixed": ("random", "shuffled"),
+    "general": ("random", "shuffled", "sample"),
+    "text": ("text",),
+}
 """What stands beside the calibration text, by the name of an anchor."""
 LANGUAGES = ("en", "de")
 """Languages that a general sample ships in."""
@@ -38,27 +47,29 @@ class WeightedText(NamedTuple):
     weight: float
 
 
-def parts_of(anchor: OtherText) -> tuple[str, ...]:
-    """What stands beside the calibration text; ConfigError for an unknown anchor."""
+def anchor_texts(
+    checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1
+) -> dict[str, Callable[[], Corpus]]:
+    """What stands beside the calibration text, by name; each is made when it is called for.
+
+    ConfigError for an unknown anchor, and for a text of the user's without a target where the calibration text has one.
+    """
     anchor_files(anchor)
-    return PARTS[anchor_name(anchor)]
+    made: dict[str, Callable[[], Corpus]] = {
+        "random": lambda: random_text(checkpoint, corpus, seed=seed),
+        "shuffled": lambda: shuffled_text(corpus, seed=seed),
+        "text": lambda: opened(anchor, like=corpus, name="--anchor"),
+    }
+    names = PARTS[anchor_name(anchor)]
+    if "sample" in names and (general := general_text(checkpoint, corpus)) is not None:
+        made["sample"] = lambda: general.half(0)
+    return {name: made[name] for name in names if name in made}
 
 
 def beside(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1) -> list[WeightedText]:
     """The texts beside the calibration text, all with equal weights, that text's too; together they weigh one."""
-    names = parts_of(anchor)
-    texts = [anchor_text(checkpoint, corpus, name, anchor, seed=seed) for name in names]
-    return [WeightedText(text, 1 / (1 + len(names))) for text in texts]
-
-
-def anchor_text(checkpoint: Checkpoint, corpus: Corpus, name: str, anchor: OtherText = "", *, seed: int = 1) -> Corpus:
-    """The part `name` of an anchor: "random", "shuffled", or "text", which is `anchor` itself.
-
-    ConfigError for a text of the user's that lacks a target where the calibration text has one.
-    """
-    if name == "text":
-        return opened(anchor, like=corpus, name="--anchor")
-    return random_text(checkpoint, corpus, seed=seed) if name == "random" else shuffled_text(corpus, seed=seed)
+    texts = anchor_texts(checkpoint, corpus, anchor, seed=seed).values()
+    return [WeightedText(text(), 1 / (1 + len(texts))) for text in texts]
 
 
 def opened(text: OtherText, *, like: Corpus, name: str) -> Corpus:
@@ -78,7 +89,8 @@ def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count:
         return [_drawn(checkpoint, ids, luck, side) for _ in range(corpus.count if count is None else count)]
 
     target = lines("target") if corpus.has_target else None
-    return open_corpus(lines("source"), target=target, second=lines("source") if corpus.has_second else None)
+    made = open_corpus(lines("source"), target=target, second=lines("source") if corpus.has_second else None)
+    return replace(made, name="random subwords")
 
 
 def _drawn(checkpoint: Checkpoint, ids: Sequence[int], luck: random.Random, side: SideName) -> str:
@@ -104,31 +116,50 @@ def shuffled_text(corpus: Corpus, *, seed: int = 1) -> Corpus:
 
     target = shuffled([sentence.target or "" for sentence in sentences]) if corpus.has_target else None
     second = shuffled([sentence.second or "" for sentence in sentences]) if corpus.has_second else None
-    return open_corpus(shuffled([sentence.source for sentence in sentences]), target=target, second=second)
+    made = open_corpus(shuffled([sentence.source for sentence in sentences]), target=target, second=second)
+    return replace(made, name=f"{corpus.name}, its words in random order")
 
 
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:
-    """What a compensation is checked on besides, and whether a model can be asked what it says there.
+    """What a compensation is checked on besides, and whether it says something that a model could foretell.
 
-    `check`, else the sample that ships in the language of `corpus`, else random subwords, of which nothing can be
-    foretold. A sample is none for a model that reads pairs of texts, or whose vocabulary lacks its subwords.
+    `check`, else the half of the sample that is no anchor, else random subwords.
     """
     if sides(check, name="--check"):
         return opened(check, like=corpus, name="--check"), True
+    general = general_text(checkpoint, corpus)
+    if general is None:
+        return random_text(checkpoint, corpus, seed=seed + 1, count=CHECKED), False
+    return general.half(1), True
+
+
+def general_text(checkpoint: Checkpoint, corpus: Corpus) -> General | None:
+    """The sample that ships in the language of a text, and in that of its translations.
+
+    None where it does not ship, for pairs of texts, and where the vocabulary lacks its subwords.
+    """
     texts = [[sentence.source for sentence in corpus]]
     texts += [[sentence.target or "" for sentence in corpus]] if corpus.has_target else []
-    languages = [language_of(lines) for lines in texts]
-    if corpus.has_second or None in languages:
-        return random_text(checkpoint, corpus, seed=seed, count=CHECKED), False
-    source, *target = (sample(str(language)) for language in languages)
-    general = open_corpus(source, target=target[0] if target else None)
-    if not _readable(checkpoint, general):
-        return random_text(checkpoint, corpus, seed=seed, count=CHECKED), False
-    return general, True
+    languages = [language for lines in texts if (language := language_of(lines)) is not None]
+    if corpus.has_second or len(languages) < len(texts):
+        return None
+    general = General([list(read_lines(sample(language))) for language in languages])
+    return general if _readable(checkpoint, general.half(0)) else None
+
+
+class General(NamedTuple):
+    """The lines of a sample, and those of its translation."""
+
+    sides: list[list[str]]
+
+    def half(self, which: int) -> Corpus:
+        """Every other line."""
+        source, *target = (lines[which::2] for lines in self.sides)
+        return replace(open_corpus(source, target=target[0] if target else None), name="headscope's sample")
 
 
 CHECKED = 120
-"""Lines of random text that a compensation is checked on, as many as the sample has."""
+"""Lines of random text that a compensation is checked on."""
 
 
 def language_of(lines: Sequence[str]) -> str | None:

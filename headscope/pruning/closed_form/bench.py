@@ -13,7 +13,7 @@ from headscope.data.corpus import Corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.anchors import anchor_text, beside, parts_of, second_text
+from headscope.pruning.closed_form.anchors import anchor_texts, beside, opened, second_text
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated
 from headscope.pruning.closed_form.choice import Candidate, Choice, least_harm
 from headscope.pruning.closed_form.compensate import (
@@ -29,7 +29,7 @@ from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collec
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import AUTO, DAMPING, OtherText, Refit, RefitOptions, anchor_name
 
-TRIED_ANCHORS: tuple[OtherText, ...] = ("none", "random", "mixed")
+TRIED_ANCHORS: tuple[OtherText, ...] = ("none", "mixed", "general")
 TRIED_DAMPINGS = (DAMPING, 0.1)
 """What `auto` tries of least squares, where it is not given."""
 
@@ -55,12 +55,11 @@ class AnchoredMoments:
 
     def of(self, anchor: OtherText = "") -> ModuleMoments:
         """The moments of the text with an anchor, all parts with the same weight."""
-        names = ("", *parts_of(anchor))
-        for name in names:
+        texts = anchor_texts(self.checkpoint, self.corpus, anchor, seed=self.seed)
+        for name, text in {"": lambda: self.corpus, **texts}.items():
             if name not in self._made:
-                text = anchor_text(self.checkpoint, self.corpus, name, anchor, seed=self.seed) if name else self.corpus
-                self._made[name] = collect_moments(self.checkpoint, text, batching=self.batching)
-        return Mixture([(self._made[name], 1 / len(names)) for name in names])
+                self._made[name] = collect_moments(self.checkpoint, text(), batching=self.batching)
+        return Mixture([(self._made[name], 1 / (1 + len(texts))) for name in ("", *texts)])
 
 
 class RefitBench:
@@ -122,14 +121,11 @@ class RefitBench:
         performance["removed"] = self._removed(self.held_out, heads) if choice is None else choice.masked.held_out
         if choice is not None and taken.method != "none":
             performance["refitted"] = choice.taken.held_out
-        options = replace(
-            self.options,
-            method=taken.method,
-            damping=taken.damping,
-            anchor=taken.anchor,
-            sequential=taken.sequential,
-        )
-        return Compensated(made, options, self.text, refits, performance, seconds, choice)
+        names = ("method", "damping", "anchor", "sequential")
+        options = replace(self.options, **{name: getattr(taken, name) for name in names})
+        own = anchor_name(taken.anchor) == "text"
+        digest = opened(taken.anchor, like=self.text.calibration, name="--anchor").digest if own else ""
+        return Compensated(made, options, self.text, refits, performance, seconds, choice, digest)
 
     def refits(self, heads: Collection[HeadId], options: RefitOptions) -> Sequence[ModuleRefit]:
         """The refits of every module that changes."""

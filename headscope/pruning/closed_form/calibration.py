@@ -61,7 +61,7 @@ class Compensated:
     `options` are those of the compensation that was taken. `refits` has every module that changed, `performance` the
     objective on held-out text of the intact model, with the heads masked or key/value groups merged ("removed"), and
     "refitted". `choice` has the same on a second text, of all that was compared; None where nothing was refitted.
-    `seconds` are those of moments and refits.
+    `seconds` are those of moments and refits; `anchor_digest` is that of an anchor that is a text of the user's.
     """
 
     checkpoint: Checkpoint
@@ -71,6 +71,7 @@ class Compensated:
     performance: dict[str, Performance]
     seconds: float
     choice: Choice | None = None
+    anchor_digest: str = ""
 
     def record(self) -> dict[str, Any]:
         """What `pruning.json` says of it; errors are shares of the energy of a module's output."""
@@ -93,7 +94,7 @@ class Compensated:
             return {}
         text = self.text.calibration
         anchor = anchor_name(self.options.anchor)
-        how = ["sequential"] * self.options.sequential + [f"anchor={anchor}"] * bool(anchor)
+        how = ["sequential"] * self.options.sequential + [f"anchor={anchor}{self.anchor_digest[:8]}"] * bool(anchor)
         return {
             "compensate": "-".join([self.options.method, *how]),
             "damping": f"{self.options.damping:g}",

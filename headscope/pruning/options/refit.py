@@ -15,7 +15,7 @@ from headscope.registry import unknown
 COMPENSATIONS = ("none", "mean", "least-squares")
 AUTO = "auto"
 """The compensation that harms least, of several."""
-ANCHORS = ("none", "random", "shuffled", "mixed")
+ANCHORS = ("none", "random", "shuffled", "mixed", "general")
 DAMPING = 1e-4
 """λ as a share of the mean of the diagonal of second moments."""
 
@@ -41,10 +41,14 @@ class RefitOptions:
 
     def __post_init__(self) -> None:
         check_damping(self.damping)
+        if self.method == AUTO:
+            raise ConfigError(f"--compensate {AUTO} is for prune remove; choose {', '.join(COMPENSATIONS)} here")
         if self.method not in COMPENSATIONS:
             raise ConfigError(unknown("compensation", self.method, list(COMPENSATIONS)))
-        if self.sequential and self.method != "least-squares":
-            raise ConfigError(f"--sequential is for --compensate least-squares, not {self.method}")
+        anchor_files(self.anchor)
+        for name, is_given in (("--sequential", self.sequential), ("--anchor", bool(self.anchor))):
+            if is_given and self.method != "least-squares":
+                raise ConfigError(f"{name} is for --compensate least-squares, not {self.method}")
 
     @property
     def name(self) -> str:
@@ -61,11 +65,12 @@ class Refit:
     `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
     `objective` is what held-out text is measured by (empty: what fits the model).
     `anchor` adds the moments of text that costs nothing to those of the calibration text, so that a refit holds on
-    other text too: "random" subwords, "shuffled" words of the calibration text, "mixed" (both), "none", or a text of
-    your own. "auto" compares none, mean and least squares, with anchors and dampings unless these are given, on
-    held-out text and on a second text, and takes what harms least on the worse of the two. `check` is that second text
-    (default: a general sample that ships in the language of the text, random subwords where that is not known).
-    Texts are a file's path, a list of sentences, or a pair (source, target) of these.
+    other text too: "random" subwords, "shuffled" words of the calibration text, "mixed" (both), "general" (both, and
+    half of the sample that ships in the language of the text), "none", or a text of your own.
+    "auto" compares none, mean and least squares, with anchors and dampings unless these are given, on held-out text
+    and on a second text, and takes what harms least on the worse of the two. `check` is that second text (default: the
+    other half of the sample, random subwords where the language is not known).
+    Texts are a file's path, a list of sentences, a pair (source, target) of these, or `hs.Texts`.
     ConfigError for values of a wrong type, an unknown method, a negative damping, and options that a method lacks.
     """
 
@@ -159,9 +164,10 @@ def anchor_files(anchor: OtherText, *, name: str = "--anchor") -> tuple[Any, ...
     """Source and target of a text, both as files or lists; () for what is named. ConfigError for an unknown name."""
     if isinstance(anchor, str) and anchor in ("", *ANCHORS):
         return ()
-    if isinstance(anchor, str) and "/" not in anchor and "." not in anchor and not Path(anchor).exists():
-        raise ConfigError(f"{name}: {unknown('anchor', anchor, list(ANCHORS))}, or a file")
-    return sides(anchor, name=name)
+    files = sides(anchor, name=name)
+    if isinstance(anchor, str) and not Path(anchor).exists():
+        raise ConfigError(f"{name}: there is no file {anchor!r}, nor an anchor; choose {', '.join(ANCHORS)} or a file")
+    return files
 
 
 def sides(text: OtherText, *, name: str) -> tuple[Any, ...]:

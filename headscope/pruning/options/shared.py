@@ -13,12 +13,12 @@ from headscope.config.option import check_options, option, plain_options
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
 GATE_LR = "Adam's rate for the gates; default: {gate_rates}."
 ANCHOR = (
-    "least-squares, auto: add the moments of text that costs nothing to those of the calibration text, so that the refit "
-    "holds on other text: random (subwords), shuffled (words of the text), mixed (both) or a text of your own; default: "
-    "none, which auto compares with others."
+    "least-squares and auto: calibrate on text that costs nothing too, so that the refit holds on other text: random "
+    "(subwords), shuffled (words of the text), mixed (both), general (both, and half of the sample that ships), or a "
+    "text of your own; default: none, which auto compares with others."
 )
 CHECK = (
-    "A second text, of another kind, that a compensation is measured on; default: a general sample that ships in the "
+    "A second text, of another kind, that a compensation is measured on; default: half of the sample that ships in the "
     "language of the text (en, de), random subwords where that is not known."
 )
 Freeze = Literal["none", "encoder", "decoder", "model"]

@@ -19,6 +19,7 @@ from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
 from headscope.pruning.model_inputs import InputTexts
+from headscope.pruning.options.refit import anchor_name
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.savings import Size, Timing
 from headscope.pruning.removal.verify import Verification
@@ -160,7 +161,13 @@ def _measured(compensated: Compensated | None) -> tuple[str, ...]:
     names = {"intact": "intact", "removed": "heads removed", "refitted": "heads removed and the rest refitted"}
     values = ", ".join(f"{names[name]} {performance[name].value:.4f}" for name in names if name in performance)
     text = f"{held_out.count} held-out sentences ({_without_folder(held_out.name)})"
-    return (f"{performance['intact'].objective} on {text}: {values}",)
+    lines = [f"{performance['intact'].objective} on {text}: {values}"]
+    choice = compensated.choice
+    if choice is not None:
+        other, taken = f"{choice.sentences} sentences of another kind ({_without_folder(choice.text)})", choice.taken
+        numbers = f"heads removed {choice.masked.check.value:.4f}, {taken.name} {taken.check.value:.4f}"
+        lines.append(f"{taken.check.objective} on {other}: {numbers}")
+    return tuple(lines)
 
 
 def _change(quality: QualityChange | None) -> tuple[str, ...]:
@@ -239,6 +246,7 @@ def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineE
         "export": (*([done.export.name] if done.export.name != default else []), *(each.name for each in engines)),
         "pad": bool(padding_note(done)),
         "compensate": compensate if compensate != "none" else "",
+        "anchor": "" if calibration is None else anchor_name(calibration.anchor),
         "sequential": calibration is not None and calibration.sequential and not done.removal.merged,
     }
     return typed_command(done.source["path"], chosen)

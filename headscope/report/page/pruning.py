@@ -85,6 +85,7 @@ def removal_data(path: Path) -> dict[str, Any]:
         "source": str(source or ""),
         "removed": removed,
         **quality,
+        "compared": _compared(dict(record.get("compensation") or {}).get("choice")),
         "sizes": [row for row in sizes if row[1] is not None],
         "times": times,
         "verified": [row for row in verified if row[1] is not None],
@@ -101,6 +102,20 @@ def _quality(record: Any) -> dict[str, Any]:
     if record.get("loss"):
         rows.append([LOSS, *rounded_all(record["loss"])])
     return {"quality": rows, "verdict": verdict_words(record)}
+
+
+def _compared(record: Any) -> dict[str, Any]:
+    """Rows of compensations: the objective on held-out text and on other text, and the harm as a share of masking's."""
+    if not record:
+        return {"rows": [], "text": ""}
+    rows = [
+        [
+            f"{each['name']}{' (taken)' if each['name'] == record['taken'] else ''}",
+            *(rounded(each[text][key]) for text in ("held_out", "check") for key in ("value", "harm")),
+        ]
+        for each in record["candidates"]
+    ]
+    return {"rows": rows, "text": f"{Path(str(record['text'])).name}, {record['sentences']} sentences"}
 
 
 def titled(name: Any, titles: Mapping[str, str]) -> str:

@@ -95,6 +95,10 @@ function removalOf(removal) {
   if (removal.times.length) {
     made.append(table('Seconds', ['pass', 'sentences', 'before', 'after', 'times as fast'], removal.times));
   }
+  if (removal.compared.rows.length) {
+    made.append(table(`Compensation, on held-out text and on other text (${removal.compared.text}); harm as a share of that of masking`,
+      ['', 'held out', 'harm', 'other text', 'harm'], removal.compared.rows));
+  }
   made.append(table('How it was checked', ['', ''], removal.verified.map(([name, value]) => [name, value])),
     make('details', {}, make('summary', {}, `${removal.removed.length} removed heads`), make('p', {}, removal.removed.join(', '))));
   return made;
