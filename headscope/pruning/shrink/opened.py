@@ -14,6 +14,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
 from headscope.evaluation.before_after import Question, question
+from headscope.evaluation.non_inferiority import FEWEST
 from headscope.files.lines import Lines
 from headscope.formats.base import Checkpoint, Export
 from headscope.heads import HeadId
@@ -76,6 +77,11 @@ def opened_with(
     corpus, judged = divided(corpus, valid, judged=config.valid_sentences)
     chosen_by = None if config.compensate == AUTO else judged
     text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
+    if config.searches and judged.count < FEWEST:
+        raise ConfigError(
+            f"{judged.count} sentences to judge on ({judged.name}), and of fewer than {FEWEST} no size is established to "
+            "be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
+        )
     asked = question(checkpoint, judged, metric=config.metric, margin=config.margin)
     by = config.by or default_criterion(checkpoint, corpus, config.objective)
     sizes = config.sizes(folder, by=by, metric=asked.metric)
