@@ -79,8 +79,8 @@ def opened_with(
     text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
     if config.searches and judged.count < FEWEST:
         raise ConfigError(
-            f"{judged.count} sentences to judge on ({judged.name}), and of fewer than {FEWEST} no size is established to "
-            "be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
+            f"{judged.count} sentences to judge on ({judged.name}), and of fewer than {FEWEST} no size is established "
+            "to be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
         )
     asked = question(checkpoint, judged, metric=config.metric, margin=config.margin)
     by = config.by or default_criterion(checkpoint, corpus, config.objective)
