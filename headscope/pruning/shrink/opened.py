@@ -6,7 +6,6 @@ is, and whether that is a loss, is measured on a third, and on a text of another
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from headscope.evaluation.before_after import Question, question
 from headscope.evaluation.non_inferiority import FEWEST
 from headscope.files.lines import Lines
 from headscope.formats.base import Checkpoint, Export
-from headscope.heads import HeadId
 from headscope.pruning.closed_form.anchors import second_text
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
 from headscope.pruning.model_inputs import InputTexts, texts
@@ -84,7 +82,11 @@ def opened_with(
         )
     asked = question(checkpoint, judged, metric=config.metric, margin=config.margin)
     by = config.by or default_criterion(checkpoint, corpus, config.objective)
-    sizes = config.sizes(folder, by=by, metric=asked.metric)
+    sizes = SweepContext(
+        config.sizes(folder, by=by, metric=asked.metric), replace(opened, corpus=text.calibration, valid=judged)
+    )
+    if not config.searches and sizes.cells[-1].keep == sizes.gating.heads:
+        raise ConfigError(f"--keep {sizes.gating.heads} are all heads there are; nothing would be removed")
     return Opened(
         config=config,
         text=text,
@@ -92,7 +94,7 @@ def opened_with(
         second=_asked_elsewhere(checkpoint, text.calibration, config, asked),
         compared=texts(checkpoint, *lines, sentences=COMPARED),
         export=export_for(config.export, checkpoint),
-        sizes=SweepContext(sizes, replace(opened, corpus=text.calibration, valid=judged)),
+        sizes=sizes,
     )
 
 
@@ -126,9 +128,3 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
         except ConfigError:
             continue
     return None
-
-
-def going(opened: Opened, kept: Sequence[str]) -> list[HeadId]:
-    """The heads of the gated sites that are not among those `kept`."""
-    names = set(kept)
-    return [head for head in opened.sizes.gating.without([]) if str(head) not in names]

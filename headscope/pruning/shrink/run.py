@@ -34,7 +34,7 @@ from headscope.pruning.removal.export import split_export
 from headscope.pruning.removal.record import Removed, Shrunk, pushed, typed_command
 from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shaping, shrink, write_shrunk
 from headscope.pruning.removal.verify import reference
-from headscope.pruning.shrink.opened import Opened, going, open_shrink
+from headscope.pruning.shrink.opened import Opened, open_shrink
 from headscope.pruning.shrink.sizes import chosen_size, rank
 from headscope.pruning.sweep.sweep import RECORD as SWEEP_RECORD
 from headscope.pruning.sweep.sweep import SWEEP, difference, write_conclusion, write_record
@@ -83,10 +83,8 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     rank(opened.sizes, progress=progress)
     bench = _bench(opened)
     opened.sizes.refit = lambda gone: bench.compensated(list(gone)).checkpoint
-    heads = going(opened, chosen_size(opened, progress=progress)["kept"])
-    if not heads:
-        raise ConfigError(f"--keep {opened.sizes.gating.heads} are all heads there are; nothing would be removed")
-    checkpoint = opened.checkpoint
+    kept, checkpoint = set(chosen_size(opened, progress=progress)["kept"]), opened.checkpoint
+    heads = [head for head in opened.sizes.gating.without([]) if str(head) not in kept]
     with progress("removing heads", 2) as step:
         done = shrink(
             checkpoint,
