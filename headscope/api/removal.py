@@ -70,8 +70,10 @@ def shrunk_copy(
     if merge is not None:
         check_merge(pad=pad, compensate=calibration.method)
         calibration = replace(calibration, sequential=calibration.method == "least-squares")
-    names = {"anchor": anchor_files(calibration.anchor, name="anchor"), "check": calibration.check}
-    calibration = replace(calibration, **{name: _pair(text) for name, text in names.items() if text})
+    if own := anchor_files(calibration.anchor, name="anchor"):
+        calibration = replace(calibration, anchor=_pair(own))
+    if calibration.check:
+        calibration = replace(calibration, check=_pair(calibration.check))
     if calibration.method == "none" and held_out.empty and calibration.objective:
         raise ConfigError("objective is what a refit is measured by; give a method, or valid")
     corpus, valid = (None if pair.empty else pair.corpus(checkpoint) for pair in (text, held_out))

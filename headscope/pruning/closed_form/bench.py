@@ -113,7 +113,7 @@ class RefitBench:
         choice = self._chosen(heads) if self.options.method == AUTO else None
         taken = choice.taken.options if choice is not None else self._asked()
         refits = self.refits(heads, taken)
-        copy = self._with(refits)
+        copy = self.copy_with(refits)
         made, seconds = self.checkpoint.with_model(copy.model), time.monotonic() - began
         if choice is None and taken.method != "none":
             choice = self._compared(heads, taken, copy)
@@ -154,7 +154,7 @@ class RefitBench:
             anchor=given.anchor,
         )
 
-    def _with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
+    def copy_with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy of the model with its projections refitted."""
         copy = RefittedCopy(self.altered or self.checkpoint, [refit.projection for refit in refits])
         _put(copy, refits)
@@ -181,14 +181,14 @@ class RefitBench:
         candidates, copy = [self._masked(heads)], None
         for options in self.tried(heads):
             refits = self.refits(heads, options)
-            copy = copy or self._with(refits)
+            copy = copy or self.copy_with(refits)
             _put(copy, refits)
             candidates.append(self._candidate(options, copy))
         if self.options.sequential and heads:
             refitted = [each for each in candidates if each.options.method == "least-squares"]
             best = min(refitted, key=lambda each: max(each.harms(candidates[0])))
             options = replace(best.options, sequential=True)
-            candidates.append(self._candidate(options, self._with(self.refits(heads, options))))
+            candidates.append(self._candidate(options, self.copy_with(self.refits(heads, options))))
         return Choice(candidates, least_harm(candidates), self.check[1].name, self.check[1].count)
 
     def tried(self, heads: Collection[HeadId]) -> list[RefitOptions]:

@@ -1,0 +1,254 @@
+"""Refits that are anchored to other text, and the compensation that is taken: against plain refits and brute force."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headscope as hs
+from headscope.data.corpus import Corpus, Sentence
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.heads import HeadId
+from headscope.model.gating import masked
+from headscope.pruning.closed_form.anchors import (
+    WeightedText,
+    language_of,
+    random_text,
+    second_text,
+    shuffled_text,
+)
+from headscope.pruning.closed_form.bench import AnchoredMoments, RefitBench
+from headscope.pruning.closed_form.calibration import split_text
+from headscope.pruning.closed_form.choice import Candidate, Choice, least_harm, share
+from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.damage import DamageMeter, Performance
+from headscope.pruning.closed_form.mixture import weighted
+from headscope.pruning.closed_form.moments import collect_moments
+from headscope.pruning.closed_form.output_projections import output_projections
+from headscope.pruning.closed_form.sequential import sequential_refits
+from headscope.pruning.options.refit import Refit, RefitOptions
+from tests.oracles import closed_form as oracle
+from tests.oracles import speakers
+
+KINDS = ("bert", "gpt2", "marian")
+GONE = {
+    "bert": "encoder-self.0.1,encoder-self.1.0",
+    "gpt2": "decoder-self.0.2,decoder-self.1.1",
+    "marian": "encoder-self.0.2,decoder-self.0.1,cross.1.4",
+}
+
+
+def gone(kind: str) -> list[HeadId]:
+    return [HeadId.parse(name) for name in GONE[kind].split(",")]
+
+
+@cache
+def backwards(kind: str) -> Corpus:
+    """The text with the words of every line in reverse order: as many tokens, other contexts."""
+
+    def turned(line: str | None) -> Any:
+        return line and " ".join(reversed(line.split()))
+
+    lines = [each._replace(source=turned(each.source), target=turned(each.target)) for each in text(kind)]
+    return Corpus("backwards", len(lines), "1" * 40, lambda: iter(lines), has_target=text(kind).has_target)
+
+
+@cache
+def text(kind: str) -> Corpus:
+    return speakers.corpus(kind, count=23)
+
+
+def sides(corpus: Corpus) -> Any:
+    """A text as `anchor` takes it."""
+    source = [each.source for each in corpus]
+    return (source, [str(each.target) for each in corpus]) if corpus.has_target else source
+
+
+def together(kind: str) -> Corpus:
+    """Both texts, one after the other."""
+    lines = [each._replace(number=number) for number, each in enumerate([*text(kind), *backwards(kind)])]
+    return Corpus("both", len(lines), "2" * 40, lambda: iter(lines), has_target=text(kind).has_target)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "marian"])
+def test_anchored_moments_are_weighted_means_over_tokens(kind: str) -> None:
+    checkpoint = speakers.checkpoint(kind)
+    few = list(backwards(kind))[:5]
+    moments = AnchoredMoments(checkpoint, text(kind)).of(
+        sides(Corpus("few", 5, "", lambda: iter(few), has_target=text(kind).has_target))
+    )
+    first, second = (oracle.contexts(kind, checkpoint, part) for part in (text(kind), few))
+    for projection in output_projections(checkpoint):
+        found = moments.of(projection)
+        assert found is not None
+        rows = [torch.from_numpy(part[projection.places[0]]) for part in (first, second)]
+        mean = torch.stack([part.mean(dim=0) for part in rows]).mean(dim=0)
+        products = torch.stack([part.T @ part / len(part) for part in rows]).mean(dim=0)
+        assert torch.allclose(found.mean, mean, atol=1e-12) and torch.allclose(found.second, products, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_anchor_of_as_many_tokens_is_a_refit_on_both_texts(kind: str) -> None:
+    checkpoint, options = speakers.checkpoint(kind), RefitOptions(damping=1e-3)
+    anchored = compensate(
+        checkpoint, AnchoredMoments(checkpoint, text(kind)).of(sides(backwards(kind))), gone(kind), options
+    )
+    plain = compensate(checkpoint, collect_moments(checkpoint, together(kind)), gone(kind), options)
+    alone = compensate(checkpoint, collect_moments(checkpoint, text(kind)), gone(kind), options)
+    for one, other, third in zip(anchored, plain, alone, strict=True):
+        assert torch.allclose(one.refit.weight, other.refit.weight, atol=1e-10)
+        assert torch.allclose(one.refit.shift, other.refit.shift, atol=1e-10)
+        assert (one.refit.weight - third.refit.weight).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["bert", "marian"])
+def test_so_is_one_module_after_module(kind: str) -> None:
+    checkpoint, options = speakers.checkpoint(kind), RefitOptions(damping=1e-3, sequential=True)
+    beside = [WeightedText(backwards(kind), 0.5)]
+    anchored = sequential_refits(checkpoint, text(kind), gone(kind), options, beside=beside)
+    plain = sequential_refits(checkpoint, together(kind), gone(kind), options)
+    for one, other in zip(anchored, plain, strict=True):
+        assert torch.allclose(one.refit.weight, other.refit.weight, atol=1e-9)
+        assert torch.allclose(one.refit.shift, other.refit.shift, atol=1e-9)
+        assert one.residual == other.residual
+    nothing = sequential_refits(
+        checkpoint, text(kind), gone(kind), options, beside=[WeightedText(backwards(kind), 0.0)]
+    )
+    alone = sequential_refits(checkpoint, text(kind), gone(kind), options)
+    assert all(torch.equal(one.refit.weight, two.refit.weight) for one, two in zip(nothing, alone, strict=True))
+
+
+def test_a_weight_of_zero_is_no_anchor() -> None:
+    checkpoint = speakers.checkpoint("bert")
+    first, second = (collect_moments(checkpoint, part) for part in (text("bert"), backwards("bert")))
+    for projection in output_projections(checkpoint):
+        alone = first.of(projection)
+        assert weighted([(alone, 1.0), (second.of(projection), 0.0)]) is alone
+        assert AnchoredMoments(checkpoint, text("bert"), moments=first).of("none").of(projection) is alone
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_takes_what_brute_force_finds(kind: str) -> None:
+    checkpoint, heads = speakers.checkpoint(kind), gone(kind)
+    parts = split_text(text(kind), None, sentences=100)
+    other = speakers.corpus(kind, count=7, seed=5)
+    bench = RefitBench(checkpoint, parts, Refit(method="auto", check=sides(other)))
+    done = bench.compensated(heads)
+    meters = [DamageMeter.of(checkpoint, corpus) for corpus in (parts.held_out, other)]
+    with masked(checkpoint.model, heads):
+        none = [meter.measure().damage for meter in meters]
+    harms = {"none": 1.0}
+    for options in bench.tried(heads):
+        moments = AnchoredMoments(checkpoint, parts.calibration).of(options.anchor)
+        model = refitted_model(checkpoint, compensate(checkpoint, moments, heads, options))
+        damages = [meter.measure(model).damage for meter in meters]
+        name = Candidate(options, *(2 * [Performance("", 0, 0, 0, 0)])).name
+        harms[name] = max(damage / of for damage, of in zip(damages, none, strict=True))
+    assert done.choice is not None and len(done.choice.candidates) == len(harms)
+    assert done.choice.taken.name == min(harms, key=lambda name: harms[name])
+    for candidate in done.choice.candidates:
+        assert max(candidate.harms(done.choice.masked)) == pytest.approx(harms[candidate.name], rel=1e-6)
+    assert all(harm <= 1 for harm in done.choice.taken.harms(done.choice.masked))
+    assert done.options.method == done.choice.taken.options.method != "auto"
+    taken = done.choice.taken.held_out
+    assert meters[0].measure(done.checkpoint.model).damage == pytest.approx(taken.damage, rel=1e-9)
+
+
+def performance(damage: float) -> Performance:
+    return Performance("loss", 2 + damage, damage, 3, 7)
+
+
+def candidate(method: str, held_out: float, check: float) -> Candidate:
+    return Candidate(RefitOptions(method=method), performance(held_out), performance(check))
+
+
+def test_the_least_harm_on_the_worse_text() -> None:
+    none = candidate("none", 0.4, 0.2)
+    ruins, mends = candidate("least-squares", 0.1, 0.3), candidate("mean", 0.36, 0.18)
+    assert least_harm([none, ruins]) is none and least_harm([none, ruins, mends]) is mends
+    assert least_harm([none, candidate("mean", 0.5, 0.01)]) is none
+    assert "0.3" not in Choice([none, mends], mends, "t", 3).warning == ""
+    warning = Choice([none, ruins], ruins, "t", 3).warning
+    assert "worse than masking on other text: loss 2.3000 against 2.2000 on 3 sentences (t)" in warning
+    assert share(0.0, 0.0) == 1 and share(-0.2, -0.1) < 1 < share(-0.05, -0.1) and share(1e-9, 0.0) > 1
+
+
+def test_cheap_texts() -> None:
+    checkpoint, corpus = speakers.checkpoint("marian"), text("marian")
+    shuffled = shuffled_text(corpus)
+    for side in ("source", "target"):
+        before, after = ([getattr(each, side).split() for each in part] for part in (corpus, shuffled))
+        assert list(map(len, before)) == list(map(len, after)) and before != after
+        assert sorted(chain(*before)) == sorted(chain(*after))
+    lines = [Sentence(0, "abcdef"), Sentence(1, "ghi")]
+    assert [len(each.source) for each in shuffled_text(Corpus("", 2, "", lambda: iter(lines)))] == [6, 3]
+    drawn = random_text(checkpoint, corpus)
+    assert drawn.count == corpus.count and drawn.has_target and list(drawn) == list(random_text(checkpoint, corpus))
+    assert list(drawn) != list(random_text(checkpoint, corpus, seed=2)) and all(each.target for each in drawn)
+
+
+def test_the_second_text() -> None:
+    captions = {side: hs.assets.captions(side).read_text(encoding="utf-8").splitlines() for side in ("en", "de")}
+    assert {side: language_of(lines) for side, lines in captions.items()} == {"en": "en", "de": "de"}
+    assert language_of(["Un chien court sur la plage", "Il y a des gens dans la rue"]) is None
+    tiny = speakers.checkpoint("bert")
+    assert second_text(tiny, text("bert"))[1] is False
+    shipped = open_checkpoint(str(hs.assets.trained()), device="cpu")
+    parallel = hs.Texts(captions["en"], captions["de"]).corpus()
+    general, foretold = second_text(shipped, parallel)
+    assert foretold and general.name == "headscope's sample" and general.has_target and general.count == 60
+    own, _ = second_text(shipped, parallel, (captions["de"], captions["en"]))
+    assert own.count == 240
+    with pytest.raises(ConfigError, match="--check: the calibration text has a target, so this one needs one too"):
+        second_text(shipped, parallel, captions["en"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"anchor": "shufled"}, "there is no file 'shufled', nor an anchor; choose none, random"),
+        ({"anchor": ("a", "b", "c")}, "3 files; give one, or source and target"),
+        ({"method": "mean", "anchor": "mixed"}, "anchor is for method least-squares, not mean"),
+        ({"method": "none", "check": ["a b"]}, "check is what a refit is compared on; give method auto"),
+        ({"method": "automatic"}, "unknown compensation 'automatic'; did you mean 'auto'"),
+    ],
+)
+def test_what_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Refit(**options)
+
+
+def test_the_command_chooses_and_says_why(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    checkpoint: Checkpoint = speakers.checkpoint("bert")
+    model: Any = checkpoint
+    model.model.save_pretrained(tmp_path / "bert")
+    model.tokenizer.save_pretrained(tmp_path / "bert")
+    for name, corpus in (("text", text("bert")), ("other", backwards("bert"))):
+        (tmp_path / name).write_text("".join(f"{each.source}\n" for each in corpus), encoding="utf-8")
+    remove = ("prune", "remove", tmp_path / "bert", "--heads", GONE["bert"], "--rounds", 0, "--device", "cpu")
+    given = ("--source", tmp_path / "text", "--check", tmp_path / "other", "--compensate")
+    status, out, _ = command(*remove, *given, "auto", "--out", tmp_path / "small")
+    record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))["compensation"]
+    assert status == 0 and "(taken)" in out and "on other text" in out and record["method"] != "auto"
+    assert {"none", record["choice"]["taken"]} <= {each["name"] for each in record["choice"]["candidates"]}
+    page = json.loads(json.dumps(removal_page(tmp_path / "small")))
+    assert len(page["rows"]) == len(record["choice"]["candidates"]) and "23 sentences" in page["text"]
+    chosen = ("least-squares", "--anchor", "shuffled", "--damping", "0.1", "--out", tmp_path / "own")
+    status, out, _ = command(*remove, *given, *chosen)
+    record = json.loads((tmp_path / "own" / "pruning.json").read_text(encoding="utf-8"))
+    assert status == 0 and record["compensation"]["anchor"] == "shuffled"
+    assert "compensate:least-squares-anchor=shuffled" in record["signature"]
+
+
+def removal_page(folder: Path) -> Any:
+    from headscope.report.page.pruning import removal_data
+
+    return removal_data(folder)["compared"]
