@@ -93,7 +93,7 @@ function removalOf(removal) {
       [...removal.quality, ...removal.sizes].map(([name, before, after]) => [name, before, after, share(before, after)])),
     removal.verdict ? make('p', {}, removal.verdict) : null);
   if (removal.times.length) {
-    made.append(table('Seconds', ['pass', 'sentences', 'before', 'after', 'times as fast'], removal.times));
+    made.append(table('Seconds', ['pass', 'sentences', 'before', 'after', 'times as fast', 'rounds'], removal.times));
   }
   made.append(table('How it was checked', ['', ''], removal.verified.map(([name, value]) => [name, value])),
     make('details', {}, make('summary', {}, `${removal.removed.length} removed heads`), make('p', {}, removal.removed.join(', '))));
