@@ -132,9 +132,9 @@ def test_temperatures_and_noise() -> None:
 def test_the_temperature_falls_over_the_whole_run(updates: int) -> None:
     """However short it is; the authors' schedule is three options."""
     gates = gate_layout(speakers.checkpoint("gpt2").attention_sites)
-    authors = {"first": 0.1, "last": 1e-8, "cooldown": 15_000}
+    authors: dict[str, Any] = {"first": 0.1, "last": 1e-8, "cooldown": 15_000}
     expected = {"default": (1.0, 0.05**0.5, 0.05), "authors": (0.1, 0.1 * 1e-7 ** (updates / 30_000), None)}
-    for name, options in (("default", {}), ("authors", authors)):
+    for name, options in (("default", dict[str, Any]()), ("authors", authors)):
         learner = Subset(gates, SubsetOptions(keep=2, **options), updates=updates, generator=torch.Generator())
         temperatures = []
         for update in (0, updates / 2, updates):
