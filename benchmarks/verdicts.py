@@ -67,13 +67,13 @@ def student(losses: Array) -> bool:
     return float(losses.mean()) + student_quantile(LEVEL, len(losses) - 1) * error <= 1
 
 
-def of_sentences(luck: np.random.Generator, texts: int) -> Iterator[dict[str, Any]]:
+def of_sentences(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Shapes × numbers of sentences × baselines."""
-    for n in SENTENCES:
-        count = texts if n < MANY else texts // 4
+    for n in map(int, asked.sentences.split(",")):
+        count = asked.texts if n < MANY else asked.texts // 4
         for name, draw in SHAPES.items():
             samples = [draw(luck, n) for _ in range(count)]
-            for baseline in BASELINES:
+            for baseline in map(float, asked.baselines.split(",")):
                 yield row("sentences", name, n, baseline, [each + 1 for each in samples], samples)
         lost = [(luck.random(n) < LOST) / LOST + luck.normal(0, 0.1, n) for _ in range(count)]
         none = [luck.normal(0, 0.1, n) for _ in range(count)]
@@ -101,10 +101,10 @@ def row(
     }
 
 
-def of_seeds(luck: np.random.Generator, texts: int) -> Iterator[dict[str, Any]]:
+def of_seeds(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Numbers of seeds × deviations: loss = seed + sentence + both, normal."""
     for n in (100, 1000):
-        count = texts if n < MANY else texts // 4
+        count = asked.texts if n < MANY else asked.texts // 4
         for seeds in (2, 3, 5, 10):
             for times in (0.0, 0.5, 1.0, 4.0):
                 deviation = times * 2 / math.sqrt(n)
@@ -116,9 +116,9 @@ def of_seeds(luck: np.random.Generator, texts: int) -> Iterator[dict[str, Any]]:
                 yield row("seeds", "normal", n, 1.0, shifted, drawn, seeds=seeds, deviation=times)
 
 
-def of_sizes(luck: np.random.Generator, texts: int) -> Iterator[dict[str, Any]]:
+def of_sizes(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Any false verdict among methods × sizes."""
-    n = 300
+    n, texts = 300, asked.texts
     for methods, sizes in ((1, 21), (7, 3), (21, 1)):
         for name in ("normal, sd 1.5", "exponential"):
             draw, alone, together = SHAPES[name], 0, 0
@@ -156,10 +156,13 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--sentences", default=",".join(map(str, SENTENCES)))
+    parser.add_argument("--baselines", default=",".join(map(str, BASELINES)))
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for part in given.only.split(","):
-        for found in PARTS[part](np.random.default_rng([given.seed, len(part)]), given.texts):
+        luck = np.random.default_rng([given.seed, len(part)])
+        for found in PARTS[part](luck, given):
             rows.append(found)
             print({name: value for name, value in found.items() if name != "part"}, flush=True)
             pd.DataFrame(rows).to_csv(given.out, index=False)

@@ -63,7 +63,8 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         title = f"{pace.what}, {pace.sentences} sentence{'s' if pace.sentences > 1 else ''}, "
         title += "tokens/s" if pace.tokens else "ms"
         values = [pace.tokens / each if pace.tokens else 1e3 * each for each in (pace.before, pace.after)]
-        table.add_row(title, *(f"{value:,.2f}" for value in values), f"{pace.speedup:.2f} × faster")
+        ratio = f"{pace.speedup:.2f} × faster ({pace.least:.2f}–{pace.most:.2f})"
+        table.add_row(title, *(f"{value:,.2f}" for value in values), ratio)
     screen.print(table)
     merges = merge_counts(removed.removal)
     masked = "averaged" if merges else "masked"

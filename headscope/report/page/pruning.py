@@ -71,6 +71,7 @@ def removal_data(path: Path) -> dict[str, Any]:
                 str(time["what"]),
                 rounded(time["sentences"]),
                 *(rounded(time[key]) for key in ("before", "after", "speedup")),
+                f"{time['least']:.2f}–{time['most']:.2f}" if "least" in time else "",
             ]
             for time in record.get("times") or []
         ]
