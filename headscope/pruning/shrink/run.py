@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,11 @@ from headscope.files.output_kind import OutputKind
 from headscope.files.reading import read_record
 from headscope.files.writing import write_json
 from headscope.formats.exports import MODEL_FILES
+from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.bench import RefitBench
+from headscope.pruning.closed_form.calibration import Compensated
 from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.ranking.scoring import moments_of
@@ -102,10 +105,28 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     return done
 
 
+class _Bench(RefitBench):
+    """Remembers the last two removals: of sizes the one that passed, when the next does not, is what is written."""
+
+    @cached_property
+    def made(self) -> dict[frozenset[HeadId], Compensated]:
+        """Compensations by the heads that go, the oldest first."""
+        return {}
+
+    def compensated(self, heads: Sequence[HeadId]) -> Compensated:
+        """As it was made, or anew."""
+        gone = frozenset(heads)
+        if gone not in self.made:
+            for oldest in list(self.made)[:-1]:
+                del self.made[oldest]
+            self.made[gone] = super().compensated(heads)
+        return self.made[gone]
+
+
 def _bench(opened: Opened) -> RefitBench:
     """What makes up for heads that go, at every size; moments that the ranking has collected are not made again."""
     context, refit = opened.sizes.scoring, opened.config.refit
-    return RefitBench(
+    return _Bench(
         opened.checkpoint,
         opened.text,
         refit,
