@@ -117,17 +117,17 @@ def _performance_table(compensated: Compensated, change: str) -> Table:
 
     performance, choice = compensated.performance, compensated.choice
     objective = performance["intact"].objective
+    other = "" if choice is None else choice.masked.check.objective
+    columns = {"representation": "cosine to the intact model"}.get(objective, objective), "worse than intact by"
+    more = ("on other text" if other == objective else f"{other} on other text", "worse by")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    table.add_column({"representation": "cosine to the intact model"}.get(objective, objective), justify="right")
-    table.add_column("worse than intact by", justify="right")
-    table.add_row("intact", f"{performance['intact'].value:.4f}", "0.0000")
+    table.add_column("", overflow="fold")
+    for column in (*columns, *(more if choice is not None else ())):
+        table.add_column(column, justify="right")
+    table.add_row("intact", *_numbers(performance["intact"]))
     if choice is None:
         table.add_row(change, *_numbers(performance["removed"]))
         return table
-    other = choice.masked.check.objective
-    table.add_column("on other text" if other == objective else f"{other} on other text", justify="right")
-    table.add_column("worse by", justify="right")
     for candidate in choice.candidates:
         name = change if candidate is choice.masked else f"and {candidate.name}"
         taken = " (taken)" if candidate is choice.taken and len(choice.candidates) > 2 else ""

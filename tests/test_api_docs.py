@@ -133,7 +133,10 @@ PLACES: dict[str, Callable[..., Any]] = {
 TEXT = {"source": "text", "source2": "second", "pairs": "Texts.pairs", "checkpoint": "load.source"}
 VALID = dict.fromkeys(("valid_source", "valid_target", "valid_source2", "valid_labels"), "remove.valid")
 HUB = {"hub_name": "push_to", "hub_public": "public"}
-REFIT = {"compensate": "Refit.method", **{name: f"Refit.{name}" for name in ("damping", "sequential", "objective")}}
+REFIT = {
+    "compensate": "Refit.method",
+    **{name: f"Refit.{name}" for name in ("damping", "sequential", "objective", "anchor", "check")},
+}
 AFTER = ("tune_updates", "freeze", "lr", "schedule", "warmup", "label_smoothing", "clip", "valid_sentences")
 ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
     AnalyzeConfig: ("analyze", TEXT),
@@ -188,7 +191,7 @@ ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
             },
             **dict.fromkeys(("keep", "fraction"), "highest.count"),
             **{name: f"lowest.{name}" for name in ("per_layer", "uniform")},
-            **{name: REFIT[name] for name in ("compensate", "sequential")},
+            **{name: REFIT[name] for name in ("compensate", "sequential", "anchor")},
             **dict.fromkeys((*AFTER, "out", "force", "remove"), "what follows the choice is for hs.prune"),
         },
     ),

@@ -151,7 +151,7 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
         model = refitted_model(checkpoint, compensate(checkpoint, moments, heads, options))
         damages = [meter.measure(model).damage for meter in meters]
         name = Candidate(options, *(2 * [Performance("", 0, 0, 0, 0)])).name
-        harms[name] = max(damage / of for damage, of in zip(damages, none, strict=True))
+        harms[name] = max(share(damage, of) for damage, of in zip(damages, none, strict=True))
     assert done.choice is not None and len(done.choice.candidates) == len(harms)
     assert done.choice.taken.name == min(harms, key=lambda name: harms[name])
     for candidate in done.choice.candidates:

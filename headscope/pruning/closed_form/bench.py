@@ -31,7 +31,7 @@ from headscope.pruning.options.refit import AUTO, DAMPING, OtherText, Refit, Ref
 
 TRIED_ANCHORS: tuple[OtherText, ...] = ("none", "mixed", "general")
 TRIED_DAMPINGS = (DAMPING, 0.1)
-"""What `auto` tries of least squares, where it is not given."""
+"""What `auto` tries of least squares, where it is not given; "general", the last, where a sample ships."""
 
 
 PREDICTED = "top1"
@@ -122,7 +122,8 @@ class RefitBench:
         if choice is not None and taken.method != "none":
             performance["refitted"] = choice.taken.held_out
         names = ("method", "damping", "anchor", "sequential")
-        options = replace(self.options, **{name: getattr(taken, name) for name in names})
+        check = self.options.check if taken.method != "none" else ()
+        options = replace(self.options, check=check, **{name: getattr(taken, name) for name in names})
         own = anchor_name(taken.anchor) == "text"
         digest = opened(taken.anchor, like=self.text.calibration, name="--anchor").digest if own else ""
         return Compensated(made, options, self.text, refits, performance, seconds, choice, digest)
@@ -195,7 +196,8 @@ class RefitBench:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares."""
         given, modules = self.options, heads_by_module(self.checkpoint, heads)
         biased = self.add_bias or all(projection.has_bias for projection, gone in modules if gone)
-        anchors = TRIED_ANCHORS
+        general = "sample" in anchor_texts(self.checkpoint, self.text.calibration, "general")
+        anchors = TRIED_ANCHORS if general else TRIED_ANCHORS[:-1]
         if given.anchor:
             anchors = ("none", given.anchor) if anchor_name(given.anchor) else ("none",)
         dampings = TRIED_DAMPINGS if given.damping == DAMPING else (given.damping,)
