@@ -9,7 +9,7 @@ import torch
 
 from headscope.attribution.causal_gates import FittedGates, GatingFit, fit_gates, scores, single_sentences
 from headscope.attribution.gatevector import split_gates
-from headscope.bootstrap import Estimate, binomial_upper_tails
+from headscope.bootstrap import Estimate
 from headscope.config import option
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
@@ -19,6 +19,7 @@ from headscope.engine.evidence.labels import LabelTests
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.tails import binomial_upper_tails
 
 PANEL = "Causal head gating"
 THRESHOLD = 0.5

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream_of, why_no_stream
-from headscope.bootstrap import Estimate, normal_upper_tail
+from headscope.bootstrap import Estimate
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
 from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.tails import normal_upper_tail
 
 THRESHOLD = 0.5
 

@@ -194,22 +194,26 @@ def study(
 def cost(checkpoint: Checkpoint, calibration: Corpus) -> dict[str, float]:
     """Seconds of a plain pass over the calibration text, of moments, `obs` and refit, and their ratio (limit 3).
 
-    The best of three rounds each, in turns; half of the heads go.
+    The best of five rounds each, in turns, and the smallest and largest ratio of a round; half of the heads go.
     """
-    layout, best = gate_layout(checkpoint.attention_sites), {"forward": float("inf"), "closed form": float("inf")}
-    for _ in range(3):
+    layout = gate_layout(checkpoint.attention_sites)
+    took: dict[str, list[float]] = {"forward": [], "closed form": []}
+    for _ in range(5):
         began = time.monotonic()
         with torch.no_grad():
             limit = sentence_limit(checkpoint, BatchingOptions())
             for batch in batches(calibration, checkpoint, tokens=2048, limit=limit, losses=Omissions()):
                 checkpoint.forward(batch)
-        best["forward"] = min(best["forward"], time.monotonic() - began)
+        took["forward"].append(time.monotonic() - began)
         began = time.monotonic()
         context = scoring_context(checkpoint, calibration)
         kept = kept_by(criterion_named("obs").scores(context), layout, layout.heads // 2)
         refitted("least-squares", context, layout.closed(kept))
-        best["closed form"] = min(best["closed form"], time.monotonic() - began)
-    return {**best, "ratio": best["closed form"] / best["forward"]}
+        took["closed form"].append(time.monotonic() - began)
+    best = {name: min(seconds) for name, seconds in took.items()}
+    ratios = [closed / forward for forward, closed in zip(*took.values(), strict=True)]
+    spread = {"least": min(ratios), "most": max(ratios)}
+    return {**best, "ratio": best["closed form"] / best["forward"], **spread}
 
 
 def path_of(name: str) -> str:

@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", default=None)
     parser.add_argument("--sentences", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=BatchingOptions().tokens)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
@@ -74,7 +74,8 @@ def main() -> None:
     ):
         ratio = min(studies) / min(forwards)
         print(f"{clock}: eager forward {min(forwards):.2f} s, with analyses {min(studies):.2f} s", end="; ")
-        print(f"ratio {ratio:.3f} (limit {LIMIT})")
+        ratios = [second / first for first, second in zip(forwards, studies, strict=True)]
+        print(f"ratio {ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f}, limit {LIMIT})")
 
 
 if __name__ == "__main__":

@@ -71,8 +71,10 @@ def main() -> None:
         pairs = [[seconds(model, one) for model in models] for _ in range(given.rounds)]
         old, new = (median(side) for side in zip(*pairs, strict=True))
         promised = flops(models[0], one) / flops(models[1], one)
+        ratios = [first / second for first, second in pairs]
         print(
-            f"{share:.0%} of heads removed: promised {promised:.3f}, measured {old / new:.3f}, "
+            f"{share:.0%} of heads removed: promised {promised:.3f}, measured {old / new:.3f} "
+            f"({min(ratios):.3f} to {max(ratios):.3f}), "
             f"share {old / new / promised:.3f} (limit {LIMIT}); {old:.3f} s to {new:.3f} s"
         )
 

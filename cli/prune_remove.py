@@ -38,8 +38,8 @@ def remove(values: Mapping[str, Any], *, json: bool) -> None:
     show_removed(removed, values)
 
 
-def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> None:
-    """Print what a removal with these options saved and cost, and how it was proved."""
+def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, answer: str = "") -> None:
+    """Print what a removal with these options saved and cost, and how it was proved; last an `answer` in one line."""
     from rich.text import Text
 
     from headscope.evaluation.before_after import verdict_words
@@ -58,7 +58,8 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> 
         title = f"{timing.what}, {timing.sentences} sentence{'s' if timing.sentences > 1 else ''}, "
         title += "tokens/s" if timing.tokens else "ms"
         values = [timing.tokens / each if timing.tokens else 1e3 * each for each in (timing.before, timing.after)]
-        table.add_row(title, *(f"{value:,.2f}" for value in values), f"{timing.speedup:.2f} × faster")
+        ratio = f"{timing.speedup:.2f} × faster ({timing.least:.2f}–{timing.most:.2f})"
+        table.add_row(title, *(f"{value:,.2f}" for value in values), ratio)
     screen.print(table)
     merges = merge_counts(removed.removal)
     masked = "averaged" if merges else "masked"
@@ -88,8 +89,9 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None) -> 
     for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
         screen.print(Text(line), soft_wrap=True)
     screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
-    answer = f"{removed.path}: {done} ({removed.format}, {removed.export})"
-    console.show(console.ending([*verdict, answer], removed.path, after_removal(removed, options or {})))
+    made = f"{removed.path}: {done} ({removed.format}, {removed.export})"
+    answers, page = ([answer], removed.out / "page.html") if answer else ([*verdict, made], None)
+    console.show(console.ending(answers, removed.path, after_removal(removed, options or {}), page=page))
 
 
 def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:

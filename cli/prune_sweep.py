@@ -15,7 +15,7 @@ from headscope.pruning.options.sweep import SweepConfig
 if TYPE_CHECKING:
     from headscope.pruning.sweep.sweep import Sweep
 
-CAN_GO = {"non-inferior": "yes", "worse": "no", "not established": "?"}
+CAN_GO = {"non-inferior": "yes", "worse": "no", "not established": "?", "not tested": "–"}
 
 
 @made_of(SweepConfig)

@@ -27,6 +27,7 @@ from headscope.engine.declarations import analysis_options
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.options.sweep import SweepConfig
 from tests.docs.newcomer import narrow_bert
 
@@ -121,7 +122,8 @@ def test_examples_and_page_use_the_public_api_alone() -> None:
 
 PLACES: dict[str, Callable[..., Any]] = {
     **{
-        name: getattr(hs.Model, name) for name in ["analyze", "rank", "remove", "evaluate", "evaluate_heads", "convert"]
+        name: getattr(hs.Model, name)
+        for name in ["analyze", "rank", "remove", "shrink", "evaluate", "evaluate_heads", "convert"]
     },
     **{name: getattr(hs.Model, name) for name in ("translate", "translations")},
     **{name: getattr(hs.SmallModel, name) for name in ("save", "times")},
@@ -165,6 +167,15 @@ ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
             **{name: f"save.{name}" for name in ("force", "quantize", "unverified")},
             **{name: f"times.{name}" for name in ("rounds", "batch")},
             "column": "merge_by takes numbers by head, of any column",
+        },
+    ),
+    ShrinkConfig: (
+        "shrink",
+        {
+            **{**TEXT, **dict.fromkeys(VALID, "shrink.valid"), "out": "save.folder"},
+            **{name: f"save.{word}" for name, word in HUB.items()},
+            **{name: f"save.{name}" for name in ("force", "quantize", "unverified")},
+            "rounds": "times.rounds",
         },
     ),
     RankConfig: (
@@ -242,7 +253,7 @@ def test_every_option_of_a_command_is_a_keyword_of_the_api(config: type[Any]) ->
 ONLY_PYTHON = {"self", "text", "progress", "parse", "study", "tokenised", "second", "refit", "valid"}
 
 
-@pytest.mark.parametrize("config", [LearnConfig, SweepConfig, RankConfig])
+@pytest.mark.parametrize("config", [LearnConfig, SweepConfig, RankConfig, ShrinkConfig])
 def test_what_takes_options_as_the_commands_do_takes_all(config: type[Any]) -> None:
     """`hs.prune` takes the options of a config by their names: every one has a type that Python can give."""
     hints = get_type_hints(config)

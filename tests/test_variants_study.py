@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from headscope.bootstrap import student_quantile
 from headscope.heads import HeadId, Site
+from headscope.tails import student_quantile
 from headscope.training.config import TrainConfig
 from headscope.training.swaps.schedule import read_schedule
 from headscope.training.variant import VARIANTS

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from variants.design import Arm, Claim
 
-from headscope.bootstrap import normal_quantile, student_quantile, student_upper_tail
+from headscope.tails import normal_quantile, student_quantile, student_upper_tail
 
 LEVEL, POWER = 0.05, 0.8
 REPRODUCED, CONTRADICTED, UNDECIDED, UNTESTED = "reproduced", "contradicted", "undecided", "untested"

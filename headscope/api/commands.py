@@ -27,6 +27,7 @@ from headscope.registry import unknown
 if TYPE_CHECKING:
     from torch import nn
 
+    from headscope.pruning.removal.record import Removed
     from headscope.pruning.sweep.sweep import Sweep
     from headscope.training.trainer import TrainingResult
 
@@ -154,6 +155,16 @@ def prune(
     progress: Report = False,
     **options: Any,
 ) -> Sweep: ...
+@overload
+def prune(
+    checkpoint: str | PathLike[str],
+    method: Literal["shrink"],
+    *,
+    out: PathName,
+    force: bool = False,
+    progress: Report = False,
+    **options: Any,
+) -> Removed: ...
 @in_python
 def prune(
     checkpoint: str | PathLike[str],
@@ -163,23 +174,27 @@ def prune(
     force: bool = False,
     progress: Report = False,
     **options: Any,
-) -> Selection | Sweep:
+) -> Selection | Sweep | Removed:
     """Choose heads to remove, by a ranking or by learned gates, and write the choice: `headscope prune METHOD`.
 
     checkpoint: a path or a hub id.
     method: "rank" (`by=`, `keep=` or `fraction=`), "l0" (`strength=` or `keep=`), "subset" (`keep=`) or a learner of
-        another package; or "sweep", which compares `methods=` at several sizes (`keep=` or `fractions=`).
+        another package; "sweep", which compares `methods=` at several sizes (`keep=` or `fractions=`); or "shrink",
+        which goes the whole way to a smaller model (`keep=`, `fraction=` or `max_drop=`).
     out: the folder to write; it must be empty unless `force` is given.
     options: those of the command, with underscores: `source=` and `target=` (files), `sites=`, `protect=`, `updates=`,
-        `remove=True`, …; see `RankConfig`, `LearnConfig` and `SweepConfig` in `headscope.pruning.options`, and the
-        files in `headscope.pruning.learning.learners`.
+        `remove=True`, …; see `RankConfig`, `LearnConfig`, `SweepConfig` and `ShrinkConfig` in
+        `headscope.pruning.options`, and the files in `headscope.pruning.learning.learners`.
 
-    The result's `removed` and `kept` are the heads, `ranking` a table; that of a sweep is a `Sweep`, with its `table`.
+    The result's `removed` and `kept` are the heads, `ranking` a table; that of a sweep is a `Sweep`, with its `table`,
+    that of "shrink" says where the smaller model is (`path`), and its `quality`.
     ConfigError for unknown options.
     """
+    from headscope.api.removal import shrunk_folder
     from headscope.pruning.learning.learn import run_learning
     from headscope.pruning.options.learn import LEARNERS, LearnConfig
     from headscope.pruning.options.rank import RankConfig
+    from headscope.pruning.options.shrink import ShrinkConfig
     from headscope.pruning.options.sweep import SweepConfig
     from headscope.pruning.ranking.rank_run import run_ranking
     from headscope.pruning.sweep.sweep import run_sweep
@@ -188,7 +203,7 @@ def prune(
         raise ConfigError(
             "prune takes a checkpoint's path, as it writes checkpoints; a loaded model has rank and remove"
         )
-    if method not in (ways := ["rank", *LEARNERS.names(), "sweep"]):
+    if method not in (ways := ["rank", *LEARNERS.names(), "sweep", "shrink"]):
         raise ConfigError(unknown("way to prune", method, ways))
     common = {**options, "checkpoint": str(checkpoint), "out": out, "force": force}
     report = progress_of(progress)
@@ -197,6 +212,8 @@ def prune(
         return run_ranking(configured(RankConfig, common, function=function), progress=report)
     if method == "sweep":
         return run_sweep(configured(SweepConfig, common, function=function), progress=report)
+    if method == "shrink":
+        return shrunk_folder(configured(ShrinkConfig, common, function=function), progress=report)
     options_class = LEARNERS.get(method).Options
     method_options, run_options = _split(common, options_class)
     learnt = {**run_options, "method": configured(options_class, method_options, function=function)}

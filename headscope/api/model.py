@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from headscope.api.evaluation import ScoredModel
-from headscope.api.options import AnalyzeMore, FileMore, PathName, Report, in_python
+from headscope.api.options import AnalyzeMore, FileMore, PathName, Report, ShrinkMore, in_python
 from headscope.api.ranking import Ranking, ranking_of
 from headscope.api.removal import (
     HeadScores,
@@ -19,6 +19,7 @@ from headscope.api.removal import (
     refit_and_valid,
     save_shrunk,
     shrunk_copy,
+    shrunk_model,
     sizes_of,
     times_of,
 )
@@ -240,6 +241,36 @@ class Model(ScoredModel):
         return SmallModel(done, companions=self._companions, whole=self.checkpoint)
 
     @in_python
+    def shrink(
+        self,
+        *,
+        text: Text | None = None,
+        target: Text | None = None,
+        second: Text | None = None,
+        labels: LabelList | None = None,
+        valid: Text | None = None,
+        protect: Heads | None = None,
+        progress: Report = False,
+        **options: Unpack[ShrinkMore],
+    ) -> SmallModel:
+        """The whole way to a smaller copy: rank, allocate, refit, remove, verify, measure: `headscope prune shrink`.
+
+        text, target, second, labels: what heads are ranked and the others refitted on; see `analyze`.
+        valid: text that the copy is judged on and that nothing else sees; default: the last fifth of `text`.
+        protect: heads that stay.
+        options: `keep` or `fraction` (how many heads stay) or `max_drop` ("0.5", "1%": the smallest copy that is not
+            worse by more, at 95 %; the default, 1%), `by`, `allocate`, `sites`, `compensate`, `check` (a file with the
+            second text), `metric`, `export` and others of `headscope.pruning.options.ShrinkConfig`.
+
+        `quality` of the copy is on `valid`, `elsewhere` on the second text. ConfigError where no size is as good.
+        """
+        if self.gates:
+            raise ConfigError("heads are gated now; shrink the model outside of the block")
+        texts, judged = texts_of(text, target, second=second, labels=labels), texts_of(valid)
+        done = shrunk_model(self.checkpoint, texts, judged, options, protect=protect, progress=progress)
+        return SmallModel(done, companions=self._companions, whole=self.checkpoint)
+
+    @in_python
     def overview(self) -> dict[str, Any]:
         """Format, architecture, attention by site, parameters by part, tokenizer, fitting analyses.
 
@@ -302,6 +333,11 @@ class SmallModel(Model):
     def quality(self) -> dict[str, Any] | None:
         """A metric before and after on held-out text, and the test of non-inferiority; None without text."""
         return None if self._shrunk.quality is None else self._shrunk.quality.record()
+
+    @property
+    def elsewhere(self) -> dict[str, Any] | None:
+        """The same on a second text, of another kind, which `Model.shrink` measures; else None."""
+        return None if self._shrunk.elsewhere is None else self._shrunk.elsewhere.record()
 
     @cached_property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:

@@ -87,6 +87,28 @@ class AnalyzeMore(AnalysisOptions, total=False):
     analysis_options: Mapping[str, Any]
 
 
+class ShrinkMore(TypedDict, total=False):
+    """Further options of `Model.shrink`; `headscope.pruning.options.ShrinkConfig` says what they mean."""
+
+    keep: int | None
+    fraction: float | None
+    max_drop: str | None
+    by: str
+    allocate: Literal["global", "per-layer", "uniform", "measured"] | None
+    sites: str | Iterable[str]
+    compensate: str
+    calibration_sentences: int
+    check: str | Iterable[str]
+    metric: str
+    objective: str
+    export: str | Iterable[str]
+    max_sentences: int | None
+    valid_sentences: int
+    max_length: int | None
+    batch_tokens: int
+    seed: int
+
+
 class FileMore(TypedDict, total=False):
     """Whether a GGUF file is written that only a run would prove, where llama.cpp is not installed.
 

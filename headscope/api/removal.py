@@ -9,34 +9,42 @@ from dataclasses import asdict, replace
 from numbers import Real
 from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias, TypedDict
 
 import torch
 
-from headscope.api.options import PathName, checked_value, wrong_type
-from headscope.api.selection import Heads, head_ids_of
+from headscope.api.options import PathName, Report, checked_value, configured, progress_of, wrong_type
+from headscope.api.selection import Heads, head_ids_of, heads_option
 from headscope.api.texts import LabelList, Text, Texts, texts_of
 from headscope.config import Companions
+from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.errors import ConfigError
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
 from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId
+from headscope.heads import HeadId, select_heads
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import keeping
+from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.base import EngineOptions, engines_named
+from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.model_inputs import outputs, texts
 from headscope.pruning.options.refit import Refit, anchor_files
 from headscope.pruning.options.remove import check_merge
+from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.export import as_export, split_export
 from headscope.pruning.removal.merge_plan import Merge
 from headscope.pruning.removal.record import Removed, Shrunk, pushed
 from headscope.pruning.removal.remove import REMOVAL, Destination, remove_heads, write_shrunk
 from headscope.pruning.removal.savings import Timing, size, timings
 from headscope.pruning.scores_file import read_scores
+from headscope.pruning.selection import OpenedSelection
+from headscope.pruning.shrink.opened import opened_with
+from headscope.pruning.shrink.run import PAGE, SIZES, run_shrink, small_model
 from headscope.registry import unknown
 
 
@@ -82,6 +90,49 @@ def shrunk_copy(
             metric=metric,
             margin=margin,
         )
+
+
+def shrunk_folder(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removed:
+    """What `headscope prune shrink` does: the smaller model in a folder, with its card and a page."""
+    return run_shrink(config, draw=_page_of_sizes, progress=progress)
+
+
+def _page_of_sizes(folder: Path, name: str) -> None:
+    """The page of a folder that will have a name: the sizes that were tried, and what the removal did."""
+    from headscope.report.page.pruning import pruning_data, removal_data
+    from headscope.report.page.write import report_of, save_page
+
+    sizes = [{**run, "name": f"{name}: sizes that were tried"} for run in pruning_data([folder / SIZES])]
+    report = report_of([], pruning=sizes, removals=[{**removal_data(folder), "name": name}])
+    save_page({**report, "title": name}, folder / PAGE)
+
+
+def shrunk_model(
+    checkpoint: Checkpoint,
+    text: Texts,
+    held_out: Texts,
+    options: Mapping[str, Any],
+    *,
+    protect: Heads | None,
+    progress: Report,
+) -> Shrunk:
+    """The same in memory, of an open checkpoint and texts in memory; what is measured lies in a temporary folder."""
+    given = {
+        **options,
+        "checkpoint": checkpoint.path,
+        "source": None if text.empty else Path("text"),  # checked for being there only
+        "protect": heads_option(protect, checkpoint.layout, name="protect"),
+    }
+    with TemporaryDirectory() as folder, eval_mode(checkpoint.model):
+        config = configured(ShrinkConfig, {**given, "out": folder}, function="shrink")
+        corpus = text.corpus(checkpoint, max_sentences=config.max_sentences)
+        valid = None if held_out.empty else held_out.corpus(checkpoint, max_sentences=config.valid_sentences)
+        safe = select_heads(config.protect, checkpoint.layout) if config.protect else []
+        gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe)
+        limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
+        selection = OpenedSelection(checkpoint, gating, corpus, None, limit)
+        opened = opened_with(config, config.out, selection, valid, (text.source, text.target))
+        return small_model(opened, progress=progress_of(progress))
 
 
 def _pair(text: Any) -> tuple[Lines, ...]:

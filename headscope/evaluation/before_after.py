@@ -10,11 +10,11 @@ from headscope.bootstrap import Array, Bootstrap
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
-from headscope.evaluation.comparison import Comparison, compare_scores, resampled
+from headscope.evaluation.comparison import Comparison, compare_scores, losses_left_out
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric
-from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, judge
+from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, judge, why_open
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 
@@ -84,10 +84,9 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
     why = no_baseline(metric, first, bootstrap, margin=asked.margin, floor=metric.floor(before, data))
     verdict = None
     if not why:
-        old, new = (resampled(metric, sums, bootstrap) for sums in (first, second))
-        baseline = float(old[0])
-        margin, worse = asked.margin.of(baseline), metric.worse(new, old)
-        verdict = judge(worse, margin=margin, baseline=baseline or 1.0, groups=len(first))
+        baseline = float(metric.of(first.sum(axis=0)[None])[0])
+        worse = losses_left_out(metric, second, first)
+        verdict = judge(worse, margin=asked.margin.of(baseline), baseline=baseline or 1.0)
     old_loss, new_loss = (float(total / count) for total, count in (each.loss.sum(axis=0) for each in scores))
     return QualityChange(
         metric=metric.name,
@@ -132,5 +131,6 @@ def verdict_words(change: Mapping[str, Any]) -> str:
         return f"{change['title']}: non-inferior within {size}: {numbers}"
     if judged["verdict"] == WORSE:
         return f"{change['title']}: worse, beyond the margin of non-inferiority, {size}: {numbers}"
-    seen = f"; {change['sentences']} sentences could have seen a loss of {judged['detectable']:.3g} at least"
-    return f"{change['title']}: non-inferior within {size} is not established: {numbers}{seen}"
+    limits = {name: judged[name] for name in ("worse_limit", "margin", "detectable")}
+    seen = why_open(**limits, text=f"{change['sentences']} sentences")
+    return f"{change['title']}: non-inferior within {size} is not established: {numbers}; {seen}"

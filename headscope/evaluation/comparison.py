@@ -40,6 +40,17 @@ def resampled(metric: Metric, sums: Array, bootstrap: Bootstrap) -> Array:
     return metric.of(resampled_sums(sums, bootstrap))
 
 
+def losses_left_out(metric: Metric, sums: Array, reference: Array) -> Array:
+    """How much worse the metric of sums [g c] is than of a reference [g c]: of all, and without each group [1 + g]."""
+    return metric.worse(left_out(metric, sums), left_out(metric, reference))
+
+
+def left_out(metric: Metric, sums: Array) -> Array:
+    """The metric of sums of groups [g c], and without each group: [1 + g]."""
+    total = sums.sum(axis=0)
+    return metric.of(np.vstack([total, total - sums]))
+
+
 def compare(values: Array, others: Array) -> Comparison:
     """`compare_scores` of resampled metrics [1 + replicates]."""
     with np.errstate(invalid="ignore"):

@@ -1,31 +1,38 @@
 """Is a model as good as another, up to a margin? A test of non-inferiority on the same sentences.
 
 That no loss is seen does not show that there is none: the text may be too small to see it. So the loss is bounded from
-above (one-sided, 95 %, paired bootstrap), and only where the bound is inside the margin is the model called as good
-(Walker & Nowacki 2011). How small a margin the text could confirm at all is given beside it.
+above (one-sided, 95 %), and only where the bound is inside the margin is the model called as good (Walker & Nowacki
+2011). How small a margin the text could confirm at all is given beside it.
+
+How the bound is made: `judge`. How often it is wrong on simulated text: `benchmarks/verdicts.py`.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 
-from headscope.bootstrap import LEVEL, Array, normal_quantile, student_quantile
+from headscope.bootstrap import LEVEL, Array
+from headscope.tails import dirichlet_mean_quantile, normal_quantile, student_quantile
 
 POWER = 0.8
-ROUNDING = 1e-6  # differences below this share of the baseline are rounding
-NON_INFERIOR, WORSE, OPEN = "non-inferior", "worse", "not established"
+FEWEST = 60  # sentences: of fewer, 5 % may be lost without one that shows it
+BEYOND = 1.25  # the largest possible loss, in distances of the largest seen from the mean
+NON_INFERIOR, WORSE, OPEN, UNTESTED = "non-inferior", "worse", "not established", "not tested"
 
 
 @dataclass(frozen=True)
 class NonInferiority:
-    """How much `worse` a model is than the baseline (below 0: better), and at most (`worse_limit`, one-sided 95 %).
+    """How much `worse` a model is than the baseline (below 0: better), and at most (`worse_limit`, one-sided).
 
     `detectable` is the margin at which a model without any loss would be called non-inferior with 80 % power: the
     smallest loss that this text could have seen. `verdict` is "non-inferior" where the limit is inside the `margin`,
-    "worse" where the lower limit (one-sided 95 %) is outside, else "not established".
+    "worse" where the lower limit is outside, else "not established"; "not tested" where a larger size of a fixed
+    sequence was not established. `level` is that of the limits, 0.95 unless several sequences share it.
     """
 
     worse: float
@@ -33,28 +40,90 @@ class NonInferiority:
     margin: float
     detectable: float
     verdict: str
+    level: float = LEVEL
 
 
-def judge(worse: Array, *, margin: float, baseline: float, groups: int) -> NonInferiority:
-    """The verdict on resampled losses `worse` [1 + replicates], the observed one first, of a text of `groups` lines.
+def judge(worse: Array, *, margin: float, baseline: float, level: float = LEVEL) -> NonInferiority:
+    """The verdict on losses `worse` [seed 1 + g] or [1 + g]: of the whole text, then without each of g groups of lines.
 
-    Limits are percentiles, or Student's with the bootstrap's standard error where those are farther out: percentiles
-    of few sentences are too narrow (Hesterberg 2015). Where no sentence differs there is nothing to resample; then up
-    to 1 − 0.05^(1/n) of all sentences may (the rule of three, 3 / n), each as if it were lost altogether. NaN where
-    the metric is not finite.
+    The loss of one group is its influence (jackknife: g − 1 times what leaving it out changes). Of a mean over
+    groups, with a largest possible loss, Gaffke's limit is the quantile of their mean with Dirichlet(1, …, 1) weights
+    in which that largest loss takes part once (Gaffke 2005; Learned-Miller & Thomas 2019, 1905.06208: no exception is
+    known, a proof neither). Of losses that are 0 or 1 it is that of Clopper & Pearson; where nothing differs it leaves
+    1 − 0.05^(1/g) of the text to be lost (the rule of three). The largest loss is taken to be the `baseline`: a
+    sentence lost altogether; or, where a group loses about as much, a quarter farther above the mean than the most,
+    as what has no largest loss needs. The limit is Student's where that is farther out.
+
+    Seeds are drawn as sentences are: Student's limit of their means, with the degrees of freedom of seeds, is put
+    together with that of sentences as the root of the sum of squared distances (MOVER: Zou & Donner 2008). Of fewer
+    than 60 groups nothing is established. NaN where the metric is not finite, or there is one group.
     """
-    observed, replicates = float(worse[0]), worse[1:]
-    if not np.isfinite(worse).all():
-        verdict = WORSE if observed == math.inf else OPEN
-        return NonInferiority(observed, math.nan, margin, math.nan, verdict)
-    error = float(replicates.std(ddof=1)) * math.sqrt(groups / max(groups - 1, 1))
-    if error <= ROUNDING * abs(baseline):
-        unseen = (1 - (1 - LEVEL) ** (1 / groups)) * abs(baseline)
-        low, high, detectable = observed - unseen, observed + unseen, unseen
+    worse = np.atleast_2d(worse)  # [seed 1+g]
+    observed = float(worse[:, 0].mean())
+    if not np.isfinite(worse).all() or worse.shape[1] < 3:
+        return NonInferiority(observed, math.nan, margin, math.nan, WORSE if observed == math.inf else OPEN, level)
+    losses = influences(worse.mean(axis=0))
+    seeds = seed_reach(worse[:, 0], level)
+    above = math.hypot(sentence_reach(losses, abs(baseline), level), seeds)
+    high = observed + above
+    error = math.hypot(_standard_error(losses), _standard_error(worse[:, 0]))
+    if high <= margin:
+        verdict = NON_INFERIOR if len(losses) >= FEWEST else OPEN
     else:
-        reach = student_quantile(LEVEL, groups - 1) * error
-        low = min(float(np.quantile(replicates, 1 - LEVEL)), observed - reach)
-        high = max(float(np.quantile(replicates, LEVEL)), observed + reach)
-        detectable = (normal_quantile(LEVEL) + normal_quantile(POWER)) * error
-    verdict = NON_INFERIOR if high <= margin else WORSE if low > margin else OPEN
-    return NonInferiority(observed, high, margin, detectable, verdict)
+        verdict = WORSE if observed > margin and _lower_limit(worse, losses, level) > margin else OPEN
+    return NonInferiority(observed, high, margin, above + normal_quantile(POWER) * error, verdict, level)
+
+
+def _lower_limit(worse: Array, losses: Array, level: float) -> float:
+    """As the upper one, with nothing known of the largest gain."""
+    below = math.hypot(sentence_reach(-losses, -math.inf, level), seed_reach(worse[:, 0], level))
+    return float(worse[:, 0].mean()) - below
+
+
+def influences(worse: Array) -> Array:
+    """The loss of every group [g], of the loss of all and without each [1 + g]: their mean is that of all."""
+    without = worse[1:]
+    losses: Array = worse[0] + (len(without) - 1) * (without.mean() - without)
+    return losses
+
+
+def sentence_reach(losses: Array, largest: float, level: float) -> float:
+    """How far above its mean of losses [g] the true one may be, where no group loses more than `largest`."""
+    mean = float(losses.mean())
+    most = max(largest, mean + BEYOND * (float(losses.max()) - mean))
+    limit = dirichlet_mean_quantile(np.append(losses, most), level)
+    return max(limit - mean, student_quantile(level, len(losses) - 1) * _standard_error(losses))
+
+
+def seed_reach(means: Array, level: float) -> float:
+    """How far above the mean of seeds [seed] that of all possible ones may be; 0 of one seed, which is this model."""
+    return student_quantile(level, len(means) - 1) * _standard_error(means) if len(means) > 1 else 0.0
+
+
+def established(verdicts: Iterable[NonInferiority]) -> Iterator[NonInferiority]:
+    """The verdicts of a fixed sequence of sizes, largest first, up to the first that is not "non-inferior".
+
+    Reading stops there, so that of a generator no further size is measured. In that order every size may be tested at
+    the full level: that any of those given is wrongly called non-inferior is as likely as that one test is (Maurer,
+    Hothorn & Lehmacher 1995; Westfall & Krishen 2001).
+    """
+    return takewhile(lambda found: found.verdict == NON_INFERIOR, verdicts)
+
+
+def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority]:
+    """All verdicts of a fixed sequence, largest size first: what `established` leaves out is "not tested", or worse."""
+    passed = len(list(established(verdicts)))
+    rest = [replace(each, verdict=UNTESTED) if each.verdict != WORSE else each for each in verdicts[passed + 1 :]]
+    return [*verdicts[: passed + 1], *rest]
+
+
+def why_open(*, worse_limit: float, margin: float, detectable: float, text: str) -> str:
+    """Why a verdict establishes nothing, of what `text` names."""
+    if worse_limit <= margin:
+        return f"fewer than {FEWEST} sentences establish nothing"
+    return f"{text} could have seen a loss of {detectable:.3g} at least"
+
+
+def _standard_error(values: Array) -> float:
+    """Of the mean; 0 of one value."""
+    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else 0.0

@@ -116,10 +116,7 @@ class Checkpoint(ABC):
     @property
     def decodes(self) -> bool:
         """Whether there is a decoder, which predicts at each position what comes next."""
-        return (
-            any(attention_site.site is Site.DECODER_SELF for attention_site in self.attention_sites.order)
-            or self.two_sided
-        )
+        return self.two_sided or any(each.site is Site.DECODER_SELF for each in self.attention_sites.order)
 
     @property
     @abstractmethod

@@ -210,6 +210,9 @@ class TransformerCheckpoint(Checkpoint):
         """The checkpoint's own way to search, with what `options` says instead."""
         names = ("beam", "power", "max_ratio", "max_extra")
         settings = {name: value for name in names if (value := getattr(options, name)) is not None}
+        if options.exact is not None:  # the rule of story-of-heads would stop early
+            lengths = {"max_ratio": 0.0, "min_ratio": 0.0, "max_extra": options.exact, "min_extra": options.exact}
+            settings |= {"rule": "fairseq", **lengths}
         return replace(self.search, **settings, best=options.best)
 
     def translate(

@@ -14,6 +14,7 @@ _FLAGS = {
     "max_extra": "--max-len-b",
     "best": "--nbest",
     "longest": "--max-length",
+    "exact": "exact",
 }
 
 
@@ -31,7 +32,7 @@ class TranslateOptions:
     `beam` hypotheses are followed, the score is Σ log p over a penalty of the length to the `power`, n source
     tokens give at most `max_ratio` · n + `max_extra` tokens, `best` translations are returned. Of a text `longest`
     subwords are read (None: see `Checkpoint.reads`). `keep_pieces` leaves them apart; `scores` says that scores will be
-    looked at.
+    looked at. `exact` is for timing: every translation has so many tokens before the end symbol, whatever else is said.
     """
 
     beam: int | None = None
@@ -42,6 +43,7 @@ class TranslateOptions:
     longest: int | None = None
     keep_pieces: bool = False
     scores: bool = False
+    exact: int | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self, flags=_FLAGS)

@@ -20,7 +20,6 @@ from headscope.attribution.causal_gates import (
     scores,
     single_sentences,
 )
-from headscope.bootstrap import binomial_upper_tails
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
@@ -28,6 +27,7 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.tails import binomial_upper_tails
 from tests.oracles import causal_gates, prompts, speakers
 from tests.oracles.run_options import run_options
 

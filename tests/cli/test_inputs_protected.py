@@ -32,6 +32,7 @@ NEEDS: dict[str, dict[str, str]] = {
     "prune rank": {"by": "magnitude", "keep": "3"},
     "prune sweep": {**TEXT, "methods": "magnitude", "keep": "3"},
     "prune remove": {"heads": "cross.0.1"},
+    "prune shrink": {**TEXT, "keep": "3"},
     "train": {**TEXT, "valid_source": "valid.en", "valid_target": "valid.de"},
 }
 """What a command needs beside its checkpoint and output, so that its options fit together."""

@@ -17,7 +17,7 @@ from tests.oracles.run_options import run_options
 
 ADDED = "last_layer"
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
-CLOSED_FORM = ("flap", "obs", "obs-task", "output-norm", "wanda")
+CLOSED_FORM = ("flap", "layer-drop", "obs", "obs-task", "output-norm", "wanda")
 every = pytest.mark.parametrize("name", [*NAMES, *CLOSED_FORM, ADDED], indirect=True)
 
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from headscope.bootstrap import Bootstrap, student_quantile
 from headscope.errors import ConfigError
-from headscope.evaluation.comparison import resampled
+from headscope.evaluation.comparison import losses_left_out
 from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.non_inferiority import judge
+from headscope.evaluation.non_inferiority import NonInferiority, established, in_fixed_sequence, judge
+from headscope.tails import dirichlet_mean_quantile, student_quantile
 from tests.oracles import non_inferiority
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
+
+
+def left_out(losses: Array) -> Array:
+    """The mean of losses [... n], and without each [... 1 + n]."""
+    total, n = losses.sum(axis=-1, keepdims=True), losses.shape[-1]
+    return np.concatenate([total / n, (total - losses) / (n - 1)], axis=-1)
 
 
 @pytest.mark.parametrize("name", ["perplexity", "accuracy"])
@@ -23,80 +32,130 @@ def test_verdicts_equal_brute_force(name: str, sentences: int, harm: float) -> N
     luck = np.random.default_rng(sentences)
     counts = luck.integers(2, 9, size=sentences).astype(float)
     whole = np.stack([luck.uniform(0.2, 0.9, sentences) * counts, counts], axis=1)
-    pruned = whole.copy()
-    better = METRICS.get(name).higher_is_better
-    pruned[:, 0] += (-1 if better else 1) * harm * luck.uniform(-0.5, 1.5, sentences)
-    bootstrap, metric = Bootstrap(seed=5, replicates=43), METRICS.get(name)
-    values, reference = (resampled(metric, sums, bootstrap) for sums in (pruned, whole))
-    found = judge(metric.worse(values, reference), margin=0.03, baseline=float(reference[0]), groups=sentences)
+    better, metric = METRICS.get(name).higher_is_better, METRICS.get(name)
+    pairs = []
+    for _ in range(2):
+        pruned = whole.copy()
+        pruned[:, 0] += (-1 if better else 1) * harm * luck.uniform(-0.5, 1.5, sentences)
+        pairs.append((whole, pruned))
+    worse = np.stack([losses_left_out(metric, pruned, whole) for whole, pruned in pairs])
+    found = judge(worse, margin=0.03, baseline=float(metric.of(whole.sum(axis=0)[None])[0]))
 
     def value(sums: list[list[float]]) -> float:
         ratio = sum(total for total, _ in sums) / sum(count for _, count in sums)
         return ratio if better else math.exp(ratio)
 
     expected = non_inferiority.judged(
-        value, [(whole.tolist(), pruned.tolist())], margin=0.03, seed=5, replicates=43, higher_is_better=better
+        value, [(whole.tolist(), pruned.tolist()) for whole, pruned in pairs], margin=0.03, higher_is_better=better
     )
     assert found.verdict == expected.pop("verdict")
     for column, number in expected.items():
-        assert getattr(found, column) == pytest.approx(number, rel=1e-4, abs=1e-9), column
+        assert getattr(found, column) == pytest.approx(number, rel=3e-5, abs=1e-9), (
+            column
+        )  # the table of Student has so many digits
     if harm == 0:
         assert found.verdict == "not established" and found.worse == 0
 
 
 def test_the_verdict_is_where_the_limits_are() -> None:
-    luck = np.random.default_rng(1)
-    worse = np.concatenate([[0.2], luck.normal(0.2, 0.1, 4000)])
+    losses = np.random.default_rng(1).normal(0.2, 0.1 * math.sqrt(1000), 1000)
+    worse = left_out(losses - losses.mean() + 0.2)
     limits = {"non-inferior": 0.4, "not established": 0.25, "worse": 0.02}
     for verdict, margin in limits.items():
-        found = judge(worse, margin=margin, baseline=30.0, groups=1000)
-        assert found.verdict == verdict and found.worse == 0.2 and found.margin == margin
-        assert found.worse_limit == pytest.approx(0.2 + 1.645 * 0.1, abs=0.01)
-        assert found.detectable == pytest.approx((1.645 + 0.842) * 0.1, rel=0.04)
-    assert judge(worse - 9, margin=0.0, baseline=30.0, groups=1000).verdict == "non-inferior"
+        found = judge(worse, margin=margin, baseline=1.0)
+        assert found.verdict == verdict and found.worse == pytest.approx(0.2) and found.margin == margin
+        assert found.worse_limit == pytest.approx(0.2 + 1.7 * 0.1, abs=0.01)
+        assert found.detectable == pytest.approx((1.7 + 0.842) * 0.1, rel=0.05)
+    assert judge(worse - 9, margin=0.0, baseline=1.0).verdict == "non-inferior"
+    assert judge(worse, margin=0.4, baseline=1.0, level=0.999).verdict == "not established"
+
+
+def shares(
+    losses: Callable[[np.random.Generator], Array], texts: int, *, margin: float = 1.0, baseline: float = 1.0
+) -> dict[str, float]:
+    """How often each verdict is given on simulated texts."""
+    luck = np.random.default_rng(11)
+    found = [judge(left_out(losses(luck)), margin=margin, baseline=baseline).verdict for _ in range(texts)]
+    return {name: found.count(name) / texts for name in ("non-inferior", "worse", "not established")}
+
+
+LOST = 0.03
+TEXTS = {
+    "normal": lambda luck: luck.normal(1, 1.5, 60),
+    "heavy tails": lambda luck: 1 + luck.standard_t(3, 60),
+    "exponential": lambda luck: luck.exponential(1, 60),
+    "log-normal": lambda luck: luck.lognormal(-0.5, 1, 60),
+    "3 % lost": lambda luck: luck.normal(0, 0.1, 100) + (luck.random(100) < LOST) / LOST,
+    "seeds": lambda luck: luck.normal(1, 1, (3, 1)) + luck.normal(0, 2, 60) + luck.normal(0, 1, (3, 60)),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_loss_as_large_as_the_margin_is_seldom_called_none(name: str) -> None:
+    """At most for 6 % of texts (200 here: two deviations more); `benchmarks/verdicts.py` has more of them."""
+    found = shares(TEXTS[name], texts=200)
+    assert found["non-inferior"] <= 0.06 + 2 * math.sqrt(0.06 * 0.94 / 200) and found["worse"] < 0.1
+
+
+@pytest.mark.parametrize("sentences", [8, 20, 59])
+def test_few_sentences_establish_nothing_but_a_large_loss(sentences: int) -> None:
+    found = judge(np.zeros(1 + sentences), margin=50.0, baseline=1.0)
+    assert found.verdict == "not established" and found.worse_limit < found.margin
+    assert judge(np.full(1 + sentences, 60.0), margin=50.0, baseline=1.0).verdict == "worse"
 
 
 def test_four_in_five_texts_confirm_the_margin_that_is_called_detectable() -> None:
-    """Texts of 100 sentences whose losses have mean 0 and deviation 2: the standard error is 0.2."""
-    detectable = judge(
-        np.concatenate([[0.0], np.random.default_rng(3).normal(0, 0.2 * math.sqrt(0.99), 20_000)]),
-        margin=1.0,
-        baseline=30.0,
-        groups=100,
-    ).detectable
-    share = non_inferiority.share_confirmed(lambda random: random.normal(0, 2, 100).tolist(), detectable, texts=4000)
-    assert share == pytest.approx(0.8, abs=0.03)
+    """Losses of mean 0 and deviation 2: what 100 texts call detectable, a fifth of further texts does not see."""
+    luck = np.random.default_rng(3)
+    detectable = [judge(left_out(luck.normal(0, 2, 100)), margin=1, baseline=1.0).detectable for _ in range(50)]
+    found = shares(lambda luck: luck.normal(0, 2, 100), texts=200, margin=float(np.mean(detectable)))
+    assert found["non-inferior"] == pytest.approx(0.8, abs=0.06)
 
 
-@pytest.mark.parametrize("sentences", [7, 60])
-def test_a_loss_as_large_as_the_margin_is_seldom_called_none(sentences: int) -> None:
-    """At most for one text in twenty, also of few sentences; a fifth of that loss is seldom called worse."""
-    luck, bootstrap, texts = np.random.default_rng(11), Bootstrap(seed=2, replicates=199), 600
-    draws = np.vstack([np.ones(sentences), bootstrap.draws(sentences).numpy()])
-    verdicts = {1.0: 0, 0.2: 0}
-    for loss, wrong in ((1.0, "non-inferior"), (0.2, "worse")):
-        for _ in range(texts):
-            losses = luck.normal(loss, 1.5, sentences)
-            found = judge(draws @ losses / sentences, margin=1.0, baseline=20.0, groups=sentences)
-            verdicts[loss] += found.verdict == wrong
-    assert verdicts[1.0] / texts < 0.05 + 3 * math.sqrt(0.05 * 0.95 / texts) and verdicts[0.2] / texts < 0.05
-
-
-@pytest.mark.parametrize(("sentences", "established"), [(1, False), (4, False), (290, False), (310, True)])
+@pytest.mark.parametrize(("sentences", "established"), [(2, False), (4, False), (290, False), (310, True)])
 def test_where_nothing_differs_the_rule_of_three_says_how_many_sentences_are_enough(
     sentences: int, established: bool
 ) -> None:
-    found = judge(np.zeros(1001), margin=0.35, baseline=35.0, groups=sentences)
+    found = judge(np.zeros(1 + sentences), margin=0.35, baseline=35.0)
     assert (found.verdict == "non-inferior") is established
     assert found.worse == 0 and found.detectable == found.worse_limit
     assert (1 - found.detectable / 35) ** sentences == pytest.approx(0.05)  # as likely is a text that misses them all
     assert found.detectable <= 35 * 3 / sentences
 
 
+@pytest.mark.parametrize(("lost", "sentences", "limit"), [(0, 60, 0.048703), (1, 100, 0.046560), (30, 1000, 0.040472)])
+def test_of_losses_that_are_0_or_1_the_limit_is_that_of_clopper_and_pearson(
+    lost: int, sentences: int, limit: float
+) -> None:
+    """Quantiles of Beta(lost + 1, sentences − lost) as scipy 1.17 has them."""
+    values = np.r_[np.ones(lost + 1), np.zeros(sentences - lost)]
+    assert dirichlet_mean_quantile(values, 0.95) == pytest.approx(limit, abs=1e-6)
+
+
+def of(verdict: str) -> NonInferiority:
+    return NonInferiority(0.0, 0.1, 0.2, 0.1, verdict)
+
+
+def test_a_fixed_sequence_ends_at_the_first_size_that_fails() -> None:
+    good, left, bad = map(of, ("non-inferior", "not established", "worse"))
+    measured = []
+
+    def one_by_one() -> Iterator[NonInferiority]:
+        for verdict in (good, good, left, good):
+            measured.append(verdict)
+            yield verdict
+
+    assert list(established(one_by_one())) == [good, good] and len(measured) == 3
+    found = [each.verdict for each in in_fixed_sequence([good, left, good, bad])]
+    assert found == ["non-inferior", "not established", "not tested", "worse"]
+    assert in_fixed_sequence([good, good]) == [good, good] and in_fixed_sequence([]) == []
+
+
 def test_metrics_that_are_not_finite() -> None:
     inf, nan = float("inf"), float("nan")
-    assert judge(np.array([inf, inf, 3.0]), margin=1.0, baseline=30.0, groups=9).verdict == "worse"
-    assert judge(np.array([1.0, nan, 3.0]), margin=1.0, baseline=30.0, groups=9).verdict == "not established"
+    assert judge(np.array([inf, inf, 3.0]), margin=1.0, baseline=30.0).verdict == "worse"
+    assert judge(np.array([1.0, nan, 3.0]), margin=1.0, baseline=30.0).verdict == "not established"
+    assert judge(np.zeros(2), margin=1.0, baseline=30.0).verdict == "not established"
 
 
 @pytest.mark.parametrize("freedom", [10**4, 10**6, 10**8])

@@ -152,12 +152,19 @@ class Stage:
             ("prune", "l0"): [model, "--keep", "3", "--updates", "2", *learning],
             ("prune", "subset"): [model, "--keep", "3", "--updates", "2", *learning],
             ("prune", "sweep"): [model, "--methods", "magnitude", "--keep", "3", "--bootstrap", "10", *learning],
+            ("prune", "shrink"): [model, *self._shrunk(out)],
         }
         if words[0] == "train":
             return [*words, *self._training(out)]
         if words[0] == "plot":
             return [*words, *self._plotted(words[1]), "--out", str(out.with_suffix(".svg"))]
         return [*words, *plain[words]]
+
+    def _shrunk(self, out: Path) -> list[str]:
+        texts = self.folder / "lessons"
+        sides = ["--source", str(texts / "source.txt"), "--target", str(texts / "target.txt"), "--rounds", "0"]
+        ranked = ["--by", "magnitude", "--allocate", "global", "--compensate", "none", "--keep", "3"]
+        return [*sides, *ranked, "--out", str(out)]
 
     def _training(self, out: Path) -> list[str]:
         texts = self.folder / "lessons"

@@ -1,19 +1,18 @@
-"""Is a pruned model as good as the whole one? Sentences are drawn again and again, one by one, and losses sorted."""
+"""Is a pruned model as good as the whole one? Sentences are left out one by one, and fractions added up."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import stdev
+from fractions import Fraction
+from statistics import fmean, stdev
 from typing import Any
-
-import numpy as np
-
-from tests.oracles.bootstrap import drawn, quantile
 
 Sums = Sequence[Sequence[float]]
 STUDENT = {1: 6.3138, 2: 2.9200, 3: 2.3534, 4: 2.1318, 9: 1.8331, 12: 1.7823, 16: 1.7459, 30: 1.6973, 99: 1.6604}
 """One-sided 95 % quantiles from a table, by degrees of freedom."""
+OF_TWO = {1: 12.7062, 16: 2.1199}
+"""97.5 %, for two methods together."""
 
 
 def judged(
@@ -21,53 +20,63 @@ def judged(
     pairs: Sequence[tuple[Sums, Sums]],
     *,
     margin: float,
-    seed: int,
-    replicates: int,
     higher_is_better: bool = True,
+    level: float = 0.95,
+    fewest: int = 60,
 ) -> dict[str, Any]:
-    """The verdict on (whole, pruned) sums of sentences, a pair a seed of pruning; the package's own draws."""
-    sentences = len(pairs[0][0])
+    """The verdict on (whole, pruned) sums of sentences, a pair a seed of pruning."""
+    sentences, student = len(pairs[0][0]), STUDENT if level == 0.95 else OF_TWO
 
-    def worse(chosen: Sequence[int], seeds: Sequence[int]) -> float:
-        losses = []
-        for number in seeds:
-            whole, pruned = (metric([model[sentence] for sentence in chosen]) for model in pairs[number])
-            losses.append(whole - pruned if higher_is_better else pruned - whole)
-        return sum(losses) / len(losses)
+    def worse(seed: int, kept: Sequence[int]) -> float:
+        whole, pruned = (metric([model[sentence] for sentence in kept]) for model in pairs[seed])
+        return whole - pruned if higher_is_better else pruned - whole
 
-    every = range(sentences)
-    observed, baseline = worse(every, range(len(pairs))), abs(metric(list(pairs[0][0])))
-    draws = zip(
-        drawn(sentences, seed=seed, replicates=replicates),
-        drawn(len(pairs), seed=seed, replicates=replicates),
-        strict=True,
-    )
-    losses = [worse(chosen, seeds) for chosen, seeds in draws]
-    error = stdev(losses) * math.sqrt(sentences / (sentences - 1)) if sentences > 1 else 0.0
-    if error <= 1e-6 * baseline:  # (1 - p)^n = 5 %: that many may be lost without one of n showing it
-        unseen = (1 - 0.05 ** (1 / sentences)) * baseline
-        low, high, detectable = observed - unseen, observed + unseen, unseen
-    else:
-        reach = STUDENT[sentences - 1] * error
-        low = min(quantile(losses, 0.05), observed - reach)
-        high = max(quantile(losses, 0.95), observed + reach)
-        detectable = (1.6448536 + 0.8416212) * error
-    verdict = "non-inferior" if high <= margin else "worse" if low > margin else "not established"
+    every, seeds = list(range(sentences)), range(len(pairs))
+    each = [worse(seed, every) for seed in seeds]
+    observed, baseline = fmean(each), abs(metric(list(pairs[0][0])))
+    without = [fmean(worse(seed, every[:left] + every[left + 1 :]) for seed in seeds) for left in every]
+    losses = [observed + (sentences - 1) * (fmean(without) - value) for value in without]
+    error, between = (stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (losses, each))
+    apart = student[len(pairs) - 1] * between if len(pairs) > 1 else 0.0
+
+    def reach(values: Sequence[float], most: float) -> float:
+        most = max(most, fmean(values) + 1.25 * (max(values) - fmean(values)))
+        return max(mean_limit([*values, most], level) - fmean(values), student[sentences - 1] * error)
+
+    above, below = (math.hypot(reach(values, most), apart) for values, most in signs(losses, baseline))
+    high, low = observed + above, observed - below
+    verdict = "worse" if low > margin else "not established"
     return {
         "worse": observed,
         "worse_limit": high,
         "margin": margin,
-        "detectable": detectable,
-        "verdict": verdict,
+        "detectable": above + 0.8416212 * math.hypot(error, between),
+        "level": level,
+        "verdict": "non-inferior" if high <= margin and sentences >= fewest else verdict,
     }
 
 
-def share_confirmed(losses: Callable[[np.random.Generator], Sequence[float]], margin: float, *, texts: int) -> float:
-    """How often a text of single losses, with a mean that is estimated, is confirmed to be within the margin."""
-    random = np.random.default_rng(7)
-    confirmed = 0
-    for _ in range(texts):
-        sample = list(losses(random))
-        error = stdev(sample) / math.sqrt(len(sample))
-        confirmed += sum(sample) / len(sample) + STUDENT[len(sample) - 1] * error <= margin
-    return confirmed / texts
+def signs(losses: Sequence[float], baseline: float) -> list[tuple[list[float], float]]:
+    """What may be worse than was seen, up to the baseline, and what may be better."""
+    return [(list(losses), baseline), ([-loss for loss in losses], -math.inf)]
+
+
+def mean_limit(values: Sequence[float], level: float) -> float:
+    """The quantile of means with weights of Dirichlet(1, …, 1), by bisection of exact partial fractions."""
+    spread = max(values) - min(values)
+    apart = [Fraction(value) + number * Fraction(spread) / 10**11 for number, value in enumerate(values)]  # no ties
+    low, high = min(apart), max(apart)
+    for _ in range(32):
+        middle = Fraction(float(low + high) / 2)
+        low, high = (middle, high) if 1 - exceeds(apart, middle) < level else (low, middle)
+    return float(high)
+
+
+def exceeds(values: Sequence[Fraction], limit: Fraction) -> Fraction:
+    """P(Σ E_i (value_i − limit) > 0) of exponentials E: Σ over those above of Π_j (v_i − u) / (v_i − v_j)."""
+    exceeding = Fraction(0)
+    for i, value in enumerate(values):
+        if value > limit:
+            others = [other for j, other in enumerate(values) if j != i]
+            exceeding += math.prod(((value - limit) / (value - other) for other in others), start=Fraction(1))
+    return exceeding

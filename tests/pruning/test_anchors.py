@@ -30,8 +30,7 @@ from headscope.pruning.closed_form.calibration import split_text
 from headscope.pruning.closed_form.choice import Candidate, Choice, least_harm, share
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
-from headscope.pruning.closed_form.mixture import weighted
-from headscope.pruning.closed_form.moments import collect_moments
+from headscope.pruning.closed_form.moments import collect_moments, weighted
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import Refit, RefitOptions

@@ -128,6 +128,22 @@ def test_temperatures_and_noise() -> None:
     assert abs(drawn.mean() - 0.5772) < 0.02 and abs(drawn.std() - math.pi / math.sqrt(6)) < 0.02
 
 
+@pytest.mark.parametrize("updates", [3, 150, 20_000])
+def test_the_temperature_falls_over_the_whole_run(updates: int) -> None:
+    """However short it is; the authors' schedule is three options."""
+    gates = gate_layout(speakers.checkpoint("gpt2").attention_sites)
+    authors: dict[str, Any] = {"first": 0.1, "last": 1e-8, "cooldown": 15_000}
+    expected = {"default": (1.0, 0.05**0.5, 0.05), "authors": (0.1, 0.1 * 1e-7 ** (updates / 30_000), None)}
+    for name, options in (("default", dict[str, Any]()), ("authors", authors)):
+        learner = Subset(gates, SubsetOptions(keep=2, **options), updates=updates, generator=torch.Generator())
+        temperatures = []
+        for update in (0, updates / 2, updates):
+            learner.update = update  # type: ignore[assignment]
+            temperatures.append(learner.temperature)
+        assert temperatures[:2] == pytest.approx(expected[name][:2]) and temperatures[2] > 9.9e-9
+        assert expected[name][2] is None or temperatures[2] == pytest.approx(expected[name][2])
+
+
 @pytest.mark.parametrize(("kind", "sites"), [("gpt2", ()), ("t5", ("cross",)), ("native-post", ("cross",))])
 def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, ...]) -> None:
     """All subsets of that size are tried out; gates alone learn, so the loss says which are the best.
@@ -206,7 +222,7 @@ def test_what_the_command_refuses(tmp_path: Path) -> None:
     for options, message in (
         (["--keep", "5"], "no text to learn from"),
         (["--keep", "5", "--source", str(text)], "needs --target"),
-        (["--keep", "5", "--source", str(text), "--temperature", "0"], "--temperature 0 --end-temperature 1e-08"),
+        (["--keep", "5", "--source", str(text), "--temperature", "0"], "--temperature 0 --end-temperature 0.05"),
         (["--keep", "5", "--source", str(text), "--cooldown", "0"], "--cooldown 0"),
         (["--keep", "5", "--source", str(text), "--dtype", "bfloat16"], "--dtype bfloat16: small updates"),
         (["--keep", "5", "--source", str(text), "--label-smoothing", "1"], "needs --target|--label-smoothing 1"),

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Array, student_upper_tail
+from headscope.bootstrap import Array
+from headscope.tails import student_upper_tail
 
 FALSE_DISCOVERIES = 0.05
 LEAST_UNITS = 10

@@ -235,6 +235,8 @@ class Predicting(Checkpoint):
             settings.update(max_new_tokens=options.max_extra + 1, max_length=None)
         elif not (settings.get("max_length") or settings.get("max_new_tokens")):
             settings["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
+        if options.exact is not None:
+            settings.update(max_new_tokens=options.exact + 1, min_new_tokens=options.exact + 1, max_length=None)
         for name in ("temperature", "top_k", "top_p", "typical_p", "min_p"):
             settings.pop(name, None)  # for sampling; transformers warns of them
         if settings["num_beams"] == 1:

@@ -24,8 +24,7 @@ from headscope.pruning.closed_form.compensate import (
     refitted_model,
 )
 from headscope.pruning.closed_form.damage import DamageMeter, Performance
-from headscope.pruning.closed_form.mixture import Mixture
-from headscope.pruning.closed_form.moments import ModuleMoments, Moments, collect_moments
+from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import AUTO, DAMPING, OtherText, Refit, RefitOptions, anchor_name
 

@@ -119,7 +119,9 @@ def error_when_gone(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]
     return scores
 
 
-def measured_scores(context: ScoringContext, orders: Sequence[ModuleOrder]) -> Scores:
+def measured_scores(
+    context: ScoringContext, orders: Sequence[ModuleOrder], *, step: Callable[[int], None] = lambda count: None
+) -> Scores:
     """Scores by `measured_allocation` of a context's objective, on the first sentences of its text."""
     moments = moments_of(context)
     assert context.corpus is not None, "moments_of refuses this"
@@ -131,7 +133,7 @@ def measured_scores(context: ScoringContext, orders: Sequence[ModuleOrder]) -> S
         seed=context.options.seed,
     )
     options = RefitOptions(damping=context.damping)
-    return for_all_heads(context, measured_allocation(meter, moments, orders, options))
+    return for_all_heads(context, measured_allocation(meter, moments, orders, options, step=step))
 
 
 def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) -> list[ModuleOrder]:

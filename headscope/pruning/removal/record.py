@@ -52,6 +52,7 @@ class Removed:
     seconds: float = 0.0
     compensated: Compensated | None = None
     quality: QualityChange | None = None
+    elsewhere: QualityChange | None = None
     command: str = "prune remove"
     pushed: str = ""
 
@@ -67,7 +68,8 @@ class Shrunk:
 
     `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
     Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`. `quality` is
-    that of the intact model and of this one; why it was not measured is `unmeasured`.
+    that of the intact model and of this one, on a second text it is `elsewhere`; why it was not measured is
+    `unmeasured`.
     """
 
     checkpoint: Checkpoint
@@ -80,6 +82,7 @@ class Shrunk:
     signature: Signature
     compensated: Compensated | None = None
     quality: QualityChange | None = None
+    elsewhere: QualityChange | None = None
     unmeasured: str = ""
 
 
@@ -125,6 +128,7 @@ def removal_card(removed: Removed, written: SavedFiles) -> Card:
             f"on {proof.sentences} sentences ({_without_folder(proof.data)})",
             *_measured(removed.compensated),
             *_change(removed.quality),
+            *(_change(removed.elsewhere)[:1] if removed.elsewhere else ()),
             *(file.proof for file in removed.engines),
             *removed.notes,
         ),
@@ -203,6 +207,7 @@ def removal_record(removed: Removed) -> dict[str, Any]:
         "engines": [asdict(file) for file in removed.engines],
         "compensation": None if removed.compensated is None else removed.compensated.record(),
         "quality": None if removed.quality is None else removed.quality.record(),
+        "elsewhere": None if removed.elsewhere is None else removed.elsewhere.record(),
         "before": asdict(removed.before),
         "after": asdict(removed.after),
         "times": [asdict(timing) for timing in removed.timings],
@@ -247,7 +252,7 @@ def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineE
     return typed_command(done.source["path"], chosen)
 
 
-def typed_command(checkpoint: str, options: Mapping[str, Any]) -> str:
+def typed_command(checkpoint: str, options: Mapping[str, Any], *, command: str = "prune remove") -> str:
     """The command with its options, files by their names."""
     words = []
     for name, value in options.items():
@@ -255,4 +260,4 @@ def typed_command(checkpoint: str, options: Mapping[str, Any]) -> str:
             shown = ",".join(value) if isinstance(value, tuple) else str(value)
             shown = Path(shown).name if is_file(shown) else shown
             words += [flag(name)] if value is True else [flag(name), shlex.quote(shown)]
-    return " ".join(["prune remove", shlex.quote(Path(checkpoint).name), *words])
+    return " ".join([command, shlex.quote(Path(checkpoint).name), *words])

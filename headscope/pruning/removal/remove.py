@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from headscope.assets import sample
-from headscope.config import Companions, ValidatedTextFiles
+from headscope.config import CheckpointOptions, Companions, ValidatedTextFiles
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, quality_change, question
@@ -107,7 +107,7 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
             rounds=config.rounds,
             batch=config.batch,
             heads=_list_file(config),
-            command=typed_command(config.checkpoint, _shaping(config)),
+            command=typed_command(config.checkpoint, shaping(config)),
         )
         pooled = checkpoint.with_pooled_groups(done.removal) if done.removal.merged else checkpoint
         whole = pooled if done.compensated is None else done.compensated.checkpoint
@@ -174,7 +174,7 @@ def remove_heads(
         removal = plan_merge(checkpoint.attention_sites, merge.count, scores=merge.scores)
     text = calibration_text(calibration, corpus, valid)
     measured = (text.held_out if text else valid or (corpus and corpus.first(MEASURED))) or otherwise
-    asked, why = _quality_question(checkpoint, measured, metric=metric, margin=margin)
+    asked, why = quality_question(checkpoint, measured, metric=metric, margin=margin)
     return shrink(
         checkpoint,
         removal,
@@ -203,7 +203,7 @@ def _sample_text(checkpoint: Checkpoint, data: InputTexts, sentences: int) -> Co
     return open_corpus(sample("en"), target=sample("de") if both else None).first(sentences)
 
 
-def _quality_question(
+def quality_question(
     checkpoint: Checkpoint, corpus: Corpus | None, *, metric: str, margin: str | None
 ) -> tuple[Question | None, str]:
     """What is measured on a text, or why nothing is.
@@ -322,13 +322,14 @@ def write_shrunk(
         seconds=time.monotonic() - (began or time.monotonic()),
         compensated=done.compensated,
         quality=done.quality,
+        elsewhere=done.elsewhere,
     )
     write_card(removal_card(result, written), made)
     build.finish(removal_record(result))
     return result
 
 
-def _shaping(config: RemoveConfig) -> dict[str, Any]:
+def shaping(config: CheckpointOptions) -> dict[str, Any]:
     """The options that were given and shape the result; not where it was written to, nor on what machine it ran."""
     entries = [entry for entry in fields(config) if entry.metadata.get("identity")]
     return {entry.name: value for entry in entries if (value := getattr(config, entry.name)) != entry.default}

@@ -1,11 +1,13 @@
 """What a removal saves: parameters, bytes, floating point operations, cache, and measured time.
 
-Times are wall seconds of the models before and after in turns, so that a machine whose pace changes slows both.
+Times are wall seconds of the models before and after in turns, each first in every other round, so that a machine whose
+pace changes slows both; both write outputs of the same length.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,12 +82,13 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
         measured.append(measure_timing("forward", rows, old, new, rounds))
     for sentences in (1, 8):
         search, again = (
-            partial(search_some, checkpoint, data, beam=BEAM, sentences=sentences) for checkpoint in (before, after)
+            partial(search_some, checkpoint, data, beam=BEAM, sentences=sentences, exact=True)
+            for checkpoint in (before, after)
         )
         if again():
-            measured.append(measure_timing("beam search", sentences, search, again, max(rounds // 2, 1)))
+            measured.append(measure_timing("beam search", sentences, search, again, rounds))
     if not before.two_sided and decodes_from_cache(before):
-        decoding = decoding_speed(before, after, rounds=max(rounds // 2, 1))
+        decoding = decoding_speed(before, after, rounds=rounds)
         measured += [] if decoding is None else [decoding]
     return measured
 
@@ -124,7 +127,10 @@ def _cache(checkpoint: Checkpoint) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one run before and after, and their ratio; `tokens` that a run writes, where it decodes."""
+    """Median seconds of one run before and after, and their ratio; `tokens` that a run writes, where it decodes.
+
+    `least` and `most` are the smallest and the largest ratio of a round: the spread of what was measured.
+    """
 
     what: str
     sentences: int
@@ -132,6 +138,8 @@ class Timing:
     after: float
     speedup: float
     tokens: int = 0
+    least: float = math.nan
+    most: float = math.nan
 
 
 def measure_timing(
@@ -145,10 +153,17 @@ def measure_timing(
 def in_turns(
     what: str, sentences: int, before: Callable[[], float], after: Callable[[], float], rounds: int, *, tokens: int = 0
 ) -> Timing:
-    """Medians of what two functions say that they took, one after the other in every round."""
-    pairs = [(before(), after()) for _ in range(rounds)]
+    """Medians of what two functions say that they took, one after the other in every round, in turns the first."""
+    pairs = []
+    for number in range(rounds):
+        if number % 2:
+            second = after()
+            pairs.append((before(), second))
+        else:
+            pairs.append((before(), after()))
     old, new = (median(seconds) for seconds in zip(*pairs, strict=True))
-    return Timing(what, sentences, old, new, old / new, tokens=tokens)
+    ratios = [first / second for first, second in pairs]
+    return Timing(what, sentences, old, new, old / new, tokens=tokens, least=min(ratios), most=max(ratios))
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -245,10 +245,15 @@ def _searched(checkpoint: Checkpoint, heads: Sequence[HeadId], data: InputTexts)
         return search_some(checkpoint, data, beam=BEAM)
 
 
-def search_some(checkpoint: Checkpoint, data: InputTexts, *, beam: int, sentences: int = SEARCHED) -> list[Any]:
-    """Beam search with at most 12 new tokens over a few sentences; nothing for models that generate nothing."""
+def search_some(
+    checkpoint: Checkpoint, data: InputTexts, *, beam: int, sentences: int = SEARCHED, exact: bool = False
+) -> list[Any]:
+    """Beam search with at most 12 new tokens over a few sentences; nothing for models that generate nothing.
+
+    `exact`: of 12 tokens each, so that two models do the same work.
+    """
     if checkpoint.two_sided and data.sources:
-        options = TranslateOptions(beam=beam, max_ratio=0, max_extra=NEW)
+        options = TranslateOptions(beam=beam, max_ratio=0, max_extra=NEW, exact=NEW if exact else None)
         try:
             translations = checkpoint.translations(list(data.sources[:sentences]), options)
         except NumericalError:
@@ -264,6 +269,7 @@ def search_some(checkpoint: Checkpoint, data: InputTexts, *, beam: int, sentence
         width = max(int(given["attention_mask"].sum(dim=1).min()), 1)
         given = {name: values[:, :width] for name, values in given.items()}
     settings = {"num_beams": beam, "max_new_tokens": NEW, "do_sample": False, "early_stopping": beam > 1}
+    settings |= {"min_new_tokens": NEW} if exact else {}
     with torch.no_grad(), suppress_warnings(), threads_for_pass(model, beam * sentences):
         try:
             ids: list[list[int]] = model.generate(**given, **settings).tolist()

@@ -36,7 +36,7 @@ from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitted_checkpoint
-from headscope.pruning.selection import MODEL, STATE, Selection, open_selection
+from headscope.pruning.selection import MODEL, STATE, OpenedSelection, Selection, open_selection
 from headscope.pruning.sweep.cell_files import SCORES, kept_scores, read_cell, write_scores
 from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of, is_drawn
 from headscope.pruning.sweep.kept_models import keep_model, model_file, on_one_device
@@ -44,18 +44,23 @@ from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
 
 RUNS = "runs"
+Refitted = Callable[[Sequence[HeadId]], Checkpoint]
+"""Makes of heads that go the model whose output projections make up for them."""
 
 
 class SweepContext:
     """What all cells of a sweep share: checkpoint, texts, gates and scores of heads; opened once in each process.
 
+    They may be `opened` already. `refit` is what takes the place of the config's refit of a model without some heads.
     ConfigError and the like for whatever of the options does not fit checkpoint or text.
     """
 
-    def __init__(self, config: SweepConfig) -> None:
-        self.config = config
+    def __init__(
+        self, config: SweepConfig, opened: OpenedSelection | None = None, *, refit: Refitted | None = None
+    ) -> None:
+        self.config, self.refit = config, refit
         check_inputs(config.out, inputs_of(config))
-        self.opened = open_selection(config, trains=config.trains)
+        self.opened = opened or open_selection(config, trains=config.trains)
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
         corpus = self.opened.valid
         assert corpus is not None
@@ -123,12 +128,12 @@ class SweepContext:
         assert cell.seed is not None
         return cell.seed if self.is_drawn(cell.method) else self.config.seed
 
-    def scores(self, method: str, seed: int) -> Scores:
-        """Scores of heads by a criterion, kept in a file for the other sizes."""
+    def scores(self, method: str, seed: int, *, step: Callable[[int], None] = lambda count: None) -> Scores:
+        """Scores of heads by a criterion, kept in a file for the other sizes; `step` is called as heads are placed."""
         path, layout = self.scores_path(method, seed), self.checkpoint.layout
         scores = kept_scores(path, layout)
         if scores is None:
-            scores = self._scored(method, seed)
+            scores = self._scored(method, seed, step)
             write_scores(path, scores, layout)
         return scores
 
@@ -137,13 +142,13 @@ class SweepContext:
         name = (f"{method}-seed{seed}" if self.is_drawn(method) else method).replace(":", "-")
         return self.config.out / SCORES / f"{name}.csv"
 
-    def _scored(self, method: str, seed: int) -> Scores:
+    def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
         criterion, direction = criterion_of(method)
         scores = direction.apply(criterion.scores(context))
         if self.config.allocate != "measured":
             return scores
-        return measured_scores(context, orders_of(context, set(self.gating.units), scores))
+        return measured_scores(context, orders_of(context, set(self.gating.units), scores), step=step)
 
     @cached_property
     def scoring(self) -> ScoringContext:
@@ -246,6 +251,8 @@ def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
     config = context.config
     ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, allocation=config.allocation)
     removed = context.gating.closed(ranked.kept)
+    if context.refit is not None:
+        return PrunedModel(context.refit(removed), removed, removed)
     return PrunedModel(refitted_checkpoint(context.scoring, removed, config.refit), removed, removed)
 
 

@@ -143,7 +143,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
                 workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
             )
             context.config = replace(config, out=workspace.path)
-            _write_record(context)
+            write_record(context)
             begun.append((context, workspace))
             return workspace.path, _missing(context)
 
@@ -194,12 +194,12 @@ def prepared(config: SweepConfig) -> tuple[SweepContext, Path | None]:
         read_functions(config.functions, context)
     if config.keep_models:
         check_keeping(on_one_device(context.checkpoint, config), context.gating)
-    record, new = _record(context), replacing_folder(config.out)
+    new = replacing_folder(config.out)
     for folder in [new] if config.force else [config.out, new]:
-        if contents(folder, SWEEP).kind == SWEEP.name and _difference(folder, record) is None:
+        if contents(folder, SWEEP).kind == SWEEP.name and difference(folder, context) is None:
             return context, folder
     if not config.force and (config.out / RECORD).is_file():
-        raise ConfigError(_difference(config.out, record))
+        raise ConfigError(difference(config.out, context))
     return context, None
 
 
@@ -318,9 +318,9 @@ def _record(context: SweepContext) -> dict[str, Any]:
     }
 
 
-def _difference(folder: Path, record: dict[str, Any]) -> str | None:
+def difference(folder: Path, context: SweepContext) -> str | None:
     """In what options, texts or checkpoint the cells that a directory holds differ; None: in nothing."""
-    saved = read_record(folder / RECORD)
+    record, saved = _record(context), read_record(folder / RECORD)
     options, digests = saved.get("options"), saved.get("digests")
     if not isinstance(options, dict) or not isinstance(digests, dict):
         return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
@@ -340,7 +340,8 @@ def _difference(folder: Path, record: dict[str, Any]) -> str | None:
     return None
 
 
-def _write_record(context: SweepContext, **more: Any) -> None:
+def write_record(context: SweepContext, **more: Any) -> None:
+    """Say what a directory of cells is: with it they are known, and gone on with."""
     write_json(context.config.out / RECORD, SWEEP.described(_record(context) | more))
 
 
@@ -394,5 +395,5 @@ def write_conclusion(context: SweepContext) -> Sweep:
     record = result.record()
     said = {name: record[name] for name in ("verdicts", "conclusions", "directions", "remarks")}
     labelled = None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint")
-    _write_record(context, **said, labelled=labelled)
+    write_record(context, **said, labelled=labelled)
     return result

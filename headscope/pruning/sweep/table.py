@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.bootstrap import Array, Bootstrap
-from headscope.evaluation.comparison import compare, resampled
+from headscope.bootstrap import LEVEL, Array, Bootstrap
+from headscope.evaluation.comparison import compare, left_out, resampled
 from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.non_inferiority import NonInferiority, judge
@@ -27,40 +27,48 @@ VERDICT = tuple(field.name for field in fields(NonInferiority))
 class Measured:
     """The records of cells, with the metric of each on the whole text and on resamples of it [1 + replicates].
 
-    `margin` is in the metric's unit; None where the unpruned model is not measured yet, or is no baseline.
+    `left_out` is the metric of each on the whole text and without each group of its lines [1 + g]. `margin` is in the
+    metric's unit; None where the unpruned model is not measured yet, or is no baseline.
     """
 
     records: Sequence[Record]
     values: Sequence[Array]
-    bootstrap: Bootstrap
+    left_out: Sequence[Array]
     margin: float | None = None
 
     @classmethod
     def of(cls, records: Sequence[Record], config: SweepConfig, *, margin: Margin | None) -> Measured:
         """Resamples are those of `config.seed`, the same for every cell."""
         bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
-        values = [resampled(METRICS.get(record["metric"]), np.array(record["sums"]), bootstrap) for record in records]
-        made = cls(records, values, bootstrap)
+        sums = [(METRICS.get(record["metric"]), np.array(record["sums"])) for record in records]
+        values = [resampled(metric, rows, bootstrap) for metric, rows in sums]
+        made = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
         baseline = made.unpruned
-        return made if margin is None or baseline is None else replace(made, margin=margin.of(float(baseline[0])))
+        if margin is None or baseline is None:
+            return made
+        return replace(made, margin=margin.of(float(made.values[baseline][0])))
 
     @property
-    def unpruned(self) -> Array | None:
-        """The values of the unpruned model, None where it is not measured yet."""
-        pairs = zip(self.records, self.values, strict=True)
-        return next((values for record, values in pairs if record["cell"]["method"] == UNPRUNED), None)
+    def unpruned(self) -> int | None:
+        """The number of the unpruned model, None where it is not measured yet."""
+        names = [record["cell"]["method"] for record in self.records]
+        return names.index(UNPRUNED) if UNPRUNED in names else None
 
-    def verdict(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """The columns of a `NonInferiority` of the mean over these cells; resampled are sentences, and seeds too."""
-        first = self.records[numbers[0]]
-        if self.unpruned is None or self.margin is None or first["cell"]["method"] == UNPRUNED:
-            return dict.fromkeys(VERDICT[:-1], float("nan")) | {"verdict": ""}
-        metric = METRICS.get(first["metric"])
-        worse = np.stack([metric.worse(self.values[number], self.unpruned) for number in numbers])  # [seed 1+r]
-        seeds = np.vstack([np.ones(len(numbers)), self.bootstrap.draws(len(numbers)).numpy()])  # [1+r seed]
-        mean = (seeds.T * worse).sum(axis=0) / len(numbers)
-        baseline, groups = float(self.unpruned[0]) or 1.0, len(first["sums"])  # distances have a baseline of 0
-        return asdict(judge(mean, margin=self.margin, baseline=baseline, groups=groups))
+    def verdict(self, numbers: Sequence[int], level: float = LEVEL) -> NonInferiority | None:
+        """That on the mean over these cells, a seed each; None of the unpruned model, and where it is no baseline."""
+        unpruned = self.unpruned
+        if unpruned is None or self.margin is None or unpruned in numbers:
+            return None
+        metric = METRICS.get(self.records[unpruned]["metric"])
+        whole = self.left_out[unpruned]
+        worse = np.stack([metric.worse(self.left_out[number], whole) for number in numbers])  # [seed 1+g]
+        baseline = float(whole[0]) or 1.0  # distances have a baseline of 0
+        return judge(worse, margin=self.margin, baseline=baseline, level=level)
+
+
+def verdict_columns(found: NonInferiority | None) -> dict[str, Any]:
+    """The columns of a verdict; numbers are NaN where there is none."""
+    return dict.fromkeys(VERDICT, float("nan")) | {"verdict": ""} if found is None else asdict(found)
 
 
 def make_table(measured: Measured, sites: Mapping[str, int], functions: pd.DataFrame | None) -> pd.DataFrame:
@@ -68,9 +76,10 @@ def make_table(measured: Measured, sites: Mapping[str, int], functions: pd.DataF
 
     `value` is the metric with its 95 % interval, `difference` that to the unpruned model (positive: higher), with
     interval and p-value of a paired bootstrap; NaN where the unpruned model is not measured yet. `worse`,
-    `worse_limit`, `margin`, `detectable` and `verdict` are those of `NonInferiority`. `loss` is in nats a token (of a
-    classifier: a sentence). `functions_NAME` counts survivors with that function, once in each that a head has,
-    `functions_none` those without any. `model` is the model that was kept of a cell, in the sweep's directory.
+    `worse_limit`, `margin`, `detectable`, `verdict` and `level` are those of `NonInferiority`, of this cell by itself.
+    `loss` is in nats a token (of a classifier: a sentence). `functions_NAME` counts survivors with that function, once
+    in each that a head has, `functions_none` those without any. `model` is the model that was kept of a cell, in the
+    sweep's directory.
     """
     kinds = None if functions is None else kinds_by_head(functions)
     rows = [_row(measured, number, sites) | _functions(record, kinds) for number, record in enumerate(measured.records)]
@@ -86,7 +95,7 @@ def _row(measured: Measured, number: int, sites: Mapping[str, int]) -> dict[str,
     record, values, unpruned = measured.records[number], measured.values[number], measured.unpruned
     cell = Cell(**record["cell"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
-    comparison = asdict(compare(values, values if unpruned is None else unpruned))
+    comparison = asdict(compare(values, values if unpruned is None else measured.values[unpruned]))
     if unpruned is None:
         comparison |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
     total, count = record["loss"]
@@ -100,7 +109,7 @@ def _row(measured: Measured, number: int, sites: Mapping[str, int]) -> dict[str,
         **{f"kept_{site}": heads[site] for site in sites},
         "metric": record["metric"],
         **comparison,
-        **measured.verdict([number]),
+        **verdict_columns(measured.verdict([number])),
         "loss": total / count,
         "lambda": record["facts"].get("lambda_paper", float("nan")),
         "minutes": record["seconds"] / 60,

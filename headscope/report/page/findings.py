@@ -12,7 +12,7 @@ import numpy as np
 
 from headscope.report.layout.families import functions_of
 from headscope.report.page.importance import best_ranking, head_names, importances, median_agreement, needed, numbers
-from headscope.report.page.numbers import counted, with_interval, words
+from headscope.report.page.numbers import LOSS, counted, with_interval, words
 
 Data = Mapping[str, Any]
 NAMED = 4  # heads that a sentence names
@@ -70,7 +70,8 @@ def pruned(sweeps: Sequence[Data], removals: Sequence[Data]) -> list[str]:
                     sentences.append(f"{method} keeps {kept} of {counted(of, 'head')} ({folder}).")
     for removal in removals:
         sizes = {name: (before, after) for name, before, after in removal["sizes"]}
-        quality = [f"{name} {words(old)} before, {words(new)} after" for name, old, new in removal["quality"][:1]]
+        metrics = [row for row in removal["quality"] if row[0] != LOSS]
+        quality = [f"{name} {words(old)} before, {words(new)} after" for name, old, new in metrics]
         text = f"{counted(len(removal['removed']), 'head')} removed for good in {removal['name']}"
         if "parameters" in sizes and sizes["parameters"][0]:
             before, after = sizes["parameters"]

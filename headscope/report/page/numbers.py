@@ -21,6 +21,7 @@ DIVERGING_MAPS = {
     *("RdBu_r", "RdBu", "coolwarm", "bwr", "seismic", "PuOr", "PuOr_r", "PiYG", "BrBG", "RdYlBu_r", "berlin"),
 }
 STOPS = 17
+LOSS = "loss (nats)"
 
 
 def rounded(value: Any, digits: int = DIGITS) -> float | int | None:

@@ -14,7 +14,7 @@ from headscope.errors import HeadscopeError
 from headscope.evaluation.before_after import verdict_words
 from headscope.files.reading import read_object
 from headscope.report.page.analysis import texts_of
-from headscope.report.page.numbers import rounded, rounded_all
+from headscope.report.page.numbers import LOSS, rounded, rounded_all
 from headscope.report.readers.pruning_runs import PruningRun, load_pruned
 from headscope.report.readers.run import RunError
 
@@ -42,7 +42,7 @@ CHECKED = {
     "searches": "searches",
 }
 """What the numbers of a removal's record are called; others are shown by their names, without underscores."""
-COLUMNS = {"cell": "run", "of": "of all", "low": "95 % from", "high": "to", "loss": "loss (nats)"}
+COLUMNS = {"cell": "run", "of": "of all", "low": "95 % from", "high": "to", "loss": LOSS}
 
 
 def is_removal(path: Path) -> bool:
@@ -65,11 +65,13 @@ def removal_data(path: Path) -> dict[str, Any]:
         before, after = dict(record["before"]), dict(record["after"])
         sizes = [[titled(name, SIZES), rounded(before[name]), rounded(after[name])] for name in before if name in after]
         quality = _quality(record.get("quality"))
+        quality["quality"] += _quality(record.get("elsewhere"))["quality"]
         times = [
             [
                 str(time["what"]),
                 rounded(time["sentences"]),
                 *(rounded(time[key]) for key in ("before", "after", "speedup")),
+                f"{time['least']:.2f}–{time['most']:.2f}" if "least" in time else "",
             ]
             for time in record.get("times") or []
         ]
@@ -99,7 +101,7 @@ def _quality(record: Any) -> dict[str, Any]:
     text = f"{record['title']} ({record['sentences']} sentences, {Path(str(record['text'])).name})"
     rows = [[text, rounded(record["before"]["value"]), rounded(record["after"]["value"])]]
     if record.get("loss"):
-        rows.append(["loss (nats)", *rounded_all(record["loss"])])
+        rows.append([LOSS, *rounded_all(record["loss"])])
     return {"quality": rows, "verdict": verdict_words(record)}
 
 

@@ -93,7 +93,7 @@ function removalOf(removal) {
       [...removal.quality, ...removal.sizes].map(([name, before, after]) => [name, before, after, share(before, after)])),
     removal.verdict ? make('p', {}, removal.verdict) : null);
   if (removal.times.length) {
-    made.append(table('Seconds', ['pass', 'sentences', 'before', 'after', 'times as fast'], removal.times));
+    made.append(table('Seconds', ['pass', 'sentences', 'before', 'after', 'times as fast', 'rounds'], removal.times));
   }
   if (removal.compared.rows.length) {
     made.append(table(`Compensation, on held-out text and on other text (${removal.compared.text}); harm as a share of that of masking`,

@@ -1,0 +1,320 @@
+"""Which criterion, which refit, which allocation: heads removed from the translation model that ships, all ways.
+
+Run: python benchmarks/pruning_study.py measure --data DIR --ud DIR [--criteria NAMES] [--refits NAMES] [--kept NUMBERS]
+     [--calibration captions,news,mixed] [--seed N] [--tested N] [--bleu N] [--tune UPDATES] [--out FILE.csv]
+     python benchmarks/pruning_study.py page [--out FILE.csv]
+
+A cell is a calibration text, a seed (of the lines that are drawn), a criterion, a number of heads kept, a refit and a
+number of updates of tuning. It is measured in domain (`--data`: Multi30k, test_2016_flickr) and out of it (`--ud`: the
+parallel treebanks PUD, news and Wikipedia, the second half; calibration on news is on the first): nats a token, and
+with `--bleu` BLEU of so many sentences. Cells that the file has are left out, so that the command goes on where it
+stopped, and others are added by naming them. NAME:measured is `--allocate measured`, NAME:per-layer `--allocate
+per-layer`. `low-rank` removes no head: all projections of attention get the best rank on the calibration text that has
+as many parameters as the heads kept (`low_rank`); it is a row here and no compensation of headscope's, because a
+product of two matrices has no place in the formats that are written.
+
+A refit is an entry of `REFITS`: a function from the context and the heads that go to the model. `page` writes the
+ranked tables of docs/pruning-study.md and its figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gzip
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from closed_form_pruning import METHODS, lines, open_model, scoring_context
+
+from headscope.data.corpus import Corpus, open_corpus
+from headscope.evaluation.metrics.base import Translations
+from headscope.evaluation.metrics.bleu import Bleu
+from headscope.evaluation.translation import translate_lines
+from headscope.formats.base import Checkpoint
+from headscope.formats.translate_options import TranslateOptions
+from headscope.heads import HeadId
+from headscope.model.projections import WeightOwners
+from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.moments import text_batches
+from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.learning.finetuning import Recipe, Tuner
+from headscope.pruning.learning.training_examples import training_examples
+from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
+from headscope.pruning.ranking.ranking import rank_heads
+from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
+
+FILE = Path(__file__).parent / "pruning" / "study.csv"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, FIGURE = DOCS / "pruning-study.md", DOCS / "figures" / "pruning-study.svg"
+MARK = "<!-- tables: benchmarks/pruning_study.py page -->"
+CRITERIA = (*METHODS, "layer-drop", "low-rank", "obs:per-layer", "obs-task:per-layer")
+KEPT, CALIBRATED, LIMIT = (60, 48, 36, 24), 400, 99
+KEYS = ["calibration", "seed", "criterion", "kept", "refit", "tuned"]
+
+Refitter = Callable[[ScoringContext, Sequence[HeadId]], Checkpoint]
+
+
+def by_options(options: RefitOptions, context: ScoringContext, heads: Sequence[HeadId]) -> Checkpoint:
+    """The masked model, refitted as options say."""
+    if options.method == "none":
+        refits = compensate(context.checkpoint, moments_of(context), heads, options)
+        return context.checkpoint.with_model(refitted_model(context.checkpoint, refits))
+    return refitted_checkpoint(context, heads, options)
+
+
+REFITS: dict[str, Refitter] = {
+    "none": partial(by_options, RefitOptions(method="none")),
+    "mean": partial(by_options, RefitOptions(method="mean")),
+    "least-squares": partial(by_options, RefitOptions()),
+    "sequential": partial(by_options, RefitOptions(sequential=True)),
+    "damping 0.1": partial(by_options, RefitOptions(damping=0.1)),
+}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Calibration texts by name, test texts by domain."""
+
+    calibration: dict[str, Corpus]
+    tests: dict[str, Corpus]
+
+
+def treebank(path: Path) -> list[str]:
+    """The sentences of a .conllu.gz file."""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [line.removeprefix("# text = ").rstrip("\n") for line in file if line.startswith("# text = ")]
+
+
+def texts(data: Path, ud: Path, *, seed: int, tested: int) -> Texts:
+    """Captions and news, drawn by a seed; the tests are always the same."""
+    captions = [lines(data / f"train.{side}.gz") for side in ("en", "de")]
+    news = [treebank(ud / f"{side}_pud-ud-test.conllu.gz") for side in ("en", "de")]
+    home = [lines(data / f"test_2016_flickr.{side}.gz", tested) for side in ("en", "de")]
+    half, luck = len(news[0]) // 2, random.Random(seed)
+
+    def pairs(sides: list[list[str]], numbers: Sequence[int]) -> list[list[str]]:
+        return [[side[number] for number in numbers] for side in sides]
+
+    own = pairs(captions, luck.sample(range(len(captions[0])), CALIBRATED))
+    away = pairs(news, luck.sample(range(half), CALIBRATED))
+    mixed = [first[: CALIBRATED // 2] + second[: CALIBRATED // 2] for first, second in zip(own, away, strict=True)]
+    test = pairs(news, range(half, half + min(tested, half)))
+    drawn = {"captions": own, "news": away, "mixed": mixed}
+    return Texts(
+        {name: open_corpus(sides[0], target=sides[1]) for name, sides in drawn.items()},
+        {name: open_corpus(sides[0], target=sides[1]) for name, sides in {"in": home, "out": test}.items()},
+    )
+
+
+def removed_by(name: str, context: ScoringContext, sizes: Sequence[int]) -> dict[int, list[HeadId]]:
+    """The heads that go for every number of heads kept."""
+    layout = gate_layout(context.checkpoint.attention_sites)
+    criterion, _, allocation = name.partition(":")
+    chosen = criterion_named(criterion)
+    scores = chosen.direction().apply(chosen.scores(context))
+    if allocation == "measured":
+        scores = measured_scores(context, orders_of(context, layout.units, scores))
+    how = "per-layer" if allocation == "per-layer" else "global"
+    return {kept: layout.closed(rank_heads(layout, kept, lambda gone: scores, allocation=how).kept) for kept in sizes}
+
+
+def low_rank(context: ScoringContext, share: float) -> Checkpoint:
+    """Every projection of attention W [d m] as U Uᵀ W, U [d r] the principal directions of its outputs, mean kept.
+
+    The best approximation of W x on the calibration text of rank r = share · d m / (d + m): with so many parameters. In
+    float64; activation-aware (Yuan et al. 2023, ASVD, scale inputs instead).
+    """
+    checkpoint, owners = context.checkpoint, WeightOwners(context.checkpoint.model)
+    names = {
+        owned[0]
+        for found in checkpoint.projections.values()
+        for slices in (found.query, found.key, found.value, found.output)
+        if (owned := owners.of(slices)) is not None
+    }
+    sums: dict[str, list[Any]] = {name: [0, 0.0, 0.0] for name in names}
+    model: Any = copy.deepcopy(checkpoint.model)
+    altered = checkpoint.with_model(model)
+
+    def add(name: str, outputs: torch.Tensor) -> None:
+        rows = outputs.detach().double().flatten(0, -2)  # [n d], padding too
+        of_module = sums[name]
+        of_module[0], of_module[1], of_module[2] = (
+            of_module[0] + len(rows),
+            of_module[1] + rows.sum(dim=0),
+            of_module[2] + rows.T @ rows,
+        )
+
+    hooks = [
+        model.get_submodule(name).register_forward_hook(lambda module, args, out, name=name: add(name, out))
+        for name in names
+    ]
+    assert context.corpus is not None
+    with torch.no_grad():
+        for batch in text_batches(altered, context.corpus, None):
+            altered.forward(batch)
+        for hook in hooks:
+            hook.remove()
+        for name in names:
+            linear, (count, total, second) = model.get_submodule(name), sums[name]
+            mean = total / count
+            weight = linear.weight.double()
+            rank = max(round(share * weight.numel() / sum(weight.shape)), 1)
+            directions = torch.linalg.eigh(second / count - mean.outer(mean))[1][:, -rank:]
+            part = directions @ directions.T
+            linear.weight.copy_(part @ weight)
+            if linear.bias is not None:
+                linear.bias.copy_(part @ linear.bias.double() + mean - part @ mean)
+    return altered
+
+
+def tuned(checkpoint: Checkpoint, corpus: Corpus, heads: Sequence[HeadId], updates: int) -> Checkpoint:
+    """Trained on the calibration text, the heads closed."""
+    if updates:
+        data = training_examples(checkpoint, corpus, limit=LIMIT)
+        recipe = Recipe(updates=updates, lr=3e-4, schedule="linear", tokens=1024)
+        Tuner(checkpoint, data, recipe, list(checkpoint.model.parameters()), closed_heads=heads).run()
+    return checkpoint
+
+
+def bleu(checkpoint: Checkpoint, corpus: Corpus, sentences: int) -> float:
+    """BLEU of the first sentences, as the checkpoint searches."""
+    pairs = list(corpus.first(sentences))
+    found = translate_lines(checkpoint, (each.source for each in pairs), options=TranslateOptions(), tokens=2048)
+    sums = Bleu().sums(Translations([best[0].text for best in found], [each.target or "" for each in pairs]))
+    return float(Bleu().of(sums[:, 0].sum(axis=0)[None])[0])
+
+
+def cells(asked: argparse.Namespace, done: set[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """A row for every cell that is not done; the first is the intact model."""
+    checkpoint = open_model("translation")
+    read = texts(asked.data, asked.ud, seed=asked.seed, tested=asked.tested)
+    meters = {name: DamageMeter.of(checkpoint, test) for name, test in read.tests.items()}
+
+    def measured(model: Checkpoint) -> dict[str, float]:
+        values = {f"nats_{name}": meter.measure(model.model).value for name, meter in meters.items()}
+        if asked.bleu:
+            values |= {f"bleu_{name}": bleu(model, test, asked.bleu) for name, test in read.tests.items()}
+        return values
+
+    if ("", 0, "intact", 72, "", 0) not in done:
+        yield dict(zip(KEYS, ("", 0, "intact", 72, "", 0), strict=True)) | measured(checkpoint)
+    for calibration in asked.calibration:
+        context = scoring_context(checkpoint, read.calibration[calibration], seed=asked.seed)
+        for kept in asked.kept if "low-rank" in asked.criteria else ():
+            key = (calibration, asked.seed, "low-rank", kept, "", 0)
+            if key not in done:
+                yield dict(zip(KEYS, key, strict=True)) | measured(low_rank(context, kept / 72))
+        for criterion in (name for name in asked.criteria if name != "low-rank"):
+            keys = [
+                (calibration, asked.seed, criterion, kept, refit, asked.tune)
+                for kept in asked.kept
+                for refit in asked.refits
+            ]
+            if not set(keys) - done:
+                continue
+            removed = removed_by(criterion, context, asked.kept)
+            for key in (key for key in keys if key not in done):
+                began, heads = time.monotonic(), removed[key[3]]
+                model = REFITS[key[4]](context, heads)
+                model = tuned(model, read.calibration[calibration], heads, asked.tune)
+                seconds = time.monotonic() - began
+                yield dict(zip(KEYS, key, strict=True)) | measured(model) | {"seconds": seconds}
+
+
+def measure(asked: argparse.Namespace) -> None:
+    """Measure what is missing, print and write it."""
+    torch.set_num_threads(1)
+    table = pd.read_csv(asked.out, keep_default_na=False) if asked.out.exists() else pd.DataFrame(columns=KEYS)
+    rows: list[dict[Any, Any]] = list(table.to_dict("records"))
+    for row in cells(asked, {tuple(each[key] for key in KEYS) for each in rows}):
+        rows.append(row)
+        print(row, flush=True)
+        pd.DataFrame(rows).to_csv(asked.out, index=False, float_format="%.5g")
+
+
+# The page.
+
+
+def page(asked: argparse.Namespace) -> None:
+    """Write the tables of the page, and its figure."""
+    table = pd.read_csv(asked.out, keep_default_na=False)
+    for name in [column for column in table if str(column).startswith(("nats", "bleu"))]:
+        table[name] = pd.to_numeric(table[name])
+    intact = table[table["criterion"] == "intact"].iloc[0]
+    rest = table[table["criterion"] != "intact"]
+    parts = [f"The intact model: {intact['nats_in']:.4f} nats in domain, {intact['nats_out']:.4f} out of it."]
+    for (calibration, seed, updates), rows in rest.groupby(["calibration", "seed", "tuned"], sort=False):
+        how = f"tuned for {updates} updates" if updates else "untrained"
+        parts.append(f"### Calibrated on {calibration}, {how} (seed {seed})")
+        parts += [ranked(rows, domain) for domain in ("in", "out")]
+    text = PAGE.read_text(encoding="utf-8")
+    head, _, _ = text.partition(MARK)
+    PAGE.write_text(f"{head}{MARK}\n\n" + "\n\n".join(parts) + "\n", encoding="utf-8")
+    figure(rest, intact)
+
+
+def ranked(rows: pd.DataFrame, domain: str) -> str:
+    """A table of what the loss rises to: a row a criterion and refit, the best mean over sizes first."""
+    wide = rows.pivot_table(index=["criterion", "refit"], columns="kept", values=f"nats_{domain}", sort=False)
+    wide = wide[sorted(wide.columns, reverse=True)]
+    best = wide.min().to_dict()
+    sizes: list[Any] = list(wide.columns)
+    lines_of = sorted(wide.itertuples(), key=lambda line: sum(line[1:]))
+    title = {"in": "captions", "out": "news"}[domain]
+    made = [f"| nats on {title}: criterion | refit | {' | '.join(f'{kept} kept' for kept in sizes)} |"]
+    made.append("|---|---|" + "---:|" * len(sizes))
+    for (criterion, refit), *values in lines_of:
+        pairs = zip(sizes, values, strict=True)
+        shown = [f"**{value:.3f}**" if value == best[kept] else f"{value:.3f}" for kept, value in pairs]
+        made.append(f"| {criterion} | {refit} | {' | '.join(shown)} |")
+    return "\n".join(made)
+
+
+def figure(rows: pd.DataFrame, intact: Any) -> None:
+    """Loss against heads kept, a line a criterion: as the heads are gone, and refitted."""
+    import matplotlib.pyplot as plt
+
+    rows = rows[(rows["calibration"] == rows["calibration"].iloc[0]) & (rows["tuned"] == 0)]
+    shown, axes = plt.subplots(2, 2, figsize=(11, 8), sharex=True, sharey="row", layout="constrained")
+    for row, (domain, title) in zip(axes, (("in", "captions"), ("out", "news")), strict=True):
+        for axis, refit in zip(row, ("none", "least-squares"), strict=True):
+            for number, (name, part) in enumerate(rows[rows["refit"] == refit].groupby("criterion", sort=True)):
+                part = part.sort_values("kept")
+                style = dict(color=plt.get_cmap("tab20")(number % 20), marker="os^D"[number // 10], linewidth=1)
+                axis.plot(part["kept"], part[f"nats_{domain}"], label=str(name), **style)
+            axis.axhline(float(intact[f"nats_{domain}"]), color="0.4", linestyle=":", label="intact")
+            axis.set_title(f"{title}, {'heads off' if refit == 'none' else 'refitted (least squares)'}")
+            axis.set_xlabel("heads kept of 72")
+            axis.set_ylabel("nats a token")
+    axes[0, 1].legend(fontsize=7, ncols=2)
+    shown.savefig(FIGURE, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measure, or make the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "page"))
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--ud", type=Path)
+    parser.add_argument("--out", type=Path, default=FILE)
+    for name, values in (("criteria", CRITERIA), ("refits", REFITS), ("calibration", ("captions", "news", "mixed"))):
+        parser.add_argument(f"--{name}", type=lambda text: text.split(","), default=list(values))
+    parser.add_argument("--kept", type=lambda text: [int(part) for part in text.split(",")], default=list(KEPT))
+    for name, number in (("seed", 1), ("tested", 500), ("bleu", 0), ("tune", 0)):
+        parser.add_argument(f"--{name}", type=int, default=number)
+    given = parser.parse_args()
+    measure(given) if given.what == "measure" else page(given)
+
+
+if __name__ == "__main__":
+    main()

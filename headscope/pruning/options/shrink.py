@@ -1,0 +1,158 @@
+"""The options of `headscope prune shrink`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from headscope.bounds import SEED, WHOLE
+from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
+from headscope.config.option import check_options, option
+from headscope.config.small import EngineFileOptions, HubOptions
+from headscope.errors import ConfigError
+from headscope.evaluation.margin import MARGIN, Margin
+from headscope.pruning.options.rank import Allocation
+from headscope.pruning.options.refit import AUTO, Refit, as_text
+from headscope.pruning.options.shared import COMPENSATION, HEADS
+from headscope.pruning.options.sweep import SweepConfig
+
+SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
+"""Of the heads that stay, in the sizes that --max-drop tries, one after the other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, CheckpointOptions):
+    """The options of `headscope prune shrink`: how small, on which text; all else has a default."""
+
+    device_map: str | None = None
+    out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
+    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS)
+    fraction: float | None = option(None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS)
+    max_drop: str | None = option(
+        None,
+        "Instead: the smallest of 7/8, 3/4, 5/8, … of the heads that is not worse by more than this, in the metric's "
+        f"unit or as a percentage of its value, at 95 % (default: {MARGIN}).",
+        metavar="X|X%",
+        panel=HEADS,
+    )
+    by: str = option(
+        "",
+        "What heads are ranked by, as in prune sweep --methods; default: obs-task where there is something to predict, "
+        "else obs.",
+        metavar="NAME",
+        panel=HEADS,
+    )
+    allocate: Allocation | None = option(
+        None,
+        "How many heads each layer keeps, as in prune rank; default: measured, with --export native uniform.",
+        panel=HEADS,
+    )
+    sites: tuple[str, ...] = option(
+        (),
+        "Where heads may go: encoder-self,decoder-self,cross; default: everywhere.",
+        metavar="LIST",
+        panel=HEADS,
+    )
+    protect: str | None = option(
+        None, "Heads that stay: encoder-self.0.*,cross.2.1, or a file.", metavar="LIST", panel=HEADS
+    )
+    compensate: str = option(
+        AUTO,
+        "How what is left of the output projections is refitted, as in prune remove; auto takes what harms least there "
+        "and on the second text.",
+        metavar="none|mean|least-squares|auto",
+        panel=COMPENSATION,
+    )
+    calibration_sentences: int = option(
+        1000, "Sentences of --source to rank and refit on.", metavar="N", panel=COMPENSATION, minimum=1
+    )
+    check: tuple[str, ...] = option(
+        (),
+        "A second text, of another kind, that refits are chosen by and the result is measured on too; default: a "
+        "general sample that ships in the language of the text (en, de), random subwords where that is not known.",
+        metavar="FILE[,TARGET]",
+        panel=DATA,
+    )
+    valid_source: Path | None = option(
+        None,
+        "Text to judge the result on, which nothing is fitted to or chosen by but the size; default: the last fifth of "
+        "--source.",
+        metavar="FILE",
+        panel=DATA,
+    )
+    metric: str = option(
+        "",
+        "Measured before and after: {metrics}; default: accuracy with --labels, perplexity of what predicts words, "
+        "else cosine.",
+        metavar="NAME",
+        panel=DATA,
+    )
+    objective: str = option(
+        "", "What heads are judged by: {objectives}; default: what fits the model.", metavar="NAME", panel=DATA
+    )
+    max_sentences: int | None = option(
+        None, "Use only the first N lines of --source.", panel=DATA, minimum=1, maximum=WHOLE
+    )
+    valid_sentences: int = option(1000, "Lines to judge on, at most.", panel=DATA, minimum=1)
+    max_length: int | None = option(None, "Subwords a side may have; longer sentences are cut.", panel=DATA, minimum=2)
+    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
+    rounds: int = option(
+        5, "Runs of each model that are timed; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
+    )
+    seed: int = option(1, "Seed of what is drawn.", panel=MODEL, minimum=0, maximum=SEED)
+    export: tuple[str, ...] = option((), "As prune remove has it.", metavar="KIND", panel=OUTPUT)
+    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        given = {"--keep": self.keep, "--fraction": self.fraction, "--max-drop": self.max_drop}
+        both = [name for name, value in given.items() if value is not None]
+        if len(both) > 1:
+            raise ConfigError(f"{' and '.join(both)} both say how small the model gets; give one of them")
+        if self.fraction is not None and not 0 <= self.fraction <= 1:
+            raise ConfigError(f"--fraction {self.fraction:g}: the share that stays is from 0 to 1")
+        _ = self.margin
+        _ = self.refit
+        if not self.has_text:
+            raise ConfigError("no text to rank, refit and measure on: give --source FILE, and --target for translation")
+        _ = self.valid_text
+
+    @property
+    def searches(self) -> bool:
+        """Whether the size is found by what it costs."""
+        return self.keep is None and self.fraction is None
+
+    @property
+    def margin(self) -> str:
+        """The loss that counts as none."""
+        drop = MARGIN if self.max_drop is None else self.max_drop
+        try:
+            return str(Margin.parse(drop))
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("--margin", "--max-drop")) from None
+
+    @property
+    def refit(self) -> Refit:
+        """How the heads that stay make up for those that go."""
+        check = as_text(self.check) if self.check and self.compensate != "none" else ()
+        sentences = self.calibration_sentences
+        return Refit(method=self.compensate, sentences=sentences, objective=self.objective, check=check)
+
+    @property
+    def allocation(self) -> Allocation:
+        """How many heads each layer keeps."""
+        return self.allocate or ("uniform" if "native" in self.export else "measured")
+
+    def sizes(self, folder: Path, *, by: str, metric: str) -> SweepConfig:
+        """The sweep over the sizes that are tried, in a folder of its own, by a criterion and a metric."""
+        names = {entry.name for entry in fields(SweepConfig)} & {entry.name for entry in fields(self)}
+        shared = {name: getattr(self, name) for name in names - {"keep", "compensate"}}  # refits are made elsewhere
+        options: dict[str, Any] = {
+            **{"out": folder, "methods": (by,), "allocate": self.allocation, "metric": metric},
+            "margin": self.margin if self.searches else None,
+            "keep": () if self.keep is None else (self.keep,),
+            "fractions": SHARES if self.searches else () if self.fraction is None else (self.fraction,),
+            **{"score_sentences": self.calibration_sentences, "hiding": "random", "seeds": 1},
+        }
+        return SweepConfig(**{**shared, **options})

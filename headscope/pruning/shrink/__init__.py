@@ -1,0 +1,1 @@
+"""The whole way from a checkpoint to a smaller one that was measured."""

@@ -1,0 +1,192 @@
+"""`prune shrink`: the whole way in one command gives what its steps give one by one, however often it is stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headscope as hs
+from headscope.config import EvaluateConfig
+from headscope.errors import ConfigError
+from headscope.evaluation.run import run_evaluation
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.options.shrink import SHARES
+from headscope.pruning.ranking.rank_run import run_ranking
+from headscope.pruning.removal.remove import run_removal
+from headscope.pruning.shrink import sizes
+from headscope.pruning.sweep import cells
+from tests.oracles import classifiers
+
+Command = Callable[..., tuple[int, str, str]]
+LINES, KEPT = 60, 12
+"""Lines of the text, and those of them that are judged on: the last fifth."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An encoder, a text for it, and its parts: to calibrate on, to judge on, and a second one of another kind."""
+    folder = tmp_path_factory.mktemp("shrink")
+    classifiers.folder(folder / "encoder", "bert-encoder")
+    lines = [line for line in dict.fromkeys(classifiers.texts(90)) if line.strip()]
+    parts = {"text": lines[:LINES], "learn": lines[: LINES - KEPT], "judge": lines[LINES - KEPT : LINES]}
+    for name, part in {**parts, "other": lines[LINES:]}.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in part))
+    return folder
+
+
+def asked(folder: Path, *more: object) -> list[object]:
+    text = ("--source", folder / "text", "--check", folder / "other", "--device", "cpu", "--rounds", 0)
+    return ["prune", "shrink", folder / "encoder", *text, "--compensate", "least-squares", *more]
+
+
+def record(folder: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads((folder / "pruning.json").read_text())
+    return made
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(hs.load(folder, device="cpu").model.state_dict())
+
+
+def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, command: Command) -> None:
+    """The same heads, weights and numbers as three commands on the same parts of the text; all in card and page."""
+    status, shown, error = command(*asked(folder, "--keep", 3, "--out", tmp_path / "small"))
+    assert status == 0, error
+    given: dict[str, Any] = {"checkpoint": str(folder / "encoder"), "source": folder / "learn", "device": "cpu"}
+    ranked = run_ranking(RankConfig(**given, by="obs", keep=3, allocate="measured", out=tmp_path / "ranked"))
+    by_hand: dict[str, Any] = {
+        "heads": str(tmp_path / "ranked/removed.txt"),
+        "valid_source": folder / "judge",
+        "rounds": 0,
+    }
+    run_removal(RemoveConfig(**given, **by_hand, compensate="least-squares", out=tmp_path / "hand"))
+    made, expected = record(tmp_path / "small"), record(tmp_path / "hand")
+    assert made["removed"] == expected["removed"] == [str(head) for head in ranked.removed]
+    found, wanted = weights(tmp_path / "small"), weights(tmp_path / "hand")
+    assert found.keys() == wanted.keys() and all(torch.allclose(found[name], wanted[name]) for name in found)
+    for name, number in (("value", 0.99), ("low", 0.9)):
+        assert number < made["quality"]["after"][name] == pytest.approx(expected["quality"]["after"][name], abs=1e-9)
+    for part, name in (("judge", "quality"), ("other", "elsewhere")):
+        options: dict[str, Any] = {
+            "source": folder / part,
+            "against": str(folder / "encoder"),
+            "metrics": ("cosine",),
+            "bootstrap": 9,
+        }
+        scores = run_evaluation(EvaluateConfig(checkpoint=str(tmp_path / "small"), **options)).scores
+        assert made[name]["after"]["value"] == pytest.approx(scores[0].value, abs=1e-6), part
+    card, page = ((tmp_path / "small" / name).read_text() for name in ("README.md", "page.html"))
+    assert "prune shrink encoder --source text" in card
+    assert made["quality"]["sentences"] == KEPT
+    for name, text in (("quality", "text"), ("elsewhere", "other")):
+        value, sentences = made[name]["after"]["value"], made[name]["sentences"]
+        assert f"{sentences} sentences ({text})" in card and f"{value:.4f} now" in card
+        assert f"{sentences} sentences, {text})" in page and f"{value:.5g}" in page, name
+    last = " ".join(shown.split())
+    for part in ("3 of 6 heads stay", "% fewer parameters", "at most", "on a second text cosine", "page.html"):
+        assert part in last, part
+
+
+@pytest.fixture
+def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Ctrl-C once so many cells are done."""
+    left, run = [2], cells.run_cell
+
+    def once_more(*given: Any) -> Any:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return run(*given)
+
+    monkeypatch.setattr(sizes, "run_cell", once_more)
+    yield left
+
+
+def test_an_interrupted_run_goes_on(
+    folder: Path, tmp_path: Path, command: Command, stops: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = ("--max-drop", "20%", "--by", "magnitude", "--allocate", "global", "--valid-source", folder / "text")
+    out = tmp_path / "small"
+    status, _, error = command(*asked(folder, *search, "--out", out))
+    assert status == 130 and "the same command goes on" in error
+    assert len(list((out / "sizes/cells").iterdir())) == 2 and not (out / "pruning.json").exists()
+    stops[0] = 99
+    status, _, error = command(*asked(folder, *search, "--seed", 2, "--out", out))
+    assert status == 2 and "seed" in error and "--force" in error
+    monkeypatch.setattr(cells.SweepContext, "_scored", lambda *_: pytest.fail("heads were scored again"))
+    status, _, error = command(*asked(folder, *search, "--out", out))
+    assert status == 0, error
+    monkeypatch.undo()
+    status, _, error = command(*asked(folder, *search, "--out", tmp_path / "whole"))
+    assert status == 0, error
+    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert names == {str(path.relative_to(tmp_path / "whole")) for path in (tmp_path / "whole").rglob("*.*")}
+    same = ("removed", "quality", "elsewhere", "kept", "signature")
+    assert all(record(out)[name] == record(tmp_path / "whole")[name] for name in same)
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    status, _, error = command(*asked(folder, *search, "--out", out))
+    assert status == 2 and "already holds" in error and "--resume" not in error
+    status, _, error = command(*asked(folder, *search, "--out", out, "--force"))
+    assert status == 0 and not out.with_name("small.new").exists(), error
+
+
+def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
+    """From the largest size down, each removed and judged by itself, until one is not established to be as good."""
+    lines = {kind: hs.assets.captions(kind).read_text().splitlines()[:100] for kind in ("en", "de")}
+    learn, judge = (hs.Texts(lines["en"][part], lines["de"][part]) for part in (slice(10), slice(10, 100)))
+    ranking, limits = pair.rank(by="magnitude", sites="encoder-self"), []
+    for share in SHARES[:3]:
+        heads = ranking.lowest(24 - round(share * 24))
+        small = pair.remove(heads, text=learn, valid=judge, margin="9", max_sentences=4)
+        assert small.quality is not None and small.quality["verdict"]["verdict"] == "non-inferior"
+        limits.append(small.quality["verdict"]["worse_limit"])
+    fails = max(size for size in (1, 2) if limits[size] > max(limits[:size]))
+    shape: Any = {"by": "magnitude", "allocate": "global", "sites": "encoder-self", "compensate": "none"}
+    made = pair.shrink(text=learn, valid=judge, max_drop=f"{(max(limits[:fails]) + limits[fails]) / 2}", **shape)
+    assert made.removed == tuple(ranking.lowest(24 - round(SHARES[fails - 1] * 24)))
+    assert made.quality is not None and made.quality["verdict"]["worse_limit"] == pytest.approx(
+        limits[fails - 1], rel=1e-4
+    )
+    assert made.elsewhere is not None and made.elsewhere["text"] == "headscope's sample"
+    with pytest.raises(ConfigError, match="not even with 21 of 24 heads the loss of perplexity is established"):
+        pair.shrink(text=learn, valid=judge, max_drop=f"{limits[0] / 2}", **shape)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--keep", 3, "--max-drop", "1%"], "--keep and --max-drop both say how small the model gets"),
+        (["--keep", 7], "--keep 7: there are 6 heads"),
+        (["--keep", 6], "are all heads there are"),
+        (["--fraction", 2], "--fraction 2: the share that stays is from 0 to 1"),
+        ([], "12 sentences to judge on"),
+        (["--max-drop", "little"], "--max-drop 'little' must be a number"),
+        (["--keep", 3, "--metric", "accuracy"], "--metric accuracy"),
+        (["--keep", 3, "--export", "gguf"], "gguf"),
+        (["--keep", 3, "--compensate", "most"], "unknown compensation 'most'"),
+        (["--keep", 3, "--by", "confidance"], "did you mean 'confidence'"),
+        (["--keep", 3, "--max-sentences", 8], "at least 8 sentences are needed"),
+        (["--keep", 3, "--out", "."], "holds"),
+    ],
+)
+def test_errors_are_one_line(
+    options: list[object], said: str, folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/mine.txt").write_text("mine\n")
+    fast = [] if "--by" in options else ["--by", "magnitude", "--allocate", "global"]
+    status, _, error = command(*asked(folder, *fast, "--out", tmp_path / "small", *options))
+    assert status == 2 and said in error, error
+    assert error.strip().count("\n") == 0 and (tmp_path / "notes/mine.txt").read_text() == "mine\n"
+
+
+def test_a_text_is_needed(folder: Path, tmp_path: Path, command: Command) -> None:
+    status, _, error = command("prune", "shrink", folder / "encoder", "--keep", 3, "--out", tmp_path / "small")
+    assert status == 2 and error.startswith("error: no text to rank, refit and measure on: give --source FILE")
