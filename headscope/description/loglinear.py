@@ -165,7 +165,8 @@ def fitted(
         ridged = 0.5 * (penalty * parameters.square()).sum(dim=0)
         return loss / number + ridged, gradient / number + penalty * parameters, watched
 
-    scale = torch.ones_like(penalty)
+    import os
+    scale = torch.full_like(penalty, float(os.environ.get("PS", "1")))
     scale[: len(start.theta)] = 1 / (_mass(start.theta, blocks, features, rows) / number + 1e-2)
     best, _ = minimise(evaluate, flat, scale=scale, steps=steps)
     return start.like(best)
