@@ -16,6 +16,7 @@ from headscope.description.minimise import minimise
 FAR_BELOW = -1e9
 RIDGE, PAIR_RIDGE = 1e-4, 1e-3
 RANK, STEPS = 16, 25
+PAIR_SCALE = 30.0  # a first guess of the inverse Hessian of U and V
 
 
 Tables = tuple[Tensor, Tensor]
@@ -66,7 +67,9 @@ class Description:
         """E U and E V [v h r] of all tokens, from the embeddings of queries and of keys; None without pairs."""
         if self.pairs is None:
             return None
-        made = ((table @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, self.pairs, strict=True))
+        made = (
+            (table @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, self.pairs, strict=True)
+        )
         first, second = made
         return first, second
 
@@ -138,7 +141,9 @@ def loss_and_gradient(
                 sums.index_add_(0, tokens.flatten(), change.transpose(1, 2).flatten(0, 1))
     if of_tokens is None:
         return loss, of_theta, watched
-    made = ((table.T @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, of_tokens, strict=True))
+    made = (
+        (table.T @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, of_tokens, strict=True)
+    )
     first, second = made
     return loss, Description(of_theta, (first, second)).flat(), watched
 
@@ -165,8 +170,7 @@ def fitted(
         ridged = 0.5 * (penalty * parameters.square()).sum(dim=0)
         return loss / number + ridged, gradient / number + penalty * parameters, watched
 
-    import os
-    scale = torch.full_like(penalty, float(os.environ.get("PS", "1")))
+    scale = torch.full_like(penalty, PAIR_SCALE)
     scale[: len(start.theta)] = 1 / (_mass(start.theta, blocks, features, rows) / number + 1e-2)
     best, _ = minimise(evaluate, flat, scale=scale, steps=steps)
     return start.like(best)
@@ -197,7 +201,9 @@ def with_pairs(
     heads with the same weights come out the same.
     """
     heads, number = description.theta.shape[1], 0.0
-    onto = torch.zeros(len(tables[0]), heads, tables[1].shape[1], dtype=description.theta.dtype, device=tables[0].device)
+    onto = torch.zeros(
+        len(tables[0]), heads, tables[1].shape[1], dtype=description.theta.dtype, device=tables[0].device
+    )
     for block, chosen in zip(blocks, rows, strict=True):
         error = block.weights - description.log_probabilities(block, features, None).exp_()
         error *= (chosen[:, None] & block.counted)[:, :, None, None]

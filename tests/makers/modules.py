@@ -35,6 +35,8 @@ LAYERS = (
     ("evaluation",),
     ("attribution",),
     ("relevance",),
+    ("description",),
+    ("pair_functions",),
     ("engine",),
     ("analyses",),
     ("training",),
