@@ -41,6 +41,9 @@ class ExplainedOptions(LabelOptions):
     explained_rows: int = option(
         4000, "Query rows of each site that descriptions are fitted to and tested on.", metavar="N", minimum=1
     )
+    explained_steps: int = option(
+        25, "Steps of each of their fits; those of pairs of words take twice as many.", metavar="N", minimum=1
+    )
 
 
 @analysis
@@ -135,22 +138,22 @@ class ExplainedShares(Analysis):
         self._settle()
         site = heads.site
         layout = self.checkpoint.layout
-        number = sum(count for (of, _), count in layout.items() if of is site)
+        every = sum(count for (of, _), count in layout.items() if of is site)
         sample = self.samples.setdefault(site, SiteSample())
         sampler = Sampler(
             self.reader,
             seed=self.run.seed,
             each=-(-self.options.explained_rows // self.sentences),
-            per_sentence=NUMBERS // (number * min(self.sentences, self.options.explained_rows)),
+            per_sentence=NUMBERS // (every * min(self.sentences, self.options.explained_rows)),
             keep_special=self.run.keep_special,
         )
         sides = (heads.query_side, heads.key_side)
         on_cpu = [side.to(torch.device("cpu")) for side in sides]
-        numbers = heads.batch.indices.tolist()
-        self.examples.setdefault(site, Examples()).ids |= {
-            n: (on_cpu[0].ids[row][on_cpu[0].real[row]].numpy(), on_cpu[1].ids[row][on_cpu[1].real[row]].numpy())
-            for row, n in enumerate(numbers)
-        }
+        examples = self.examples.setdefault(site, Examples())
+        examples.forget()  # layers of a site see a batch one after the other, so only when the next one comes
+        for row, number in enumerate(heads.batch.indices.tolist()):
+            query, key = (side.ids[row][side.real[row]].numpy() for side in on_cpu)
+            examples.ids[number] = (query, key)
         return sampler.choose(heads.batch, site, sides, sample)
 
     def _settle(self) -> None:
@@ -165,8 +168,6 @@ class ExplainedShares(Analysis):
                 self.samples[site].add(layer, part.number, rows)
         for site, layer, sharp in self.waiting_sharp:
             self.examples[site].add(layer, sharp)
-        for examples in self.examples.values():
-            examples.know({})
         self.waiting, self.waiting_sharp = [], []
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -181,7 +182,7 @@ class ExplainedShares(Analysis):
                 continue
             for layers in sample.same_view():
                 laid = lay_out(sample, layers, static_embeddings(self.checkpoint, site))
-                found = explained(laid)
+                found = explained(laid, steps=self.options.explained_steps)
                 pairs = leading_pairs(laid, found.position, found.pairs, self.reader)
                 tables["token_pairs"] += [about | row for row in pairs]
                 for name, estimates in _estimates(laid, found, aggregates.bootstrap, site).items():
@@ -222,7 +223,7 @@ class ExplainedShares(Analysis):
     def signature(self) -> dict[str, str]:
         names = ",".join(PAIR_FUNCTIONS.names())
         return {
-            "rows": str(self.options.explained_rows),
+            "rows": f"{self.options.explained_rows},steps={self.options.explained_steps}",
             "groups": ",".join(GROUPS),
             "pairs": names,
             **({"parse": self.run.parse} if self.run.parse else {}),

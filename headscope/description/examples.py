@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -47,19 +47,19 @@ class Examples:
 
     def add(self, layer: int, found: Sharpest) -> None:
         """Take in a batch."""
-        weight, query, key = (part.cpu().double().numpy() for part in found[1:])
+        weight, query, key = (part.float().cpu().double().numpy() for part in found[1:])  # float32 ties whatever rounds
         for head in range(weight.shape[1]):
             kept = self.best.setdefault((layer, head), [])
             least = kept[-1][0] if len(kept) == MOST else 0.0
             for row in np.flatnonzero(-weight[:, head] <= least):
                 if weight[row, head] > 0:
-                    sharp = float(np.float32(weight[row, head]))
-                    kept.append((-sharp, found.numbers[row], int(query[row, head]), int(key[row, head])))
+                    kept.append(
+                        (-float(weight[row, head]), found.numbers[row], int(query[row, head]), int(key[row, head]))
+                    )
             self.best[layer, head] = _leading(kept)
 
-    def know(self, ids: Mapping[int, tuple[Numbers, Numbers]]) -> None:
-        """Keep the ids of both sides of sentences that an example is of."""
-        self.ids |= ids
+    def forget(self) -> None:
+        """Keep the ids of those sentences only that an example is of."""
         used = {number for kept in self.best.values() for _, number, _, _ in kept}
         self.ids = {number: both for number, both in self.ids.items() if number in used}
 
@@ -67,15 +67,14 @@ class Examples:
         """Take in those of other sentences."""
         for at, entries in other.best.items():
             self.best[at] = _leading([*self.best.get(at, []), *entries])
-        self.know(other.ids)
+        self.ids |= other.ids
+        self.forget()
 
     def rows(self, reader: TokenReader) -> list[dict[str, Any]]:
         """Lines of examples.csv."""
         found: list[dict[str, Any]] = []
         for (layer, head), kept in sorted(self.best.items()):
             for rank, (weight, number, query, key) in enumerate(kept, start=1):
-                if number not in self.ids:
-                    continue
                 queries, keys = self.ids[number]
                 found.append(
                     {

@@ -55,6 +55,10 @@ class Inventory:
             _numbered(relations),
         )
 
+    def groups(self) -> tuple[str, ...]:
+        """The groups that there is something of: syntax only where there are relations."""
+        return tuple(group for group in GROUPS if group != "syntax" or any(self.relations))
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """The number of categories of every feature."""
@@ -135,7 +139,7 @@ def _first(pairs: Pairs) -> Numbers:
 
 
 def _identity(pairs: Pairs) -> Numbers:
-    """What a key has in common with the query, the first that holds of `IDENTITIES` (of tokens that are not special)."""
+    """What a key has in common with the query, neither being special: the first of `IDENTITIES` that holds."""
     plain = ~pairs.q("special") & ~pairs.k("special")
     lemma = pairs.q("lemma") == pairs.k("lemma")
     found = np.where(plain & lemma & (pairs.q("lemma") != ""), 4, 0)

@@ -159,16 +159,21 @@ def fitted(
     ridge: float = RIDGE,
     pair_ridge: float = PAIR_RIDGE,
 ) -> Description:
-    """Minimise the mean cross-entropy of chosen rows plus a ridge; the step is kept at which the others' is least."""
+    """Minimise the mean cross-entropy of chosen rows plus a ridge; the step is kept at which the others' is least.
+
+    Where all rows are chosen it is the last step.
+    """
     number = sum(float((chosen[:, None] & block.counted).sum()) for block, chosen in zip(blocks, rows, strict=True))
     flat = start.flat()
+    watching = any(bool((~chosen).any()) for chosen in rows)
     penalty = torch.full_like(flat[:, :1], pair_ridge)
     penalty[: len(start.theta)] = ridge
 
     def evaluate(parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         loss, gradient, watched = loss_and_gradient(start.like(parameters), blocks, features, rows, tables)
         ridged = 0.5 * (penalty * parameters.square()).sum(dim=0)
-        return loss / number + ridged, gradient / number + penalty * parameters, watched
+        value = loss / number + ridged
+        return value, gradient / number + penalty * parameters, watched if watching else value
 
     scale = torch.full_like(penalty, PAIR_SCALE)
     scale[: len(start.theta)] = 1 / (_mass(start.theta, blocks, features, rows) / number + 1e-2)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headscope.description.features import FEATURES, GROUPS
-from headscope.description.loglinear import Block, Description, Tables, fitted, with_pairs
+from headscope.description.features import FEATURES
+from headscope.description.loglinear import STEPS, Block, Description, Tables, fitted, with_pairs
 from headscope.description.sample import Laid
 
 FOLDS, WATCHED = 2, 5
@@ -37,12 +37,13 @@ def half_of(sentences: Tensor) -> Tensor:
     return sentences % FOLDS
 
 
-def explained(laid: Laid, groups: Sequence[str] = GROUPS) -> Explained:
+def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
     """Fit all heads to each half of the sentences, group by group, and look at the other half.
 
     Nothing is chosen there: of the half that a description is fitted to, each fifth sentence only says at which of the
     steps to stop, so a group that does not help is not used.
     """
+    groups = laid.inventory.groups()
     number = len(torch.cat([block.sentences for block in laid.blocks]))
     gained = {group: torch.zeros(number, laid.heads) for group in groups}
     position = [torch.zeros_like(block.weights) for block in laid.blocks]
@@ -55,7 +56,7 @@ def explained(laid: Laid, groups: Sequence[str] = GROUPS) -> Explained:
         description = Description(torch.zeros(sum(laid.inventory.sizes), laid.heads))
         for group in groups:
             used += FEATURES[group]
-            description = _fit(description, fitting, used, laid.tables, pairs=group == "lexical")
+            description = _fit(description, fitting, used, laid.tables, steps, pairs=group == "lexical")
             projected = description.projected(laid.tables)
             at = 0
             for number_of_block, block in enumerate(laid.blocks):
@@ -76,12 +77,13 @@ def explained(laid: Laid, groups: Sequence[str] = GROUPS) -> Explained:
 
 
 def _fit(
-    description: Description, blocks: Sequence[Block], used: Sequence[int], tables: Tables, *, pairs: bool
+    description: Description, blocks: Sequence[Block], used: Sequence[int], tables: Tables, steps: int, *, pairs: bool
 ) -> Description:
+    """Go on from `description` with these features; pairs of tokens, which begin at nothing, have twice the steps."""
     chosen = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in blocks]
     if pairs and tables[0].shape[1]:
-        description = with_pairs(description, blocks, used, chosen, tables)
-    return fitted(description, blocks, used, chosen, tables)
+        description, steps = with_pairs(description, blocks, used, chosen, tables), 2 * steps
+    return fitted(description, blocks, used, chosen, tables, steps=steps)
 
 
 def _even(block: Block) -> Tensor:
