@@ -22,11 +22,11 @@ def sentence(draw: np.random.Generator, *, least: int = 5, most: int = 13) -> To
     n = int(draw.integers(least, most))
     words = draw.integers(0, 29, size=n)
     ids = np.array([START, *words, END])
-    root = int(draw.integers(n))
-    parent = np.array([int((word + draw.integers(1, n)) % n) for word in range(n)])
-    parent[root] = -1
-    relation = draw.choice(["nsubj", "obj", "det"], size=n).astype(object)
-    relation[root] = ""
+    order = draw.permutation(n)
+    parent, relation = np.full(n, -1), draw.choice(["nsubj", "obj", "det"], size=n).astype(object)
+    for rank in range(1, n):
+        parent[order[rank]] = order[draw.integers(rank)]
+    relation[order[0]] = ""
     ends = np.array([True, *[False] * n, True])
     return Tokens(
         ids,
