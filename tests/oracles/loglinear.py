@@ -88,9 +88,7 @@ def cross_entropy(theta: Tensor, data: tuple[Tensor, Tensor, Tensor]) -> Tensor:
 
 def least_loss(laid: Laid, features: Sequence[int]) -> Tensor:
     """Σ −w ln p [h] of all rows at the minimum, with the ridge that fits have."""
-    return torch.tensor(
-        [_regression(_padded(laid, features, head, None), ridge=1e-4)[1] for head in range(laid.heads)]
-    )
+    return torch.tensor([_regression(_padded(laid, features, head, None), ridge=1e-4)[1] for head in range(laid.heads)])
 
 
 def held_out_shares(laid: Laid, features: Sequence[int]) -> list[float]:
