@@ -85,10 +85,10 @@ def _explained(finished: Finished) -> Table:
     table = summary_table(
         "what explains the heads (heads.csv has a sentence for each)", "mostly", "heads", "median", "the clearest"
     )
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[Any, Any]]] = {}
     for row in finished.study.heads.dropna(subset=["explained"]).to_dict("records"):
-        shares = leading_shares(row)
-        name = BY[shares[0][0]] if shares and row["explained"] >= 0.5 else "only the sentence"
+        leading = leading_shares(row)
+        name = BY[leading[0][0]] if leading and row["explained"] >= 0.5 else "only the sentence"
         groups.setdefault(name, []).append(row)
     for name, rows in sorted(groups.items(), key=lambda entry: -len(entry[1])):
         clearest = max(rows, key=lambda row: float(row["explained"]))

@@ -59,8 +59,8 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
         return DISORDER
     ends = [(r.relation, unit_of[r.head], unit_of[r.dependent]) for r in parse.relations]
     between = [end for end in ends if end[1] != end[2]]
-    first = [parse.tokens[unit_of.index(unit)] for unit in range(len(units))]
-    about = (tuple(token.tag for token in first), tuple(token.lemma for token in first))
+    beginning = [parse.tokens[unit_of.index(unit)] for unit in range(len(units))]
+    about = (tuple(token.tag for token in beginning), tuple(token.lemma for token in beginning))
     return Aligned(units, between, len(ends) - len(between), *about)
 
 

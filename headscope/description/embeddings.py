@@ -24,7 +24,7 @@ class StaticEmbeddings:
         """Embeddings [v p] of ids [v]; p is 0 where there is no table."""
         if self.table is None:
             return torch.zeros(len(ids), 0)
-        rows = self.table[torch.from_numpy(ids).to(self.table.device)].float().cpu()
+        rows: Tensor = self.table[torch.from_numpy(ids).to(self.table.device)].float().cpu()
         rows = rows / rows.norm(dim=1, keepdim=True).clamp(min=1e-6)
         if rows.shape[1] > WIDEST:
             rows = rows @ torch.linalg.svd(rows, full_matrices=False)[2][:WIDEST].T
@@ -42,7 +42,8 @@ def _table(checkpoint: Checkpoint, stack: str) -> Tensor | None:
     model: Any = checkpoint.model
     if checkpoint.is_native:
         part = getattr(model, stack, None)
-        return None if part is None else part.embeddings.tokens.weight.detach()
+        native: Tensor | None = None if part is None else part.embeddings.tokens.weight.detach()
+        return native
     if checkpoint.two_sided:
         part = getattr(model, f"get_{stack}", lambda: None)()
         model = model if part is None else part
@@ -52,4 +53,5 @@ def _table(checkpoint: Checkpoint, stack: str) -> Tensor | None:
         return None
     if weight.ndim != 2 or len(weight) < checkpoint.vocabulary or not weight.is_floating_point():
         return None
-    return weight.detach()
+    table: Tensor = weight.detach()
+    return table

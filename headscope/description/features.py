@@ -94,7 +94,8 @@ class Inventory:
     def _classes(self, pairs: Pairs) -> Numbers:
         queries = np.array([self.query_tags[tag] for tag in pairs.query.tag[pairs.at]])
         keys = np.array([self.key_tags[tag] for tag in pairs.key.tag])
-        return queries[:, None] * len(self.key_tags) + keys[None]
+        found: Numbers = queries[:, None] * len(self.key_tags) + keys[None]
+        return found
 
     def _relation(self, pairs: Pairs) -> Numbers:
         """0: none; 1: a sibling; then relations from dependent to head, then those from head to dependent."""
@@ -135,7 +136,8 @@ def _position(pairs: Pairs) -> Numbers:
 
 
 def _first(pairs: Pairs) -> Numbers:
-    return (~pairs.key.special & (np.arange(len(pairs.key)) == 0))[None].astype(np.int64)
+    first: Numbers = (~pairs.key.special & (np.arange(len(pairs.key)) == 0))[None].astype(np.int64)
+    return first
 
 
 def _identity(pairs: Pairs) -> Numbers:

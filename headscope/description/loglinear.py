@@ -44,7 +44,8 @@ class Block:
     def room(self) -> Tensor:
         """ln(visible keys) less the entropy of the weights, in nats, summed over the rows of each sentence [b h]."""
         even = self.visible.sum(-1).clamp(min=1).to(self.weights.dtype).log() * self.counted  # [b n]
-        return even.sum(-1)[:, None] - self.entropy
+        room: Tensor = even.sum(-1)[:, None] - self.entropy
+        return room
 
     @property
     def entropy(self) -> Tensor:

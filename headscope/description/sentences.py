@@ -55,7 +55,7 @@ def _offset(offset: int) -> str:
     return f"looks at the token {where}" if abs(offset) == 1 else f"looks {abs(offset)} tokens {where}"
 
 
-def sentence(labels: Sequence[tuple[str, float]], row: Mapping[str, Any], pairs: Sequence[tuple[str, str]]) -> str:
+def sentence(labels: Sequence[tuple[str, float]], row: Mapping[Any, Any], pairs: Sequence[tuple[str, str]]) -> str:
     """Of labels with their values, shares (columns of heads.csv) and pairs of a query and a key; "" for nothing."""
     ordered = sorted(labels, key=lambda label: -label[1])
     parts = [f"{label_in_words(label)}: {value:.2f}" for label, value in ordered]
@@ -69,7 +69,7 @@ def sentence(labels: Sequence[tuple[str, float]], row: Mapping[str, Any], pairs:
     return "; ".join(parts)
 
 
-def leading_shares(row: Mapping[str, Any]) -> list[tuple[str, float]]:
+def leading_shares(row: Mapping[Any, Any]) -> list[tuple[str, float]]:
     """The groups that explain something of a head, with what each adds, the largest first."""
     found = [(group, float(row.get(f"explained_{group}", 0.0))) for group in GROUPS]
     return sorted((part for part in found if part[1] >= NAMED), key=lambda part: -part[1])

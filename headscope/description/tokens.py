@@ -17,6 +17,7 @@ from headscope.formats.base import Checkpoint
 Strings = npt.NDArray[np.object_]
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Values = npt.NDArray[Any]
 Marks = Literal["", "▁", "Ġ", "##", "@@", "</w>"]
 
 SPECIAL, PIECE = "special", "piece"
@@ -61,13 +62,15 @@ class Pairs:
         """Whether this is self attention."""
         return self.query is self.key
 
-    def q(self, name: str) -> Any:
+    def q(self, name: str) -> Values:
         """What queries have [n 1], by its name in `Tokens`."""
-        return getattr(self.query, name)[self.at][:, None]
+        values: Values = getattr(self.query, name)[self.at][:, None]
+        return values
 
-    def k(self, name: str) -> Any:
+    def k(self, name: str) -> Values:
         """What keys have [1 s]."""
-        return getattr(self.key, name)[None]
+        values: Values = getattr(self.key, name)[None]
+        return values
 
     @property
     def position(self) -> Numbers:
@@ -170,7 +173,7 @@ def marks_of(subwords: Sequence[str]) -> Marks:
         for mark in ("▁", "Ġ", "##"):
             counts[mark] += subword.startswith(mark)  # type: ignore[index]
         for mark in ("@@", "</w>"):
-            counts[mark] += subword.endswith(mark)  # type: ignore[index]
+            counts[mark] += subword.endswith(mark)
     mark, count = counts.most_common(1)[0] if counts else ("", 0)
     return mark if count * 20 >= max(len(subwords), 1) else ""
 

@@ -94,7 +94,7 @@ def test_holds_where_its_oracle_says(name: str) -> None:
     at = np.flatnonzero(~tokens.special)[::2]
     found = np.asarray(PAIR_FUNCTIONS.get(name).holds(Pairs(tokens, tokens, at)))
     assert found.shape == (len(at), len(tokens)) and found.dtype == bool
-    expected = np.array([[bool(ALONE[name](tokens, q, k)) for k in plain] for q in at.tolist()])
+    expected = np.array([[bool(ALONE[name](tokens, q, k)) for k in plain.tolist()] for q in at.tolist()])
     np.testing.assert_array_equal(found[:, plain], expected)
     assert expected.any() or name in ("ADV", "ADJ", "PART", "CCONJ", "SCONJ", "final-punctuation")
 

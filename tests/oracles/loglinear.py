@@ -34,7 +34,8 @@ def losses(
     sums = [torch.zeros(description.theta.shape[1], dtype=torch.float64) for _ in range(2)]
     for block, chosen in zip(blocks, rows, strict=True):
         for _, line, row, keys in _rows(block):
-            logits = sum(description.theta[block.features[feature, line, row, keys]] for feature in features)  # [s h]
+            parts = [description.theta[block.features[feature, line, row, keys]] for feature in features]
+            logits = torch.stack(parts).sum(0)  # [s h]
             if description.pairs is not None:
                 query = tables[0][block.queries[line, row]]
                 for head in range(description.theta.shape[1]):
@@ -76,7 +77,7 @@ def _regression(data: tuple[Tensor, Tensor, Tensor], *, ridge: float) -> tuple[T
         value.backward()
         return value
 
-    optimiser.step(closure)  # type: ignore[no-untyped-call]
+    optimiser.step(closure)
     return theta.detach(), float(cross_entropy(theta.detach(), data))
 
 
