@@ -189,7 +189,7 @@ class ExplainedShares(Analysis):
                     columns[name] |= estimates
                 functions = functions_for(site, [p for part in laid.pairs for p in part])
                 sums = masses(laid, functions, found.position)
-                tables["pair_functions"] += _test(tests, sums, laid, found.sentences, aggregates.bootstrap, site)
+                tables["pair_functions"] += add_tests(tests, sums, laid, found.sentences, aggregates.bootstrap, site)
         tests.conclude(report)
         report.columns = [Column(name, estimates) for name, estimates in columns.items() if estimates]
         report.tables = {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
@@ -260,7 +260,7 @@ def _estimates(
     return estimates
 
 
-def _test(
+def add_tests(
     tests: LabelTests, sums: Masses, laid: Laid, sentences: Tensor, bootstrap: Bootstrap, site: Site
 ) -> list[dict[str, Any]]:
     """A test of every head and pair function; lines of pair_functions.csv."""

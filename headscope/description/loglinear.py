@@ -50,7 +50,8 @@ class Block:
     @property
     def entropy(self) -> Tensor:
         """The entropies of the rows of each sentence, summed [b h]."""
-        return -torch.special.xlogy(self.weights, self.weights).sum(dim=(1, 2))
+        entropy: Tensor = -torch.special.xlogy(self.weights, self.weights).sum(dim=(1, 2))
+        return entropy
 
     def of_heads(self, heads: slice) -> Block:
         """The same rows, some heads."""

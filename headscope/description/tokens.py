@@ -20,6 +20,8 @@ Flags = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
 Marks = Literal["", "▁", "Ġ", "##", "@@", "</w>"]
 
+BEFORE: tuple[Marks, ...] = ("▁", "Ġ", "##")
+AFTER: tuple[Marks, ...] = ("@@", "</w>")
 SPECIAL, PIECE = "special", "piece"
 
 
@@ -71,6 +73,11 @@ class Pairs:
         """What keys have [1 s]."""
         values: Values = getattr(self.key, name)[None]
         return values
+
+    def equal(self, of_query: str, of_key: str = "") -> Flags:
+        """Where what queries have equals what keys have (the same, unless a second name is given) [n s]."""
+        equal: Flags = self.q(of_query) == self.k(of_key or of_query)
+        return equal
 
     @property
     def position(self) -> Numbers:
@@ -170,9 +177,9 @@ def marks_of(subwords: Sequence[str]) -> Marks:
     """How a vocabulary marks words: by what begins or ends at least a twentieth of its subwords."""
     counts: Counter[Marks] = Counter()
     for subword in subwords:
-        for mark in ("▁", "Ġ", "##"):
-            counts[mark] += subword.startswith(mark)  # type: ignore[index]
-        for mark in ("@@", "</w>"):
+        for mark in BEFORE:
+            counts[mark] += subword.startswith(mark)
+        for mark in AFTER:
             counts[mark] += subword.endswith(mark)
     mark, count = counts.most_common(1)[0] if counts else ("", 0)
     return mark if count * 20 >= max(len(subwords), 1) else ""
@@ -182,7 +189,7 @@ def bare(subword: str, marks: Marks) -> str:
     """A subword without the mark."""
     if not marks:
         return subword
-    return subword.removesuffix(marks) if marks in ("@@", "</w>") else subword.removeprefix(marks)
+    return subword.removesuffix(marks) if marks in AFTER else subword.removeprefix(marks)
 
 
 def word_starts(subwords: Sequence[str], special: Flags, marks: Marks) -> Flags:

@@ -27,7 +27,8 @@ def nearest(pairs: Pairs, holds: Flags, *, before: bool) -> Flags:
     else:
         at = np.where(holds, np.arange(len(holds)), len(holds))
         ahead = np.concatenate([np.minimum.accumulate(at[::-1])[::-1][1:], [len(holds)]])
-    return ahead[pairs.at][:, None] == pairs.key_position
+    found: Flags = ahead[pairs.at][:, None] == pairs.key_position
+    return found
 
 
 def matches(tokens: Tokens) -> list[tuple[int, int]]:

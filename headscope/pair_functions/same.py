@@ -17,42 +17,42 @@ def _other(pairs: Pairs) -> Flags:
 @pair_function("same-word")
 def other_subword_of_the_word(pairs: Pairs) -> Flags:
     """The other pieces of its word."""
-    return (pairs.q("word") == pairs.k("word")) & _other(pairs)
+    return pairs.equal("word") & _other(pairs)
 
 
 @pair_function("same-token")
 def same_token(pairs: Pairs) -> Flags:
     """The same token elsewhere."""
-    return (pairs.q("ids") == pairs.k("ids")) & _other(pairs)
+    return pairs.equal("ids") & _other(pairs)
 
 
 @pair_function("same-token-earlier")
 def same_token_earlier(pairs: Pairs) -> Flags:
     """The same token earlier."""
-    return (pairs.q("ids") == pairs.k("ids")) & (pairs.key_position < pairs.position)
+    return pairs.equal("ids") & (pairs.key_position < pairs.position)
 
 
 @pair_function("same-lemma", parsed=True)
 def same_lemma(pairs: Pairs) -> Flags:
     """Another form of its word."""
-    other_word = pairs.q("word") != pairs.k("word")
-    return (pairs.q("lemma") == pairs.k("lemma")) & (pairs.q("lemma") != "") & other_word
+    other_word = ~pairs.equal("word")
+    return pairs.equal("lemma") & pairs.keys_that(pairs.key.lemma != "") & other_word
 
 
 @pair_function("same-class", parsed=True)
 def same_class(pairs: Pairs) -> Flags:
     """Other words of its class."""
-    return (pairs.q("tag") == pairs.k("tag")) & (pairs.q("word") != pairs.k("word"))
+    return pairs.equal("tag") & ~pairs.equal("word")
 
 
 @pair_function("copy", sites=frozenset({Site.CROSS}))
 def copy(pairs: Pairs) -> Flags:
     """The same string in the source."""
     letters = np.array([any(map(str.isalnum, text)) for text in pairs.key.text])
-    return (pairs.q("text") == pairs.k("text")) & pairs.keys_that(letters)
+    return pairs.equal("text") & pairs.keys_that(letters)
 
 
 @pair_function("other-text", sites=SELF)
 def other_text_of_the_pair(pairs: Pairs) -> Flags:
     """The other text of the pair."""
-    return pairs.q("segment") != pairs.k("segment")
+    return ~pairs.equal("segment")

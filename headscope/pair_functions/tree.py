@@ -11,20 +11,20 @@ from headscope.description.tokens import Flags, Pairs
 @pair_function("parent", parsed=True)
 def parent(pairs: Pairs) -> Flags:
     """The word that its word depends on."""
-    return (pairs.q("parent") == pairs.k("word")) & (pairs.k("word") >= 0)
+    return pairs.equal("parent", "word") & pairs.keys_that(pairs.key.word >= 0)
 
 
 @pair_function("child", parsed=True)
 def child(pairs: Pairs) -> Flags:
     """Words that depend on its word."""
-    return (pairs.k("parent") == pairs.q("word")) & (pairs.q("word") >= 0)
+    return pairs.equal("word", "parent") & pairs.keys_that(pairs.key.parent >= 0)
 
 
 @pair_function("sibling", parsed=True)
 def sibling(pairs: Pairs) -> Flags:
     """Words that depend on the same word."""
-    same = (pairs.q("parent") == pairs.k("parent")) & (pairs.q("parent") >= 0)
-    return same & (pairs.q("word") != pairs.k("word"))
+    same = pairs.equal("parent") & pairs.keys_that(pairs.key.parent >= 0)
+    return same & ~pairs.equal("word")
 
 
 @pair_function("root", parsed=True)

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from headscope.analyses.explained import add_tests
+from headscope.bootstrap import Bootstrap
 from headscope.description.features import FEATURES
 from headscope.description.loglinear import Description, fitted, loss_and_gradient, with_pairs
 from headscope.description.mass import Masses, functions_for, masses
+from headscope.description.sample import Laid
 from headscope.description.shares import Explained, explained
+from headscope.engine.base import AnalysisReport
+from headscope.engine.evidence.labels import LabelTests
 from headscope.heads import Site
 from tests.makers import handmade
 from tests.oracles import loglinear
@@ -27,8 +32,12 @@ BEFORE, SINK, MIXTURE, SUBJECT, SAME, PARENT, EVEN = range(len(RULES))
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[Explained, Masses]:
-    laid = handmade.laid(handmade.sample(RULES, sentences=120))
+def laid() -> Laid:
+    return handmade.laid(handmade.sample(RULES, sentences=120))
+
+
+@pytest.fixture(scope="module")
+def found(laid: Laid) -> tuple[Explained, Masses]:
     its = explained(laid)
     functions = functions_for(Site.ENCODER_SELF, [pairs for part in laid.pairs for pairs in part])
     return its, masses(laid, functions, its.position)
@@ -94,6 +103,17 @@ def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_e
         steps=60,
     )
     assert torch.allclose(loss(alone, slice(1, 2)), loss(together, everyone)[1:], rtol=1e-3)
+
+
+def test_labels_of_heads_made_by_hand(laid: Laid, found: tuple[Explained, Masses]) -> None:
+    tests, report = LabelTests(20), AnalysisReport()
+    bootstrap = Bootstrap(seed=1, replicates=99)
+    rows = add_tests(tests, found[1], laid, found[0].sentences, bootstrap, Site.ENCODER_SELF)
+    tests.conclude(report)
+    labels = {head.head: set(names) for head, names in report.labels.items()}
+    assert labels[PARENT] == {"looks:parent"} and "looks:same-token" in labels[SAME]
+    assert labels.keys().isdisjoint({BEFORE, SINK, MIXTURE, EVEN})
+    assert {row["function"] for row in rows} <= {function.name for function in found[1].functions}
 
 
 def test_an_offset_gets_no_second_name(found: tuple[Explained, Masses]) -> None:

@@ -13,4 +13,4 @@ def vowels(pairs: Pairs) -> Flags:
     """A vowel after a vowel."""
     ends = np.array([text[-1:].lower() in set("aeiou") for text in pairs.query.text[pairs.at]])
     begins = np.array([text[:1].lower() in set("aeiou") for text in pairs.key.text])
-    return ends[:, None] & begins[None]
+    return pairs.keys_that(begins) & ends[:, None]
