@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ class ExplainedOptions(LabelOptions):
     """Options of `explained`."""
 
     explained_rows: int = option(
-        4000, "Query rows of each site that descriptions are fitted to and tested on.", metavar="N", minimum=1
+        12_000, "Query rows of each site that descriptions are fitted to and tested on.", metavar="N", minimum=1
     )
     explained_steps: int = option(
         25, "Steps of each of their fits; those of pairs of words take twice as many.", metavar="N", minimum=1
@@ -221,11 +222,12 @@ class ExplainedShares(Analysis):
             self.examples.setdefault(site, Examples()).merge(found)
 
     def signature(self) -> dict[str, str]:
-        names = ",".join(PAIR_FUNCTIONS.names())
+        names = PAIR_FUNCTIONS.names()
+        digest = hashlib.sha1(",".join(names).encode()).hexdigest()[:8]
         return {
             "rows": f"{self.options.explained_rows},steps={self.options.explained_steps}",
             "groups": ",".join(GROUPS),
-            "pairs": names,
+            "pairs": f"{len(names)}:{digest}",
             **({"parse": self.run.parse} if self.run.parse else {}),
             **evidence_signature(self.options),
         }

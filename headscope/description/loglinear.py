@@ -14,7 +14,7 @@ from torch import Tensor
 from headscope.description.minimise import minimise
 
 FAR_BELOW = -1e9
-RIDGE, PAIR_RIDGE = 1e-4, 1e-3
+RIDGE, PAIR_RIDGE = 1e-4, 1e-4
 RANK, STEPS = 16, 25
 PAIR_SCALE = 30.0  # a first guess of the inverse Hessian of U and V
 
