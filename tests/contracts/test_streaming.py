@@ -37,7 +37,7 @@ from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
-OPTIONS = run_options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=2)
+OPTIONS = run_options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=2, explained_steps=1)
 TEXTS = [architecture for architecture in ARCHITECTURES if architecture.task != "picture"]
 EXPLAINED = ("bert", "gpt_oss", "t5")
 """Architectures on which analyses with passes of their own run too, which take most of the time."""
