@@ -28,6 +28,8 @@ def summary(finished: Finished, *, following: bool = True) -> Iterator[Any]:
     study = finished.study
     if study.labels:
         yield _functions(finished)
+    if "explained" in study.heads:
+        yield _explained(finished)
     if study.unsupported:
         yield _unsupported(finished)
     if "importance" in study.tables:
@@ -74,6 +76,25 @@ def _functions(finished: Finished) -> Table:
         shown = ", ".join(map(str, sorted(heads)[:MOST]))
         hidden = f" … {len(heads) - MOST} more" if len(heads) > MOST else ""
         table.add_row(label, str(len(heads)), shown + hidden)
+    return table
+
+
+def _explained(finished: Finished) -> Table:
+    """What explains the most of each head, heads of one group together, with the sentence of the clearest."""
+    from headscope.description.sentences import BY, leading_shares
+
+    title = "what explains the heads (heads.csv has a sentence for each)"
+    table = console.table(("mostly", "heads", "median", "the clearest"), title=title, numbers=RIGHT)
+    groups: dict[str, list[dict[Any, Any]]] = {}
+    for row in finished.study.heads.dropna(subset=["explained"]).to_dict("records"):
+        leading = leading_shares(row)
+        name = BY[leading[0][0]] if leading and row["explained"] >= 0.5 else "only the sentence"
+        groups.setdefault(name, []).append(row)
+    for name, rows in sorted(groups.items(), key=lambda entry: -len(entry[1])):
+        clearest = max(rows, key=lambda row: float(row["explained"]))
+        head = HeadId(Site(clearest["site"]), int(clearest["layer"]), int(clearest["head"]))
+        shares = sorted(float(row["explained"]) for row in rows)
+        table.add_row(name, str(len(rows)), f"{shares[len(shares) // 2]:.2f}", f"{head} {clearest['description']}")
     return table
 
 

@@ -69,7 +69,7 @@ def test_every_block_of_the_page_runs(
     assert names["heads"]["cross.1.5"]["weights"].ndim == 3
     assert len(names["pruned"].heads) == 60 and len(names["each"]) == 9
     printed = capsys.readouterr().out
-    assert "unknown analysis 'confidance'; did you mean 'confidence'?" in printed
+    assert "unknown analysis 'confidance'; did you mean 'confidence'" in printed
     files = {
         "bert",
         "captions",
@@ -190,7 +190,6 @@ ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
                 "export": "remove.export",
             },
             **dict.fromkeys(("keep", "fraction"), "highest.count"),
-            **{name: f"lowest.{name}" for name in ("per_layer", "uniform")},
             **{name: REFIT[name] for name in ("compensate", "sequential", "anchor")},
             **dict.fromkeys((*AFTER, "out", "force", "remove"), "what follows the choice is for hs.prune"),
         },

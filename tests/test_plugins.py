@@ -32,6 +32,9 @@ from headscope.formats.base import FORMATS
 from headscope.model.mixing.base import MIXINGS
 
 assert "one_file" in FORMATS.names() and "neighbour.v1" in MIXINGS.names()
+from headscope.description.pair_function import PAIR_FUNCTIONS
+
+assert "vowels" in PAIR_FUNCTIONS.names()
 """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headscope.data.offsets import Span, fold_characters
 from headscope.data.parses import Parse
@@ -25,12 +25,15 @@ class Aligned:
 
     A unit is the smallest run of surface tokens whose boundaries no subword crosses; `units` lists the
     positions of its subwords, in text order. `relations` are (relation, head unit, dependent unit); `fused`
-    counts those left out because both words are in one unit.
+    counts those left out because both words are in one unit. `tags` and `lemmas` of units are those of their first
+    tokens, empty where the parse has none.
     """
 
     units: list[list[int]]
     relations: list[tuple[str, int, int]]
     fused: int
+    tags: tuple[str, ...] = field(default=(), compare=False)
+    lemmas: tuple[str, ...] = field(default=(), compare=False)
 
 
 def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
@@ -56,7 +59,9 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
         return DISORDER
     ends = [(r.relation, unit_of[r.head], unit_of[r.dependent]) for r in parse.relations]
     between = [end for end in ends if end[1] != end[2]]
-    return Aligned(units, between, len(ends) - len(between))
+    beginning = [parse.tokens[unit_of.index(unit)] for unit in range(len(units))]
+    about = (tuple(token.tag for token in beginning), tuple(token.lemma for token in beginning))
+    return Aligned(units, between, len(ends) - len(between), *about)
 
 
 def _touched(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | None:

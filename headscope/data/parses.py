@@ -24,10 +24,15 @@ IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empt
 
 @dataclass(frozen=True)
 class Token:
-    """One surface token: its character span in the text of its parse."""
+    """One surface token: its character span in the text of its parse; universal tag and lemma where they are known.
+
+    Of a token of several words they are those of the first.
+    """
 
     start: int
     end: int
+    tag: str = field(default="", compare=False)
+    lemma: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,8 @@ class _Word:
     head: int
     relation: str
     token: int  # the surface token that carries it
+    tag: str = ""
+    lemma: str = ""
 
 
 @dataclass
@@ -119,7 +126,9 @@ class _Sentence:
         text, spans = self._locate()
         relations = [Relation(word.relation, self._head(word).token, word.token) for word in self.words if word.head]
         between = tuple(relation for relation in relations if relation.head != relation.dependent)
-        return Parse(text, tuple(Token(*span) for span in spans), between)
+        first = {word.token: word for word in reversed(self.words)}
+        tokens = [Token(*span, first[number].tag, first[number].lemma) for number, span in enumerate(spans)]
+        return Parse(text, tuple(tokens), between)
 
     def _comment(self, line: str) -> None:
         from conllu.parser import parse_comment_line
@@ -141,7 +150,8 @@ class _Sentence:
         if relation in ("", "_"):
             wrong = f"word {identifier} has no relation"
             raise _broken(self.path, number, wrong, "column 8 is a dependency relation such as nsubj")
-        self.words.append(_Word(number, int(head), relation, len(self.forms) - 1))
+        tag, lemma = ("" if cell == "_" else cell for cell in (cells[3], cells[2]))
+        self.words.append(_Word(number, int(head), relation, len(self.forms) - 1, tag, lemma))
 
     def _range(self, number: int, cells: list[str], first: int, last: int) -> None:
         if first != len(self.words) + 1 or first <= self.range_end or last < first:

@@ -26,7 +26,7 @@ PROCESSORS = ("tokenize", "mwt", "pos", "lemma", "depparse")
 OPTIONAL = {"mwt"}  # languages without multiword tokens have no model for them
 LONGEST_TOKEN = 3000  # stanza's own limit, 300 characters, turns a long URL into <UNK>
 LONGEST_LINE = 5000  # the parser needs memory quadratic in the words; such a line fits no model anyway
-CACHE_FORMAT = f"1 {LONGEST_TOKEN} {LONGEST_LINE}"
+CACHE_FORMAT = f"2 {LONGEST_TOKEN} {LONGEST_LINE}"
 
 
 def parse_with_stanza(
@@ -216,7 +216,8 @@ def _merged_parse(line: str, document: Any) -> Parse:
             if not _has_valid_offsets(line, tokens[-1].end if tokens else 0, token):
                 return Parse(line, (), ())
             carrier.update({word.id: len(tokens) for word in token.words})
-            tokens.append(Token(token.start_char, token.end_char))
+            first = token.words[0]
+            tokens.append(Token(token.start_char, token.end_char, first.upos or "", first.lemma or ""))
         for word in sentence.words:
             if word.head and carrier[word.head] != carrier[word.id]:
                 relations.append(Relation(main_type(word.deprel), carrier[word.head], carrier[word.id]))
@@ -294,7 +295,7 @@ class _CacheFile:
             self.stream = tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False)  # noqa: SIM115
 
     def add(self, parse: Parse) -> None:
-        tokens = [(token.start, token.end) for token in parse.tokens]
+        tokens = [(token.start, token.end, token.tag, token.lemma) for token in parse.tokens]
         relations = [(r.relation, r.head, r.dependent) for r in parse.relations]
         row = json.dumps([tokens, relations], separators=(",", ":")).encode() + b"\n"
         self.digest.update(row)

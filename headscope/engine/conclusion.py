@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from headscope.bootstrap import Array, Bootstrap
 from headscope.data.batching import Omissions
+from headscope.description.sentences import descriptions
 from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
 from headscope.engine.declarations import Measure
@@ -44,11 +45,13 @@ def conclude(
     labels = _joined([report.labels for report in reports])
     unsupported = _joined([report.unsupported for report in reports])
     heads = heads_table(_measured(aggregator, layout), reports, labels, unsupported)
+    tables = _tables(reporting, reports)
+    tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
+    if "explained" in heads:
+        heads["description"] = descriptions(heads, tables)
     return AnalysisResult(
         heads=heads,
-        tables=_tables(reporting, reports)
-        | _importances(reporting, heads, sums)
-        | _effects(reporting, heads, sums, bootstrap),
+        tables=tables,
         arrays={name: array for report in reports for name, array in report.arrays.items()},
         labels=labels,
         unsupported=unsupported,

@@ -46,6 +46,8 @@ TOGETHER: dict[str, dict[str, str]] = {
     "valid_labels": {"labels": "a", "compensate": "mean", "source": "c"},
     "source2": {"compensate": "mean", "source": "c"},
     "labels": {"compensate": "mean", "source": "c"},
+    "anchor": {"compensate": "least-squares", "by": "obs"},
+    "check": {"compensate": "auto", "source": "c"},
     "keep_only": {"heads": ""},
     "merge_by": {"heads": "", "merge_kv": "2"},
     "run": {"by": "lrp"},

@@ -51,6 +51,8 @@ OPTIONS = run_options(
     passkey_length=2,
     chg_fits=2,
     chg_steps=2,
+    explained_rows=61,
+    explained_steps=2,
 )
 
 every_analysis = pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,334 @@
+"""What explains a head: position, key tokens, classes, pairs of words, syntax; and what it looks at."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
+from headscope.config import LabelOptions, option
+from headscope.data.corpus import Corpus
+from headscope.description.embeddings import static_embeddings
+from headscope.description.examples import Examples, Sharpest, leading_pairs
+from headscope.description.features import GROUPS
+from headscope.description.mass import Masses, functions_for, masses
+from headscope.description.pair_function import PAIR_FUNCTIONS
+from headscope.description.sample import NUMBERS, Chosen, Laid, Rows, Sampler, SiteSample, lay_out
+from headscope.description.shares import FOLDS, Explained, explained
+from headscope.description.tokens import TokenReader
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
+from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
+from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.significance import above_chance, share_p
+from headscope.formats.base import Checkpoint
+from headscope.heads import Site
+
+MASS, TIMES = 0.5, 2.0
+FEW = 200
+COLUMNS = ("explained", *(f"explained_{group}" for group in GROUPS))
+
+
+@dataclass(frozen=True)
+class ExplainedOptions(LabelOptions):
+    """Options of `explained`."""
+
+    explained_rows: int = option(
+        12_000, "Query rows of each site that descriptions are fitted to and tested on.", metavar="N", minimum=1
+    )
+    explained_steps: int = option(
+        25, "Steps of each of their fits; those of pairs of words take twice as many.", metavar="N", minimum=1
+    )
+
+
+@analysis
+class ExplainedShares(Analysis):
+    """Share of what a head does that a description explains, on sentences that it was not fitted to.
+
+    A description is a log-linear model of the weights, p(k|q) ∝ exp Σ_f θ_f[φ_f(q, k)]. Its groups are added one after
+    the other: *position* (offset in steps, first key, special keys), *token* (each of the 300 most frequent keys, bands
+    of frequency of others), *classes* (class of the query × class of the key: universal tags where there is a parse,
+    else what tokens show; same word, token or lemma), *lexical* (pairs of tokens: (E[q] U)·(E[k] V) of rank 16 over the
+    static input embeddings E, each of length 1), *syntax* (the relation between the two words and its direction, or a
+    common parent; where there is a parse). With U the mean ln of the number of visible keys, H the mean entropy of the
+    weights and CE the cross-entropy of the weights under p, the share is (U − CE) / (U − H): 1 where nothing is left to
+    say, 0 where p is no better than even weights, negative where it is worse. `explained_…` are what each group adds,
+    in this order, `explained` is the share of all; the rest only the sentence can say. Heads whose entropy is within a
+    hundredth of that of even weights have none.
+
+    `--explained-rows` queries are sampled, as many of each sentence; weights on no token (sinks of their own) are left
+    out. Sentences of even and of odd number are each fitted once and held out once; a fifth of those that are fitted to
+    says when to stop. Fits minimise the mean cross-entropy by L-BFGS, each head by itself, with a small ridge.
+
+    Pair functions (`headscope/pair_functions`) say of which pairs something holds. A head is labelled `looks:NAME` if
+    the mean weight on such keys, of queries that see one, is at least 0.5 and twice that of even weights, and if at
+    queries where the key at the best fixed offset (±16) is none of them it is twice that of even weights and twice what
+    the description by position puts there: so that an offset gets no second name. On the evidence of
+    `headscope.engine.evidence.labels`: a test for every head and function, whose p is the largest of the four.
+
+    examples.csv has the queries with the largest weight on a key, one a sentence; token_pairs.csv the pairs of tokens
+    that the lexical part scores highest (score: (E[q] U)·(E[k] V) less its mean over keys), and those whose weight most
+    exceeds what position alone expects (score: their ratio).
+    """
+
+    name = "explained"
+    reads = "rows"
+    order = 66
+    default = False
+    group = "description"
+    summary = "how much of each head position, tokens, classes, word pairs and syntax explain; what it looks at"
+    measures = (
+        Measure("explained", "explained by the description", range=(0, 1)),
+        Measure("explained_position", "explained by position", range=(0, 1)),
+        Measure("explained_token", "added by the key token", range=(0, 1)),
+        Measure("explained_classes", "added by classes", range=(0, 1)),
+        Measure("explained_lexical", "added by pairs of words", range=(0, 1)),
+        Measure("explained_syntax", "added by syntax", range=(0, 1)),
+    )
+    functions = (HeadFunction("looks", "◇", "l", "#882255", "looks at tokens of one kind", order=7),)
+    figures = (
+        AnalysisFigure(
+            "explained",
+            "What explains each head: stacked shares per head and per layer.",
+            "headscope.report.figures.explained:explained_shares",
+        ),
+    )
+    Options = ExplainedOptions
+    sampled = True
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.samples: dict[Site, SiteSample] = {}
+        self.examples: dict[Site, Examples] = {}
+        self.waiting: list[tuple[Site, int, list[Chosen], Tensor, Tensor]] = []
+        self.waiting_sharp: list[tuple[Site, int, Sharpest]] = []
+        self.sentences = 1
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        """Keep the checkpoint, whose vocabulary and embeddings descriptions are made of."""
+        self.checkpoint = checkpoint
+        self.reader = TokenReader.of(checkpoint)
+
+    def read(self, corpus: Corpus) -> None:
+        """How many rows of each sentence are sampled."""
+        self.sentences = max(1, corpus.count)
+
+    def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
+        chosen: list[Chosen] = heads.of_batch.get(f"{heads.site}/described", heads.batch, lambda: self._choose(heads))
+        first, t = heads.first_query, heads.queries.shape[1]
+        numbers = heads.batch.indices.tolist()
+        sharp = Sharpest.of(numbers, heads.max_weight, heads.argmax_position, heads.queries, first)
+        self.waiting_sharp.append((heads.site, heads.layer, sharp))
+        inside = [part._replace(positions=_within(part.positions, first, t)) for part in chosen]
+        inside = [part for part in inside if len(part.positions)]
+        if inside:
+            device = heads.context.device
+            line = torch.cat([torch.full_like(part.positions, part.row) for part in inside]).to(device)
+            at = torch.cat([part.positions for part in inside]).to(device) - first
+            self.waiting.append((heads.site, heads.layer, inside, heads.weights[line, :, at], heads.visible[line, at]))
+        return {"largest_weight": heads.over_queries(heads.max_weight)}
+
+    def _choose(self, heads: HeadBatch) -> list[Chosen]:
+        """The rows of this batch that are kept; what waits of earlier ones is moved off the device."""
+        self._settle()
+        site = heads.site
+        layout = self.checkpoint.layout
+        every = sum(count for (of, _), count in layout.items() if of is site)
+        sample = self.samples.setdefault(site, SiteSample())
+        sampler = Sampler(
+            self.reader,
+            seed=self.run.seed,
+            each=-(-self.options.explained_rows // self.sentences),
+            per_sentence=NUMBERS // (every * min(self.sentences, self.options.explained_rows)),
+            keep_special=self.run.keep_special,
+        )
+        sides = (heads.query_side, heads.key_side)
+        on_cpu = [side.to(torch.device("cpu")) for side in sides]
+        examples = self.examples.setdefault(site, Examples())
+        examples.forget()  # layers of a site see a batch one after the other, so only when the next one comes
+        for row, number in enumerate(heads.batch.indices.tolist()):
+            query, key = (side.ids[row][side.real[row]].numpy() for side in on_cpu)
+            examples.ids[number] = (query, key)
+        return sampler.choose(heads.batch, site, sides, sample)
+
+    def _settle(self) -> None:
+        """Move what was observed of earlier batches to the CPU, and sort it in."""
+        for site, layer, chosen, weights, visible in self.waiting:
+            sizes = [len(part.positions) for part in chosen]
+            parts = zip(weights.float().cpu().split(sizes), visible.cpu().split(sizes), strict=True)
+            for part, (own, seen) in zip(chosen, parts, strict=True):
+                pairs = self.samples[site].tokens[part.number]
+                count = len(pairs.key)
+                rows = Rows(own[..., :count].transpose(1, 2).contiguous(), seen[:, :count].contiguous())  # [n s h]
+                self.samples[site].add(layer, part.number, rows)
+        for site, layer, sharp in self.waiting_sharp:
+            self.examples[site].add(layer, sharp)
+        self.waiting, self.waiting_sharp = [], []
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        self._settle()
+        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
+        columns: dict[str, dict[tuple[Site, int], Estimate]] = {name: {} for name in COLUMNS}
+        tables: dict[str, list[dict[str, Any]]] = {"examples": [], "token_pairs": [], "pair_functions": []}
+        for site, sample in self.samples.items():
+            about = {"site": site.value}
+            tables["examples"] += [about | row for row in self.examples[site].rows(self.reader)]
+            if len(torch.tensor([*sample.tokens]).fmod(FOLDS).unique()) < FOLDS:
+                continue
+            for layers in sample.same_view():
+                laid = lay_out(sample, layers, static_embeddings(self.checkpoint, site))
+                found = explained(laid, steps=self.options.explained_steps)
+                pairs = leading_pairs(laid, found.position, found.pairs, self.reader)
+                tables["token_pairs"] += [about | row for row in pairs]
+                for name, estimates in _estimates(laid, found, aggregates.bootstrap, site).items():
+                    columns[name] |= estimates
+                functions = functions_for(site, [p for part in laid.pairs for p in part])
+                sums = masses(laid, functions, found.position)
+                tables["pair_functions"] += add_tests(tests, sums, laid, found.sentences, aggregates.bootstrap, site)
+        tests.conclude(report)
+        report.columns = [Column(name, estimates) for name, estimates in columns.items() if estimates]
+        report.tables = {name: pd.DataFrame(rows) for name, rows in tables.items() if rows}
+        report.remarks = self._remarks()
+        return report
+
+    def _remarks(self) -> list[str]:
+        remarks = []
+        most = max((len(sample.tokens) for sample in self.samples.values()), default=0)
+        if most < FEW:
+            remarks.append(
+                f"explained: {most} sentences are few; shares on those held out come out lower than from {FEW} or more"
+            )
+        passed = max((sample.passed_over for sample in self.samples.values()), default=0)
+        if passed:
+            remarks.append(f"explained: {passed} sentences are too long to keep rows of their attention")
+        return remarks
+
+    def state(self) -> Any:
+        self._settle()
+        return self.samples, self.examples
+
+    def add_state(self, state: Any) -> None:
+        self._settle()
+        samples, examples = state
+        for site, sample in samples.items():
+            self.samples.setdefault(site, SiteSample()).merge(sample)
+        for site, found in examples.items():
+            self.examples.setdefault(site, Examples()).merge(found)
+
+    def signature(self) -> dict[str, str]:
+        names = PAIR_FUNCTIONS.names()
+        digest = hashlib.sha1(",".join(names).encode()).hexdigest()[:8]
+        return {
+            "rows": f"{self.options.explained_rows},steps={self.options.explained_steps}",
+            "groups": ",".join(GROUPS),
+            "pairs": f"{len(names)}:{digest}",
+            **({"parse": self.run.parse} if self.run.parse else {}),
+            **evidence_signature(self.options),
+        }
+
+
+def _within(positions: Tensor, first: int, count: int) -> Tensor:
+    return positions[(positions >= first) & (positions < first + count)]
+
+
+def _split(laid: Laid, site: Site) -> list[tuple[tuple[Site, int], slice]]:
+    """Where the heads of each layer are."""
+    ends = np.cumsum([count for _, count in laid.layers]).tolist()
+    return [((site, layer), slice(end - count, end)) for (layer, count), end in zip(laid.layers, ends, strict=True)]
+
+
+def _estimates(
+    laid: Laid, found: Explained, bootstrap: Bootstrap, site: Site
+) -> dict[str, dict[tuple[Site, int], Estimate]]:
+    """Shares of every group, and of all of them, at each layer."""
+    estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
+    before = torch.zeros_like(found.room)
+    parts = {}
+    for group, gained in found.gained.items():
+        parts[f"explained_{group}"] = gained - before
+        before = gained
+    parts["explained"] = before
+    for name, gained in parts.items():
+        for place, heads in _split(laid, site):
+            sums = GroupSums()
+            sums.add(found.sentences, Ratio(gained[:, heads], found.room[:, heads]))
+            estimates.setdefault(name, {})[place] = bootstrap.ratio(sums)
+    return estimates
+
+
+def add_tests(
+    tests: LabelTests, sums: Masses, laid: Laid, sentences: Tensor, bootstrap: Bootstrap, site: Site
+) -> list[dict[str, Any]]:
+    """A test of every head and pair function; lines of pair_functions.csv."""
+    lines: list[dict[str, Any]] = []
+    if not sums.functions:
+        return lines
+    labels = np.array([f"looks:{function.name}" for function in sums.functions], dtype=object)
+    count, hard_count = sums.count.double(), sums.hard_count.double()
+    for place, heads in _split(laid, site):
+        mass, hard, position = (part[:, heads].double() for part in (sums.mass, sums.hard_mass, sums.hard_position))
+        even, hard_even = (part.double().expand_as(mass) for part in (sums.even, sums.hard_even))
+        group_sums = GroupSums()
+        group_sums.add(sentences, Ratio(mass, count))
+        value = bootstrap.ratio(group_sums)
+        p = [
+            share_p(mass, count.expand_as(mass), threshold=MASS),
+            above_chance(mass, even, count.expand_as(mass), threshold=0, times=TIMES)[0],
+            *(
+                above_chance(hard, chance, hard_count.expand_as(mass), threshold=0, times=TIMES)[0]
+                for chance in (hard_even, position)
+            ),
+        ]
+        means = {
+            "even": (even.sum(0) / count.sum(0)).numpy(),
+            **{
+                name: (part.sum(0) / hard_count.sum(0)).numpy()
+                for name, part in (("hard_mass", hard), ("hard_even", hard_even), ("hard_position", position))
+            },
+        }
+        with np.errstate(invalid="ignore"):
+            hard_chance = np.fmax(means["hard_even"], means["hard_position"])
+            better = (value.value >= TIMES * means["even"]) & (means["hard_mass"] >= TIMES * hard_chance)
+        tests.add(
+            place,
+            "pair_mass",
+            np.broadcast_to(labels, value.value.shape),
+            value,
+            np.max(p, axis=0),
+            threshold=np.where(better, MASS, np.inf),
+            counts=count,
+            baseline=np.fmax(means["even"], hard_chance),
+        )
+        lines += _lines(place, sums, value, means)
+    return lines
+
+
+def _lines(
+    place: tuple[Site, int], sums: Masses, value: Estimate, means: Mapping[str, np.ndarray[Any, Any]]
+) -> list[dict[str, Any]]:
+    """Lines of pair_functions.csv at one site and layer: every function that a query meets, every head."""
+    counts, hard = sums.count.sum((0, 1)).long().tolist(), sums.hard_count.sum((0, 1)).long().tolist()
+    return [
+        {
+            "layer": place[1],
+            "site": place[0].value,
+            "head": head,
+            "function": function.name,
+            "mass": value.value[head, number],
+            "mass_low": value.low[head, number],
+            "mass_high": value.high[head, number],
+            **{name: mean[head, number] for name, mean in means.items()},
+            "offset": sums.offset[number],
+            "queries": counts[number],
+            "hard_queries": hard[number],
+        }
+        for number, function in enumerate(sums.functions)
+        if counts[number]
+        for head in range(len(value.value))
+    ]

@@ -1,0 +1,214 @@
+"""Examples of what heads look at: their sharpest queries, and pairs of tokens that stand out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.description.loglinear import Tables
+from headscope.description.sample import Laid
+from headscope.description.tokens import Numbers, TokenReader
+
+MOST, WINDOW = 5, 24
+LEAST_COUNT, LEAST_WEIGHT = 5, 0.1
+LEAST_SEEN = 2
+
+
+class Sharpest(NamedTuple):
+    """The sharpest query of every sentence of a batch, by head: weights, positions of query and key, each [b h]."""
+
+    numbers: list[int]
+    weight: Tensor
+    query: Tensor
+    key: Tensor
+
+    @classmethod
+    def of(cls, numbers: list[int], maximum: Tensor, place: Tensor, queries: Tensor, first: int) -> Sharpest:
+        """Of the largest weights [b h t] on keys that count, and their places [b h t]; `queries` [b t] count."""
+        weight, query = maximum.masked_fill(~queries[:, None], -1.0).max(dim=-1)  # [b h]
+        return cls(numbers, weight, query + first, place.gather(-1, query[..., None])[..., 0])
+
+
+Entry = tuple[float, int, int, int]
+"""Minus a weight, the number of a sentence, positions of the query and of the key."""
+
+
+@dataclass
+class Examples:
+    """The sharpest queries of each head of a site, one a sentence, and the ids of the sentences that they are in."""
+
+    best: dict[tuple[int, int], list[Entry]] = field(default_factory=dict)
+    ids: dict[int, tuple[Numbers, Numbers]] = field(default_factory=dict)
+
+    def add(self, layer: int, found: Sharpest) -> None:
+        """Take in a batch."""
+        weight, query, key = (part.float().cpu().double().numpy() for part in found[1:])  # float32 ties whatever rounds
+        for head in range(weight.shape[1]):
+            kept = self.best.setdefault((layer, head), [])
+            least = kept[-1][0] if len(kept) == MOST else 0.0
+            for row in np.flatnonzero(-weight[:, head] <= least):
+                if weight[row, head] > 0:
+                    kept.append(
+                        (-float(weight[row, head]), found.numbers[row], int(query[row, head]), int(key[row, head]))
+                    )
+            self.best[layer, head] = _leading(kept)
+
+    def forget(self) -> None:
+        """Keep the ids of those sentences only that an example is of."""
+        used = {number for kept in self.best.values() for _, number, _, _ in kept}
+        self.ids = {number: both for number, both in self.ids.items() if number in used}
+
+    def merge(self, other: Examples) -> None:
+        """Take in those of other sentences."""
+        for at, entries in other.best.items():
+            self.best[at] = _leading([*self.best.get(at, []), *entries])
+        self.ids |= other.ids
+        self.forget()
+
+    def rows(self, reader: TokenReader) -> list[dict[str, Any]]:
+        """Lines of examples.csv."""
+        found: list[dict[str, Any]] = []
+        for (layer, head), kept in sorted(self.best.items()):
+            for rank, (weight, number, query, key) in enumerate(kept, start=1):
+                queries, keys = self.ids[number]
+                found.append(
+                    {
+                        "layer": layer,
+                        "head": head,
+                        "rank": rank,
+                        "sentence": number,
+                        "weight": -weight,
+                        "query": reader.shown(int(queries[query])),
+                        "key": reader.shown(int(keys[key])),
+                        "query_position": query,
+                        "key_position": key,
+                        "query_text": window(reader, queries, query),
+                        "key_text": window(reader, keys, key),
+                    }
+                )
+        return found
+
+
+def _leading(entries: list[Entry]) -> list[Entry]:
+    """The sharpest entries, the best of each sentence."""
+    of_sentence: dict[int, Entry] = {}
+    for entry in sorted(entries):
+        of_sentence.setdefault(entry[1], entry)
+    return sorted(of_sentence.values())[:MOST]
+
+
+def window(reader: TokenReader, ids: Numbers, at: int) -> str:
+    """The tokens around a place, that one in brackets."""
+    start = max(0, at - WINDOW // 2)
+    shown = ids[start : start + WINDOW].tolist()
+    words = [reader.subword(number) for number in shown]
+    words[at - start] = f"[{words[at - start]}]"
+    text = " ".join(words)
+    return ("… " if start else "") + text + (" …" if start + WINDOW < len(ids) else "")
+
+
+@dataclass(frozen=True)
+class TokenPairs:
+    """Sums over all sampled rows of pairs of tokens [u]: weights [u h], those expected from position [u h], counts."""
+
+    query: Numbers
+    key: Numbers
+    weight: Tensor
+    expected: Tensor
+    count: Tensor
+
+
+def token_pairs(laid: Laid, position: Sequence[Tensor], heads: slice) -> TokenPairs:
+    """Every pair of tokens, none of them special, that a sampled query sees; some heads."""
+    stride, plain = len(laid.ids[1]), _plain(laid)
+    numbers = [(block.queries[:, :, None] * stride + block.keys[:, None]) for block in laid.blocks]
+    usable = [
+        block.visible & plain[1][block.keys][:, None] & plain[0][block.queries][..., None] for block in laid.blocks
+    ]
+    flat = torch.cat([number[where] for number, where in zip(numbers, usable, strict=True)])
+    unique, place = flat.unique(return_inverse=True)
+    count = torch.bincount(place, minlength=len(unique))
+    sums = []
+    for parts in ([block.weights for block in laid.blocks], position):
+        values = torch.cat([part[..., heads][where] for part, where in zip(parts, usable, strict=True)])
+        sums.append(torch.zeros(len(unique), values.shape[1]).index_add_(0, place, values))
+    made = unique.numpy()
+    return TokenPairs(made // stride, made % stride, sums[0], sums[1], count)
+
+
+def _plain(laid: Laid) -> tuple[Tensor, Tensor]:
+    """Which rows of the tables of queries and keys are no special tokens."""
+    special: tuple[set[int], set[int]] = (set(), set())
+    for sentences in laid.pairs:
+        for pairs in sentences:
+            special[0].update(pairs.query.ids[pairs.query.special].tolist())
+            special[1].update(pairs.key.ids[pairs.key.special].tolist())
+    first, second = (
+        torch.tensor([number not in odd for number in ids.tolist()]) for ids, odd in zip(laid.ids, special, strict=True)
+    )
+    return first, second
+
+
+def leading_pairs(
+    laid: Laid, position: Sequence[Tensor], lexical: Sequence[Tables], reader: TokenReader
+) -> list[dict[str, Any]]:
+    """Lines of token_pairs.csv: of every head the pairs that the lexical part scores highest, and surprising ones.
+
+    A score is that of both halves' descriptions, averaged, less the query's mean over all keys. Surprising are pairs
+    whose weight most exceeds what position alone gives them.
+    """
+    lines: list[dict[str, Any]] = []
+    start = 0
+    for layer, count in laid.layers:
+        heads = slice(start, start + count)
+        found = token_pairs(laid, position, heads)
+        mean = found.weight / found.count[:, None]
+        lift = torch.where(
+            (found.count[:, None] >= LEAST_COUNT) & (mean >= LEAST_WEIGHT),
+            found.weight / found.expected.clamp(min=1e-6),
+            0.0,
+        )
+        kinds = {"surprising": lift}
+        if lexical:
+            score = torch.stack([_scores(found, tables, heads) for tables in lexical]).mean(dim=0)
+            seen = (found.count >= LEAST_SEEN)[:, None] & (mean >= LEAST_WEIGHT)
+            kinds["lexical"] = torch.where(seen, score, 0.0)
+        for head in range(count):
+            for kind, values in sorted(kinds.items()):
+                lines += _lines(
+                    laid, found, values[:, head], head, reader, {"layer": layer, "head": head, "kind": kind}
+                )
+        start += count
+    return lines
+
+
+def _scores(found: TokenPairs, tables: Tables, heads: slice) -> Tensor:
+    """(E[q] U)·(E[k] V) of pairs [u h], less its mean over keys."""
+    queries, keys = tables[0][:, heads], tables[1][:, heads]
+    keys = keys - keys.mean(dim=0)
+    return (queries[torch.from_numpy(found.query)] * keys[torch.from_numpy(found.key)]).sum(-1)
+
+
+def _lines(
+    laid: Laid, found: TokenPairs, values: Tensor, head: int, reader: TokenReader, about: dict[str, Any]
+) -> list[dict[str, Any]]:
+    order = np.argsort(-values.numpy(), kind="stable")[:MOST]
+    return [
+        {
+            **about,
+            "rank": rank,
+            "query": reader.shown(int(laid.ids[0][found.query[at]])),
+            "key": reader.shown(int(laid.ids[1][found.key[at]])),
+            "score": float(values[at]),
+            "weight": float(found.weight[at, head] / found.count[at]),
+            "expected": float(found.expected[at, head] / found.count[at]),
+            "count": int(found.count[at]),
+        }
+        for rank, at in enumerate(order.tolist(), start=1)
+        if values[at] > 0
+    ]

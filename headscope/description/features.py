@@ -1,0 +1,152 @@
+"""Categories of pairs of a query and a key, in groups that are added one after the other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headscope.description.tokens import Numbers, Pairs, Tokens
+
+NEAR, EDGES = 8, (8, 12, 18, 27, 40, 60, 90, 150, 300)
+OFFSETS = 2 * (NEAR + len(EDGES)) + 1
+FIRST_SPECIAL, LAST_SPECIAL, OTHER_SPECIAL, ITSELF = range(OFFSETS, OFFSETS + 4)
+FREQUENT, BANDS = 300, (1, 2, 4, 8, 16, 32)
+IDENTITIES = ("", "itself", "same word", "same token", "same lemma")
+
+GROUPS = ("position", "token", "classes", "lexical", "syntax")
+"""What a description is made of, in the order in which the groups are added."""
+FEATURES: Mapping[str, tuple[int, ...]] = {
+    "position": (0, 1),
+    "token": (2,),
+    "classes": (3, 4),
+    "lexical": (),
+    "syntax": (5,),
+}
+"""The categorical features of each group, by number; pairs of tokens (`lexical`) have none."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The categories that a sample has: frequent tokens, bands, classes of either side, relations.
+
+    `sizes` [f] are the numbers of categories of each feature.
+    """
+
+    frequent: Mapping[int, int]
+    counts: Mapping[int, int]
+    query_tags: Mapping[str, int]
+    key_tags: Mapping[str, int]
+    relations: Mapping[str, int]
+
+    @classmethod
+    def of(cls, sentences: Sequence[tuple[Tokens, Tokens]]) -> Inventory:
+        """Of queries' and keys' tokens."""
+        counts = Counter(number for _, keys in sentences for number in keys.ids[~keys.special].tolist())
+        ordered = sorted(counts, key=lambda number: (-counts[number], number))[:FREQUENT]
+        relations = (relation for _, keys in sentences for relation in keys.relation)
+        return cls(
+            {number: place for place, number in enumerate(ordered)},
+            counts,
+            _numbered(tag for queries, _ in sentences for tag in queries.tag),
+            _numbered(tag for _, keys in sentences for tag in keys.tag),
+            _numbered(relations),
+        )
+
+    def groups(self) -> tuple[str, ...]:
+        """The groups that there is something of: syntax only where there are relations."""
+        return tuple(group for group in GROUPS if group != "syntax" or any(self.relations))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of categories of every feature."""
+        tags = len(self.query_tags) * len(self.key_tags)
+        return OTHER_SPECIAL + 2, 2, FREQUENT + len(BANDS) + 2, tags, len(IDENTITIES), 2 * len(self.relations) + 3
+
+    def features(self, pairs: Pairs) -> Numbers:
+        """The categories [f n s] of pairs, counted through over all features."""
+        parts = (
+            _position(pairs),
+            _first(pairs),
+            self._token(pairs),
+            self._classes(pairs),
+            _identity(pairs),
+            self._relation(pairs),
+        )
+        starts = np.cumsum((0, *self.sizes[:-1]))
+        shape = (len(pairs.at), len(pairs.key))
+        return np.stack([np.broadcast_to(part, shape) + start for part, start in zip(parts, starts, strict=True)])
+
+    def _token(self, pairs: Pairs) -> Numbers:
+        special = FREQUENT + len(BANDS) + 1
+
+        def category(number: int, odd: bool) -> int:
+            if odd:
+                return special
+            found = self.frequent.get(number)
+            return FREQUENT + int(np.digitize(self.counts.get(number, 0), BANDS)) if found is None else found
+
+        entries = zip(pairs.key.ids.tolist(), pairs.key.special.tolist(), strict=True)
+        return np.array([category(*entry) for entry in entries])[None]
+
+    def _classes(self, pairs: Pairs) -> Numbers:
+        queries = np.array([self.query_tags[tag] for tag in pairs.query.tag[pairs.at]])
+        keys = np.array([self.key_tags[tag] for tag in pairs.key.tag])
+        found: Numbers = queries[:, None] * len(self.key_tags) + keys[None]
+        return found
+
+    def _relation(self, pairs: Pairs) -> Numbers:
+        """0: none; 1: a sibling; then relations from dependent to head, then those from head to dependent."""
+        if not pairs.same_side:
+            return np.zeros((1, 1), dtype=np.int64)
+        names, count = self.relations, len(self.relations)
+        numbers = np.array([names[relation] for relation in pairs.key.relation])
+        own, word, other = pairs.q("word"), pairs.k("word"), pairs.k("parent")
+        known = (own >= 0) & (word >= 0) & (own != word)
+        sibling = known & (pairs.q("parent") == other) & (other >= 0)
+        down = known & (other == own)
+        up = known & (pairs.q("parent") == word)
+        found = np.where(sibling, 1, 0)
+        found = np.where(down, 2 + count + numbers[None], found)
+        return np.where(up, 2 + numbers[pairs.at][:, None], found)
+
+
+def _numbered(names: Iterable[str]) -> dict[str, int]:
+    return {name: number for number, name in enumerate(sorted(set(names)))}
+
+
+def _position(pairs: Pairs) -> Numbers:
+    """The offset in steps that grow with the distance; special keys by where they are."""
+    offset = pairs.key_position - pairs.position
+    size = np.abs(offset)
+    step = np.where(size <= NEAR, size, NEAR + np.digitize(size, EDGES, right=True))
+    middle = NEAR + len(EDGES)
+    found = middle + np.sign(offset) * step
+    special = pairs.key.special
+    place = np.flatnonzero(special)
+    kinds = np.full(len(special), OTHER_SPECIAL)
+    if len(place) and place[-1] == len(special) - 1:
+        kinds[-1] = LAST_SPECIAL
+    if len(special) and special[0]:
+        kinds[0] = FIRST_SPECIAL
+    found = np.where(special[None], kinds[None], found)
+    return np.where(special[None] & (offset == 0) & pairs.same_side, ITSELF, found)
+
+
+def _first(pairs: Pairs) -> Numbers:
+    first: Numbers = (~pairs.key.special & (np.arange(len(pairs.key)) == 0))[None].astype(np.int64)
+    return first
+
+
+def _identity(pairs: Pairs) -> Numbers:
+    """What a key has in common with the query, neither being special: the first of `IDENTITIES` that holds."""
+    plain = ~pairs.q("special") & ~pairs.k("special")
+    lemma = pairs.q("lemma") == pairs.k("lemma")
+    found = np.where(plain & lemma & (pairs.q("lemma") != ""), 4, 0)
+    if not pairs.same_side:
+        return np.where(plain & (pairs.q("text") == pairs.k("text")), 3, found)
+    found = np.where(plain & (pairs.q("ids") == pairs.k("ids")), 3, found)
+    found = np.where(plain & (pairs.q("word") == pairs.k("word")), 2, found)
+    return np.where(plain & (pairs.position == pairs.key_position), 1, found)

@@ -1,0 +1,225 @@
+"""Log-linear models of attention: p(k|q) ∝ exp(Σ_f θ_f[φ_f(q, k)] + (E[q] U)·(E[k] V)), fitted to weights.
+
+Axes: b sentences of a block, n sampled queries of each, s keys, h heads, f features, r rank, p embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headscope.description.minimise import minimise
+
+FAR_BELOW = -1e9
+RIDGE, PAIR_RIDGE = 1e-4, 1e-4
+RANK, STEPS = 16, 25
+PAIR_SCALE = 30.0  # a first guess of the inverse Hessian of U and V
+
+
+Tables = tuple[Tensor, Tensor]
+"""Numbers of every token as a query [v …] and as a key [v …], such as static embeddings [v p]."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Sampled rows of some sentences of about the same length.
+
+    `weights` [b n s h]; `visible` [b n s], nothing in rows that only fill; `features` [f b n s], numbers of
+    categories that are distinct over all features; `queries` [b n] and `keys` [b s] rows of the tables of embeddings;
+    `counted` [b n] rows that are there; `sentences` [b] their numbers in the corpus.
+    """
+
+    weights: Tensor
+    visible: Tensor
+    features: Tensor
+    queries: Tensor
+    keys: Tensor
+    counted: Tensor
+    sentences: Tensor
+
+    @property
+    def room(self) -> Tensor:
+        """ln(visible keys) less the entropy of the weights, in nats, summed over the rows of each sentence [b h]."""
+        even = self.visible.sum(-1).clamp(min=1).to(self.weights.dtype).log() * self.counted  # [b n]
+        room: Tensor = even.sum(-1)[:, None] - self.entropy
+        return room
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropies of the rows of each sentence, summed [b h]."""
+        entropy: Tensor = -torch.special.xlogy(self.weights, self.weights).sum(dim=(1, 2))
+        return entropy
+
+    def of_heads(self, heads: slice) -> Block:
+        """The same rows, some heads."""
+        return replace(self, weights=self.weights[..., heads])
+
+
+@dataclass(frozen=True)
+class Description:
+    """Parameters of all heads: `theta` [c h] by category, U and V [p h r] of pairs of tokens (None: no such part)."""
+
+    theta: Tensor
+    pairs: tuple[Tensor, Tensor] | None = None
+
+    def projected(self, tables: Tables) -> Tables | None:
+        """E U and E V [v h r] of all tokens, from the embeddings of queries and of keys; None without pairs."""
+        if self.pairs is None:
+            return None
+        made = (
+            (table @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, self.pairs, strict=True)
+        )
+        first, second = made
+        return first, second
+
+    def log_probabilities(self, block: Block, features: Sequence[int], projected: Tables | None) -> Tensor:
+        """ln p [b n s h] from these features and the pairs (`projected`); far below where nothing can be seen."""
+        logits = torch.zeros((), dtype=self.theta.dtype, device=self.theta.device)
+        for feature in features:
+            logits = logits + torch.nn.functional.embedding(block.features[feature], self.theta)
+        if projected is not None:
+            queries, keys = _of_block(block, projected)
+            logits = logits + (queries @ keys.transpose(-1, -2)).permute(0, 2, 3, 1)  # [b h n s]
+        return logits.masked_fill(~block.visible[..., None], FAR_BELOW).log_softmax(dim=2)
+
+    def cross_entropy(self, block: Block, features: Sequence[int], projected: Tables | None) -> Tensor:
+        """−Σ w ln p over the rows of each sentence [b h]."""
+        return -(block.weights * self.log_probabilities(block, features, projected)).sum(dim=(1, 2))
+
+    def flat(self) -> Tensor:
+        """All parameters as [d h]."""
+        parts = [] if self.pairs is None else [part.permute(0, 2, 1).flatten(0, 1) for part in self.pairs]
+        return torch.cat([self.theta, *parts])
+
+    def like(self, flat: Tensor) -> Description:
+        """A description of the same shape from `flat` parameters."""
+        theta, rest = flat.split([len(self.theta), len(flat) - len(self.theta)])
+        if self.pairs is None:
+            return Description(theta)
+        width, heads, rank = self.pairs[0].shape
+        first, second = (part.view(width, rank, heads).permute(0, 2, 1) for part in rest.chunk(2))
+        return Description(theta, (first, second))
+
+
+def _of_block(block: Block, projected: Tables) -> tuple[Tensor, Tensor]:
+    """E[q] U [b h n r] and E[k] V [b h s r]."""
+    queries, keys = projected[0][block.queries], projected[1][block.keys]
+    return queries.transpose(1, 2), keys.transpose(1, 2)
+
+
+def loss_and_gradient(
+    description: Description,
+    blocks: Sequence[Block],
+    features: Sequence[int],
+    rows: Sequence[Tensor],
+    tables: Tables,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Σ −w ln p of chosen rows [h] with its gradient [d h], and that of the other counted rows [h].
+
+    `rows` [b] says of every block's sentences whether they are chosen.
+    """
+    of_theta, projected = torch.zeros_like(description.theta), description.projected(tables)
+    of_tokens = None if projected is None else [torch.zeros_like(part) for part in projected]  # [v h r]
+    loss = torch.zeros(description.theta.shape[1], dtype=of_theta.dtype, device=of_theta.device)
+    watched = loss.clone()
+    for block, chosen in zip(blocks, rows, strict=True):
+        logs = description.log_probabilities(block, features, projected)
+        each = -(block.weights * logs).sum(dim=(1, 2))  # [b h]
+        loss += (each * chosen[:, None]).sum(dim=0)
+        watched += (each * ~chosen[:, None]).sum(dim=0)
+        error = logs.exp_().sub_(block.weights)  # [b n s h]
+        error *= (chosen[:, None] & block.counted)[:, :, None, None]
+        flat = error.flatten(0, 2)
+        for feature in features:
+            of_theta.index_add_(0, block.features[feature].flatten(), flat)
+        if projected is not None and of_tokens is not None:
+            queries, keys = _of_block(block, projected)
+            by_head = error.permute(0, 3, 1, 2)  # [b h n s]
+            changes = (by_head @ keys, by_head.transpose(-1, -2) @ queries)  # [b h n r], [b h s r]
+            for sums, tokens, change in zip(of_tokens, (block.queries, block.keys), changes, strict=True):
+                sums.index_add_(0, tokens.flatten(), change.transpose(1, 2).flatten(0, 1))
+    if of_tokens is None:
+        return loss, of_theta, watched
+    made = (
+        (table.T @ part.flatten(1)).view(-1, *part.shape[1:]) for table, part in zip(tables, of_tokens, strict=True)
+    )
+    first, second = made
+    return loss, Description(of_theta, (first, second)).flat(), watched
+
+
+def fitted(
+    start: Description,
+    blocks: Sequence[Block],
+    features: Sequence[int],
+    rows: Sequence[Tensor],
+    tables: Tables,
+    *,
+    steps: int = STEPS,
+    ridge: float = RIDGE,
+    pair_ridge: float = PAIR_RIDGE,
+) -> Description:
+    """Minimise the mean cross-entropy of chosen rows plus a ridge; the step is kept at which the others' is least.
+
+    Where all rows are chosen it is the last step.
+    """
+    number = sum(float((chosen[:, None] & block.counted).sum()) for block, chosen in zip(blocks, rows, strict=True))
+    flat = start.flat()
+    watching = any(bool((~chosen).any()) for chosen in rows)
+    penalty = torch.full_like(flat[:, :1], pair_ridge)
+    penalty[: len(start.theta)] = ridge
+
+    def evaluate(parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        loss, gradient, watched = loss_and_gradient(start.like(parameters), blocks, features, rows, tables)
+        ridged = 0.5 * (penalty * parameters.square()).sum(dim=0)
+        value = loss / number + ridged
+        return value, gradient / number + penalty * parameters, watched if watching else value
+
+    scale = torch.full_like(penalty, PAIR_SCALE)
+    scale[: len(start.theta)] = 1 / (_mass(start.theta, blocks, features, rows) / number + 1e-2)
+    best, _ = minimise(evaluate, flat, scale=scale, steps=steps)
+    return start.like(best)
+
+
+def _mass(theta: Tensor, blocks: Sequence[Block], features: Sequence[int], rows: Sequence[Tensor]) -> Tensor:
+    """The even weight that falls on each category [c 1], summed over chosen rows."""
+    mass = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device)
+    for block, chosen in zip(blocks, rows, strict=True):
+        even = block.visible / block.visible.sum(-1, keepdim=True).clamp(min=1) * chosen[:, None, None]
+        for feature in features:
+            mass.index_add_(0, block.features[feature].flatten(), even.flatten().to(mass.dtype))
+    return mass[:, None]
+
+
+def with_pairs(
+    description: Description,
+    blocks: Sequence[Block],
+    features: Sequence[int],
+    rows: Sequence[Tensor],
+    tables: Tables,
+    *,
+    rank: int = RANK,
+) -> Description:
+    """The same with a part for pairs of tokens that begins where the loss falls fastest.
+
+    U and V are the leading singular vectors of the gradient with respect to U Vᵀ at zero: nothing is drawn, and two
+    heads with the same weights come out the same.
+    """
+    heads, number = description.theta.shape[1], 0.0
+    onto = torch.zeros(
+        len(tables[0]), heads, tables[1].shape[1], dtype=description.theta.dtype, device=tables[0].device
+    )
+    for block, chosen in zip(blocks, rows, strict=True):
+        error = block.weights - description.log_probabilities(block, features, None).exp_()
+        error *= (chosen[:, None] & block.counted)[:, :, None, None]
+        moved = error.transpose(-1, -2) @ tables[1][block.keys][:, None]  # [b n h s] [b 1 s p]
+        onto.index_add_(0, block.queries.flatten(), moved.flatten(0, 1))
+        number += float((chosen[:, None] & block.counted).sum())
+    slope = torch.einsum("vp,vhq->hpq", tables[0], onto) / max(number, 1.0)
+    left, size, right = torch.linalg.svd(slope, full_matrices=False)
+    rank = min(rank, size.shape[1])
+    size = (size[:, :rank] / size[:, :1].clamp(min=1e-12)).sqrt()[:, None]  # [h 1 r]
+    first, second = left[..., :rank] * size, right[:, :rank].transpose(-1, -2) * size  # [h p r]
+    return Description(description.theta, (first.transpose(0, 1), second.transpose(0, 1)))

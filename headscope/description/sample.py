@@ -1,0 +1,210 @@
+"""Sampled rows of attention of a corpus, some of each sentence, and blocks of them for fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.data.alignment import Aligned
+from headscope.data.encoded import Batch, Side
+from headscope.description.features import Inventory
+from headscope.description.loglinear import Block, Tables
+from headscope.description.tokens import Numbers, Pairs, TokenReader
+from headscope.heads import SITES, Site
+
+NUMBERS = 2**27
+"""Weights of a site that are kept, all layers together: half a gigabyte."""
+BLOCK = 2**21
+"""Weights of one block."""
+
+
+class Rows(NamedTuple):
+    """Sampled rows of one sentence at one layer: weights [n s h] and visible keys [n s]."""
+
+    weights: Tensor
+    visible: Tensor
+
+
+class Chosen(NamedTuple):
+    """The queries that are sampled of one sentence of a batch: its number, its row, positions [n] in the batch."""
+
+    number: int
+    row: int
+    positions: Tensor
+
+
+@dataclass
+class SiteSample:
+    """What is kept of one site: the tokens of both sides of every sentence, sampled positions, rows by layer."""
+
+    tokens: dict[int, Pairs] = field(default_factory=dict)
+    rows: dict[int, dict[int, Rows]] = field(default_factory=dict)
+    passed_over: int = 0
+
+    def add(self, layer: int, number: int, rows: Rows) -> None:
+        """Rows of one sentence at one layer; of long ones, one block of queries after the other."""
+        known = self.rows.setdefault(layer, {}).get(number)
+        if known is not None:
+            rows = Rows(torch.cat([known.weights, rows.weights]), torch.cat([known.visible, rows.visible]))
+        self.rows[layer][number] = rows
+
+    def merge(self, other: SiteSample) -> None:
+        """Take in the sample of other sentences."""
+        self.tokens |= other.tokens
+        for layer, rows in other.rows.items():
+            self.rows.setdefault(layer, {}).update(rows)
+        self.passed_over += other.passed_over
+
+    def same_view(self) -> list[list[int]]:
+        """Layers that see the same keys, together."""
+        groups: list[list[int]] = []
+        for layer in sorted(self.rows):
+            for group in groups:
+                if _alike(self.rows[group[0]], self.rows[layer]):
+                    group.append(layer)
+                    break
+            else:
+                groups.append([layer])
+        return groups
+
+
+def _alike(one: dict[int, Rows], other: dict[int, Rows]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n].visible, other[n].visible) for n in one)
+
+
+@dataclass
+class Sampler:
+    """Chooses query rows: `each` of a sentence, fewer of long ones, the same whatever the batches."""
+
+    reader: TokenReader
+    seed: int
+    each: int
+    per_sentence: int
+    keep_special: bool
+
+    def choose(self, batch: Batch, site: Site, sides: tuple[Side, Side], sample: SiteSample) -> list[Chosen]:
+        """The sampled queries of every sentence of a batch, whose tokens are put into the sample."""
+        on_cpu = tuple(side.to(torch.device("cpu")) for side in sides)
+        chosen = []
+        for row, number in enumerate(batch.indices.tolist()):
+            found = self._positions(on_cpu, row, (number, SITES.index(site)))
+            if found is None:
+                sample.passed_over += 1
+            elif len(found):
+                aligned = batch.aligned[row] if batch.aligned else None
+                parses = [aligned if side is batch.source else None for side in sides]
+                sample.tokens[number] = self._pairs(sides, on_cpu, row, found, parses)
+                chosen.append(Chosen(number, row, found))
+        return chosen
+
+    def _positions(self, sides: Sequence[Side], row: int, draw: tuple[int, int]) -> Tensor | None:
+        """Sorted positions [n]; None for a sentence whose rows are too long to keep any."""
+        queries, keys = (side.real[row] & ~(side.special[row] & (not self.keep_special)) for side in sides)
+        places = queries.nonzero()[:, 0]
+        if not len(places) or not keys.any():
+            return places[:0]
+        count = min(self.each, len(places), self.per_sentence // int(sides[1].real[row].sum()))
+        if not count:
+            return None
+        order = np.random.default_rng([self.seed, *draw]).permutation(len(places))[:count]
+        return places[torch.from_numpy(np.sort(order))]
+
+    def _pairs(
+        self,
+        sides: Sequence[Side],
+        on_cpu: Sequence[Side],
+        row: int,
+        positions: Tensor,
+        parses: Sequence[Aligned | None],
+    ) -> Pairs:
+        query = self.reader.tokens(on_cpu[0], row, parses[0])
+        key = query if sides[0] is sides[1] else self.reader.tokens(on_cpu[1], row, parses[1])
+        rank = on_cpu[0].real[row].cumsum(0) - 1
+        return Pairs(query, key, rank[positions].numpy())
+
+
+@dataclass(frozen=True)
+class Laid:
+    """The blocks of a sample at layers that see the same keys; `pairs` has the sentences of every block.
+
+    `tables` are the static embeddings of query and key tokens, `ids` the tokens of their rows.
+    """
+
+    blocks: list[Block]
+    pairs: list[list[Pairs]]
+    tables: Tables
+    ids: tuple[Numbers, Numbers]
+    layers: list[tuple[int, int]]
+    inventory: Inventory
+
+    @property
+    def heads(self) -> int:
+        """All heads of these layers."""
+        return sum(heads for _, heads in self.layers)
+
+
+Embeddings = Callable[[Numbers], Tensor]
+"""Ids [v] → static embeddings [v p] of unit length."""
+
+
+def lay_out(sample: SiteSample, layers: Sequence[int], embeddings: tuple[Embeddings, Embeddings]) -> Laid:
+    """Blocks of sentences of about the same length, in an order that does not depend on batches."""
+    rows = [sample.rows[layer] for layer in layers]
+    numbers = sorted(rows[0], key=lambda number: (len(sample.tokens[number].key), number))
+    sentences = [sample.tokens[number] for number in numbers]
+    inventory = Inventory.of([(pairs.query, pairs.key) for pairs in sentences])
+    ids = tuple(np.unique(np.concatenate(parts)) for parts in zip(*map(_ids, sentences), strict=True))
+    heads = [(layer, next(iter(found.values())).weights.shape[-1]) for layer, found in zip(layers, rows, strict=True)]
+    groups = list(_groups(numbers, sentences, sum(count for _, count in heads)))
+    blocks = [_block(group, sample.tokens, rows, inventory, (ids[0], ids[1])) for group in groups]
+    tables = (embeddings[0](ids[0]), embeddings[1](ids[1]))
+    kept = [[sample.tokens[number] for number in group] for group in groups]
+    return Laid(blocks, kept, tables, (ids[0], ids[1]), heads, inventory)
+
+
+def _ids(pairs: Pairs) -> tuple[Numbers, Numbers]:
+    return pairs.query.ids[pairs.at], pairs.key.ids
+
+
+def _groups(numbers: Sequence[int], sentences: Sequence[Pairs], heads: int) -> Iterator[list[int]]:
+    group: list[int] = []
+    longest = 0
+    for number, pairs in zip(numbers, sentences, strict=True):  # sorted: the last one is the longest
+        longest = max(longest, len(pairs.at))
+        if group and (len(group) + 1) * longest * len(pairs.key) * heads > BLOCK:
+            yield group
+            group, longest = [], len(pairs.at)
+        group.append(number)
+    if group:
+        yield group
+
+
+def _block(
+    numbers: Sequence[int],
+    tokens: dict[int, Pairs],
+    rows: Sequence[dict[int, Rows]],
+    inventory: Inventory,
+    ids: tuple[Numbers, Numbers],
+) -> Block:
+    b, n, s = len(numbers), max(len(tokens[k].at) for k in numbers), max(len(tokens[k].key) for k in numbers)
+    heads = sum(next(iter(found.values())).weights.shape[-1] for found in rows)
+    weights = torch.zeros(b, n, s, heads)
+    visible, counted = torch.zeros(b, n, s, dtype=torch.bool), torch.zeros(b, n, dtype=torch.bool)
+    features = np.zeros((len(inventory.sizes), b, n, s), dtype=np.int64)
+    queries, keys = np.zeros((b, n), dtype=np.int64), np.zeros((b, s), dtype=np.int64)
+    for line, number in enumerate(numbers):
+        pairs, found = tokens[number], [of_layer[number] for of_layer in rows]
+        q, k = len(pairs.at), len(pairs.key)
+        weights[line, :q, :k] = torch.cat([part.weights for part in found], dim=-1)
+        visible[line, :q, :k], counted[line, :q] = found[0].visible, True
+        features[:, line, :q, :k] = inventory.features(pairs)
+        queries[line, :q] = np.searchsorted(ids[0], pairs.query.ids[pairs.at])
+        keys[line, :k] = np.searchsorted(ids[1], pairs.key.ids)
+    weights = weights / weights.sum(dim=2, keepdim=True).clamp(min=1e-12)  # those of sinks without a token apart
+    made, asking, seen = (torch.from_numpy(part) for part in (features, queries, keys))
+    return Block(weights, visible, made, asking, seen, counted, torch.tensor(numbers))

@@ -1,0 +1,229 @@
+"""The tokens of one side of a sentence as descriptions and pair functions see them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from headscope.data.alignment import Aligned
+from headscope.data.encoded import Side
+from headscope.formats.base import Checkpoint
+
+Strings = npt.NDArray[np.object_]
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Values = npt.NDArray[Any]
+Marks = Literal["", "▁", "Ġ", "##", "@@", "</w>"]
+
+BEFORE: tuple[Marks, ...] = ("▁", "Ġ", "##")
+AFTER: tuple[Marks, ...] = ("@@", "</w>")
+SPECIAL, PIECE = "special", "piece"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Real tokens [n] of one side of a sentence.
+
+    `text` without the tokenizer's marks; `word` is the number of the word, −1 of special tokens; `starts` says which
+    begin one. `tag` is the universal tag where there is a parse, else what the token shows (`shape`); `lemma` the
+    lemma, else the word in lower case. `parent` is the number of the word that the word depends on (−1: none),
+    `relation` how. `segment` numbers the texts of a pair. `parsed` says whether there is a parse.
+    """
+
+    ids: Numbers
+    special: Flags
+    text: Strings
+    starts: Flags
+    word: Numbers
+    tag: Strings
+    lemma: Strings
+    parent: Numbers
+    relation: Strings
+    segment: Numbers
+    parsed: bool
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Queries at some positions [n] of one side, and all keys [s] of one (the same side in self attention)."""
+
+    query: Tokens
+    key: Tokens
+    at: Numbers
+
+    @property
+    def same_side(self) -> bool:
+        """Whether this is self attention."""
+        return self.query is self.key
+
+    def q(self, name: str) -> Values:
+        """What queries have [n 1], by its name in `Tokens`."""
+        values: Values = getattr(self.query, name)[self.at][:, None]
+        return values
+
+    def k(self, name: str) -> Values:
+        """What keys have [1 s]."""
+        values: Values = getattr(self.key, name)[None]
+        return values
+
+    def equal(self, of_query: str, of_key: str = "") -> Flags:
+        """Where what queries have equals what keys have (the same, unless a second name is given) [n s]."""
+        equal: Flags = self.q(of_query) == self.k(of_key or of_query)
+        return equal
+
+    @property
+    def position(self) -> Numbers:
+        """Positions of queries [n 1]."""
+        return self.at[:, None]
+
+    @property
+    def key_position(self) -> Numbers:
+        """Positions of keys [1 s]."""
+        return np.arange(len(self.key))[None]
+
+    def keys_that(self, holds: Flags) -> Flags:
+        """A condition on keys [s] as one on pairs [n s]."""
+        return np.broadcast_to(holds, (len(self.at), len(self.key)))
+
+
+@dataclass
+class TokenReader:
+    """Makes `Tokens` of ids; knows how the tokenizer of a checkpoint marks words."""
+
+    checkpoint: Checkpoint
+    texts: dict[int, str]
+    marks: Marks
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> TokenReader:
+        """With the marks that most subwords of the vocabulary have."""
+        plain = checkpoint.plain_ids()
+        texts = {number: text or "" for number, text in zip(plain, checkpoint.subwords(plain), strict=True)}
+        return cls(checkpoint, texts, marks_of(list(texts.values())))
+
+    def subword(self, number: int) -> str:
+        """A subword as the tokenizer has it."""
+        if number not in self.texts:
+            try:
+                self.texts[number] = self.checkpoint.subwords([number])[0] or ""
+            except IndexError:  # of a vocabulary of its own
+                self.texts[number] = f"[{number}]"
+        return self.texts[number]
+
+    def shown(self, number: int) -> str:
+        """A subword without marks."""
+        return bare(self.subword(number), self.marks) or self.subword(number)
+
+    def tokens(self, side: Side, row: int, aligned: Aligned | None) -> Tokens:
+        """The real tokens of a row of a side that is on the CPU."""
+        real = side.real[row]
+        ids, special = side.ids[row][real].numpy(), side.special[row][real].numpy()
+        segment = np.zeros(len(ids), dtype=np.int64) if side.segments is None else side.segments[row][real].numpy()
+        subwords = [self.subword(number) for number in ids.tolist()]
+        text = np.array([bare(subword, self.marks) for subword in subwords], dtype=object)
+        starts = word_starts(subwords, special, self.marks)
+        places = real.nonzero()[:, 0].tolist()
+        return _with_words(ids, special, text, starts, segment, aligned, {at: n for n, at in enumerate(places)})
+
+
+def _with_words(
+    ids: Numbers,
+    special: Flags,
+    text: Strings,
+    starts: Flags,
+    segment: Numbers,
+    aligned: Aligned | None,
+    number_of: dict[int, int],
+) -> Tokens:
+    n = len(ids)
+    word = np.where(special, -1, np.cumsum(starts) - 1)
+    shapes = [shape(piece, bool(start)) for piece, start in zip(text, starts, strict=True)]
+    tag = np.array([SPECIAL if odd else of for odd, of in zip(special, shapes, strict=True)], dtype=object)
+    parent, relation = np.full(n, -1), np.full(n, "", dtype=object)
+    if aligned is not None:
+        word = np.full(n, -1)
+        for unit, places in enumerate(aligned.units):
+            at = [number_of[place] for place in places if place in number_of]
+            word[at] = unit
+            starts[at] = [number == 0 for number in range(len(at))]
+            if unit < len(aligned.tags) and aligned.tags[unit]:
+                tag[at] = aligned.tags[unit]
+        for name, head, dependent in reversed(aligned.relations):
+            parent[word == dependent], relation[word == dependent] = head, name
+    lemma = _lemmas(text, word, aligned)
+    return Tokens(ids, special, text, starts, word, tag, lemma, parent, relation, segment, aligned is not None)
+
+
+def _lemmas(text: Strings, word: Numbers, aligned: Aligned | None) -> Strings:
+    """The lemma of the word of each token [n]; without one, the word in lower case."""
+    spelled: dict[int, str] = {}
+    for piece, number in zip(text, word.tolist(), strict=True):
+        spelled[number] = spelled.get(number, "") + piece.lower()
+    if aligned is not None:
+        spelled |= {number: lemma.lower() for number, lemma in enumerate(aligned.lemmas) if lemma}
+    spelled[-1] = ""
+    return np.array([spelled[number] for number in word.tolist()], dtype=object)
+
+
+def marks_of(subwords: Sequence[str]) -> Marks:
+    """How a vocabulary marks words: by what begins or ends at least a twentieth of its subwords."""
+    counts: Counter[Marks] = Counter()
+    for subword in subwords:
+        for mark in BEFORE:
+            counts[mark] += subword.startswith(mark)
+        for mark in AFTER:
+            counts[mark] += subword.endswith(mark)
+    mark, count = counts.most_common(1)[0] if counts else ("", 0)
+    return mark if count * 20 >= max(len(subwords), 1) else ""
+
+
+def bare(subword: str, marks: Marks) -> str:
+    """A subword without the mark."""
+    if not marks:
+        return subword
+    return subword.removesuffix(marks) if marks in AFTER else subword.removeprefix(marks)
+
+
+def word_starts(subwords: Sequence[str], special: Flags, marks: Marks) -> Flags:
+    """Which subwords [n] begin a word; what is no letter or digit is a word of its own."""
+    starts, open_word = np.zeros(len(subwords), dtype=bool), False
+    for number, subword in enumerate(subwords):
+        if special[number]:
+            open_word = False
+            continue
+        goes_on = {
+            "": False,
+            "##": subword.startswith("##"),
+            "▁": open_word and not subword.startswith("▁"),
+            "Ġ": open_word and not subword.startswith("Ġ"),
+            "@@": open_word,
+            "</w>": open_word,
+        }[marks]
+        text = bare(subword, marks)
+        joins = goes_on and open_word and any(map(str.isalnum, text))
+        starts[number] = not joins
+        open_word = any(map(str.isalnum, text))
+        if marks == "@@":
+            open_word = subword.endswith("@@")
+        if marks == "</w>":
+            open_word = not subword.endswith("</w>")
+    return starts
+
+
+def shape(text: str, starts: bool) -> str:
+    """What a token shows of its class, where no parse says it."""
+    if not any(map(str.isalnum, text)):
+        return "PUNCT"
+    if any(map(str.isdigit, text)):
+        return "NUM"
+    if not starts:
+        return PIECE
+    return "Capital" if text[0].isupper() else "short" if len(text) <= 3 else "long"

@@ -1,0 +1,129 @@
+"""Shares of heads that were made by hand, and fits against plain softmax regression."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headscope.analyses.explained import add_tests
+from headscope.bootstrap import Bootstrap
+from headscope.description.features import FEATURES
+from headscope.description.loglinear import Description, fitted, loss_and_gradient, with_pairs
+from headscope.description.mass import Masses, functions_for, masses
+from headscope.description.sample import Laid
+from headscope.description.shares import Explained, explained
+from headscope.engine.base import AnalysisReport
+from headscope.engine.evidence.labels import LabelTests
+from headscope.heads import Site
+from tests.makers import handmade
+from tests.oracles import loglinear
+
+RULES = (
+    handmade.before,
+    handmade.sink,
+    handmade.mixture,
+    handmade.subject,
+    handmade.same,
+    handmade.parent,
+    handmade.even,
+)
+BEFORE, SINK, MIXTURE, SUBJECT, SAME, PARENT, EVEN = range(len(RULES))
+
+
+@pytest.fixture(scope="module")
+def laid() -> Laid:
+    return handmade.laid(handmade.sample(RULES, sentences=120))
+
+
+@pytest.fixture(scope="module")
+def found(laid: Laid) -> tuple[Explained, Masses]:
+    its = explained(laid)
+    functions = functions_for(Site.ENCODER_SELF, [pairs for part in laid.pairs for pairs in part])
+    return its, masses(laid, functions, its.position)
+
+
+def shares(found: Explained) -> dict[str, np.ndarray]:
+    room = found.room.sum(0)
+    return {group: (gained.sum(0) / room).numpy() for group, gained in found.gained.items()}
+
+
+def test_heads_made_by_hand_are_explained_by_what_they_follow(found: tuple[Explained, Masses]) -> None:
+    its = shares(found[0])
+    for head in (BEFORE, SINK, MIXTURE):
+        assert its["position"][head] == pytest.approx(1, abs=0.02)
+    assert its["token"][SAME] < 0.8 and its["classes"][SAME] == pytest.approx(1, abs=0.02)
+    for head in (SUBJECT, PARENT):
+        assert its["lexical"][head] < 0.9 and its["syntax"][head] == pytest.approx(1, abs=0.02)
+    assert np.isnan(its["syntax"][EVEN])
+
+
+def test_position_alone_explains_what_plain_regression_finds() -> None:
+    """Held-out shares of position beside those of softmax regression that is fitted for long, without a ridge."""
+    made = handmade.sample((handmade.subject, handmade.mixture), sentences=80)
+    laid = handmade.laid(made)
+    expected = loglinear.held_out_shares(laid, FEATURES["position"])
+    assert shares(explained(laid))["position"] == pytest.approx(expected, abs=0.02)
+
+
+def test_gradients_are_those_of_autograd() -> None:
+    laid = handmade.laid(handmade.sample(RULES, sentences=7, dtype=torch.float64), width=5)
+    blocks = [loglinear.in_double(block) for block in laid.blocks]
+    tables = (laid.tables[0].double(), laid.tables[1].double())
+    features, rows = [0, 2, 4], [block.sentences % 3 > 0 for block in blocks]
+    start = Description(torch.zeros(sum(laid.inventory.sizes), len(RULES), dtype=torch.float64))
+    description = with_pairs(start, blocks, features, rows, tables, rank=3)
+    flat = description.flat() + 0.1 * torch.randn(description.flat().shape, generator=torch.Generator().manual_seed(2))
+    loss, gradient, watched = loss_and_gradient(description.like(flat), blocks, features, rows, tables)
+    variable = flat.clone().requires_grad_()
+    expected = loglinear.losses(description.like(variable), blocks, features, rows, tables)
+    assert torch.allclose(loss, expected[0]) and torch.allclose(watched, expected[1])
+    assert torch.allclose(gradient, torch.autograd.grad(expected[0].sum(), variable)[0], atol=1e-10)
+
+
+def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_each_other() -> None:
+    laid = handmade.laid(handmade.sample((handmade.mixture, handmade.subject), sentences=30))
+    features, rows = [0, 1], [torch.ones(len(block.sentences), dtype=torch.bool) for block in laid.blocks]
+    start = Description(torch.zeros(sum(laid.inventory.sizes), 2))
+
+    def loss(description: Description, heads: slice) -> torch.Tensor:
+        blocks = [block.of_heads(heads) for block in laid.blocks]
+        return loss_and_gradient(description, blocks, features, rows, laid.tables)[0]
+
+    everyone = slice(None)
+    together = fitted(start, laid.blocks, features, rows, laid.tables, steps=60)
+    least = loglinear.least_loss(laid, features)
+    assert (loss(together, everyone) / least).numpy() == pytest.approx(1, abs=0.01)
+    alone = fitted(
+        Description(start.theta[:, 1:]),
+        [block.of_heads(slice(1, 2)) for block in laid.blocks],
+        features,
+        rows,
+        laid.tables,
+        steps=60,
+    )
+    assert torch.allclose(loss(alone, slice(1, 2)), loss(together, everyone)[1:], rtol=1e-3)
+
+
+def test_labels_of_heads_made_by_hand(laid: Laid, found: tuple[Explained, Masses]) -> None:
+    tests, report = LabelTests(20), AnalysisReport()
+    bootstrap = Bootstrap(seed=1, replicates=99)
+    rows = add_tests(tests, found[1], laid, found[0].sentences, bootstrap, Site.ENCODER_SELF)
+    tests.conclude(report)
+    labels = {head.head: set(names) for head, names in report.labels.items()}
+    assert labels[PARENT] == {"looks:parent"} and "looks:same-token" in labels[SAME]
+    assert labels.keys().isdisjoint({BEFORE, SINK, MIXTURE, EVEN})
+    assert {row["function"] for row in rows} <= {function.name for function in found[1].functions}
+
+
+def test_an_offset_gets_no_second_name(found: tuple[Explained, Masses]) -> None:
+    """At queries where the best fixed offset is wrong a head that follows an offset has nothing on its keys."""
+    sums = found[1]
+    names = [function.name for function in sums.functions]
+    mass = (sums.mass.sum(0) / sums.count.sum(0)).numpy()
+    hard = (sums.hard_mass.sum(0) / sums.hard_count.sum(0)).numpy()
+    position = (sums.hard_position.sum(0) / sums.hard_count.sum(0)).numpy()
+    assert mass[PARENT, names.index("parent")] == pytest.approx(1) == hard[PARENT, names.index("parent")]
+    assert position[PARENT, names.index("parent")] < 0.3
+    assert mass[SAME, names.index("same-token")] == pytest.approx(1)
+    assert np.nanmax(hard[BEFORE] - 2 * position[BEFORE]) <= 0

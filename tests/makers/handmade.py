@@ -1,0 +1,106 @@
+"""Heads made by hand: sentences with trees, and weights that follow a rule exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.description.sample import Laid, Rows, SiteSample, lay_out
+from headscope.description.tokens import Pairs, Tokens
+
+Rule = Callable[[Tokens, int], dict[int, float]]
+"""Weights on keys by position, of the query at a position; what is missing to 1 goes to the first token."""
+TAGS = ("NOUN", "VERB", "DET", "ADJ", "PUNCT")
+START, END = 101, 102
+
+
+def sentence(draw: np.random.Generator, *, least: int = 5, most: int = 13) -> Tokens:
+    """A start, words, an end; each word but the root depends on another one."""
+    n = int(draw.integers(least, most))
+    words = draw.integers(0, 29, size=n)
+    ids = np.array([START, *words, END])
+    order = draw.permutation(n)
+    parent, relation = np.full(n, -1), draw.choice(["nsubj", "obj", "det"], size=n).astype(object)
+    for rank in range(1, n):
+        parent[order[rank]] = order[draw.integers(rank)]
+    relation[order[0]] = ""
+    ends = np.array([True, *[False] * n, True])
+    return Tokens(
+        ids,
+        ends,
+        np.array(["[S]", *(f"w{word}" for word in words), "[E]"], dtype=object),
+        ~ends,
+        np.array([-1, *range(n), -1]),
+        np.array(["special", *(TAGS[word % 5] for word in words), "special"], dtype=object),
+        np.array(["", *(f"w{word}" for word in words), ""], dtype=object),
+        np.array([-1, *parent, -1]),
+        np.array(["", *relation, ""], dtype=object),
+        np.zeros(n + 2, dtype=np.int64),
+        True,
+    )
+
+
+def sample(rules: Sequence[Rule], *, sentences: int, seed: int = 3, dtype: torch.dtype = torch.float32) -> SiteSample:
+    """Every word of so many sentences as a query, a head for each rule, all in layer 0."""
+    draw, made = np.random.default_rng(seed), SiteSample()
+    for number in range(sentences):
+        tokens = sentence(draw)
+        at = np.flatnonzero(~tokens.special)
+        weights = torch.zeros(len(at), len(tokens), len(rules), dtype=dtype)
+        for head, rule in enumerate(rules):
+            for row, place in enumerate(at.tolist()):
+                found = rule(tokens, place)
+                for key, weight in found.items():
+                    weights[row, key, head] += weight
+                weights[row, 0, head] += 1 - sum(found.values())
+        made.tokens[number] = Pairs(tokens, tokens, at)
+        made.add(0, number, Rows(weights, torch.ones(len(at), len(tokens), dtype=torch.bool)))
+    return made
+
+
+def laid(made: SiteSample, *, width: int = 17) -> Laid:
+    """Blocks of a sample, with embeddings that are drawn."""
+    table = torch.nn.functional.normalize(torch.randn(103, width, generator=torch.Generator().manual_seed(1)), dim=1)
+
+    def embeddings(ids: np.ndarray) -> Tensor:
+        return table[torch.from_numpy(ids)]
+
+    return lay_out(made, [0], (embeddings, embeddings))
+
+
+def before(tokens: Tokens, place: int) -> dict[int, float]:
+    return {place - 1: 1.0}
+
+
+def sink(tokens: Tokens, place: int) -> dict[int, float]:
+    return {}
+
+
+def mixture(tokens: Tokens, place: int) -> dict[int, float]:
+    return {place - 1: 0.6}
+
+
+def subject(tokens: Tokens, place: int) -> dict[int, float]:
+    """All weight on the word's subjects, where it has any."""
+    own = (tokens.parent == tokens.word[place]) & (tokens.relation == "nsubj")
+    found = np.flatnonzero(own)
+    return {int(key): 1 / len(found) for key in found}
+
+
+def same(tokens: Tokens, place: int) -> dict[int, float]:
+    """All weight on other occurrences of the token, where there are any."""
+    found = [key for key in np.flatnonzero(tokens.ids == tokens.ids[place]).tolist() if key != place]
+    return {key: 1 / len(found) for key in found}
+
+
+def parent(tokens: Tokens, place: int) -> dict[int, float]:
+    """All weight on the word that the word depends on."""
+    found = np.flatnonzero(tokens.word == tokens.parent[place])
+    return {int(found[0]): 1.0} if tokens.parent[place] >= 0 else {}
+
+
+def even(tokens: Tokens, place: int) -> dict[int, float]:
+    return dict.fromkeys(range(len(tokens)), 1 / len(tokens))
