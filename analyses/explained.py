@@ -89,9 +89,9 @@ class ExplainedShares(Analysis):
         Measure("explained_token", "added by the key token", range=(0, 1)),
         Measure("explained_classes", "added by classes", range=(0, 1)),
         Measure("explained_lexical", "added by pairs of words", range=(0, 1)),
-        Measure("explained_syntax", "added by syntax", range=(0, 1)),
+        Measure("explained_syntax", "added by syntax", range=(0, 1), needs="parse"),
     )
-    functions = (HeadFunction("looks", "◇", "l", "#882255", "looks at tokens of one kind", order=7),)
+    functions = (HeadFunction("looks", "◇", "l", "#bb9944", "looks at tokens of one kind", order=7),)
     figures = (
         AnalysisFigure(
             "explained",

@@ -47,7 +47,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
 
     screen = console.out()
     proof = removed.verified
-    columns = ("before", "after", "less")
+    columns = ("before", "after", "less, faster")
     table = console.table(["", *columns], _quality_rows(removed), numbers=columns, whole=columns)
     table.columns[0].overflow = "fold"
     for title, name in _SIZES.items():
@@ -58,7 +58,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         title = f"{timing.what}, {timing.sentences} sentence{'s' if timing.sentences > 1 else ''}, "
         title += "tokens/s" if timing.tokens else "ms"
         values = [timing.tokens / each if timing.tokens else 1e3 * each for each in (timing.before, timing.after)]
-        ratio = f"{timing.speedup:.2f} × faster ({timing.least:.2f}–{timing.most:.2f})"
+        ratio = f"{timing.speedup:.2f}× ({timing.least:.2f}–{timing.most:.2f})"
         table.add_row(title, *(f"{value:,.2f}" for value in values), ratio)
     screen.print(table)
     merges = merge_counts(removed.removal)
@@ -110,10 +110,11 @@ def _performance_table(compensated: Compensated, change: str) -> Table:
     performance, choice = compensated.performance, compensated.choice
     objective = performance["intact"].objective
     other = "" if choice is None else choice.masked.check.objective
-    columns = {"representation": "cosine to the intact model"}.get(objective, objective), "worse than intact by"
+    columns = {"representation": "cosine to the intact model"}.get(objective, objective), "worse by"
     more = ("on other text" if other == objective else f"{other} on other text", "worse by")
     numbers = (*columns, *(more if choice is not None else ()))
-    table = console.table(["", *numbers], numbers=numbers, whole=("",))
+    table = console.table(["", *numbers], numbers=numbers)
+    table.columns[0].overflow = "fold"
     table.add_row("intact", *_numbers(performance["intact"]))
     if choice is None:
         table.add_row(change, *_numbers(performance["removed"]))

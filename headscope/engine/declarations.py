@@ -43,7 +43,7 @@ class Measure:
 
     `keep` says which heads stay when heads are ranked by the column, those with the "highest" values or with the
     "lowest", and `why` completes "the others are removed first, as …". An empty `keep` is a column without an agreed
-    direction, which the user has to give.
+    direction, which the user has to give. `needs` is what the column needs beside what its analysis does.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Measure:
     keep: Literal["", "highest", "lowest"] = ""
     why: str = ""
     signed: bool = False
+    needs: str = ""
 
     def __post_init__(self) -> None:
         if not self.cmap:
@@ -308,7 +309,9 @@ def rankable_columns(*, parsed: bool = False) -> dict[str, Measure]:
     """The columns of heads.csv that `prune rank` can measure; `parsed` with those that need parses."""
     lacking = {"contrast"} if parsed else {"contrast", "parse"}
     columns = measured_columns().items()
-    return {name: measure for name, (analysis, measure) in columns if analysis.needs.isdisjoint(lacking)}
+    return {
+        name: measure for name, (analysis, measure) in columns if lacking.isdisjoint({*analysis.needs, measure.needs})
+    }
 
 
 def criterion_names() -> list[str]:

@@ -46,7 +46,7 @@ TOGETHER: dict[str, dict[str, str]] = {
     "valid_labels": {"labels": "a", "compensate": "mean", "source": "c"},
     "source2": {"compensate": "mean", "source": "c"},
     "labels": {"compensate": "mean", "source": "c"},
-    "anchor": {"compensate": "least-squares", "by": "obs"},
+    "anchor": {"compensate": "least-squares", "by": "obs", "source": "c", "target": "d"},
     "check": {"compensate": "auto", "source": "c"},
     "keep_only": {"heads": ""},
     "merge_by": {"heads": "", "merge_kv": "2"},

@@ -211,7 +211,7 @@ def test_faithfulness_tries_the_criteria_of_one_pass_too() -> None:
     checkpoint, corpus = speakers.checkpoint("marian"), speakers.corpus("marian")
     context = ScoringContext(checkpoint, corpus)
     scores = scores_by_criteria(context)
-    assert set(scores) == {"flap", "obs", "obs-task", "output-norm", "wanda"}
+    assert set(scores) == {"flap", "layer-drop", "obs", "obs-task", "output-norm", "wanda"}
     for name, of_heads in scores.items():
         assert of_heads == CRITERIA.get(name)().scores(ScoringContext(checkpoint, corpus))
     table = pd.DataFrame([{"site": head.site.value, "layer": head.layer, "head": head.head} for head in scores["obs"]])
