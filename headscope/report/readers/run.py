@@ -38,6 +38,7 @@ COLUMNS = {
 TEXTS = (
     *("site", "relation", "direction", "label", "ranking", "order", "metric", "measure", "missing"),
     *("token", "lacks"),
+    *("kind", "query", "key", "query_text", "key_text", "description"),
 )
 
 
