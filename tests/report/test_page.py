@@ -17,6 +17,8 @@ import pandas as pd
 import pytest
 
 import headscope as hs
+from headscope.engine.declarations import measure_of
+from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.rank_correlation import ranked
 from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
@@ -344,6 +346,21 @@ def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path)
     page = study.report(tmp_path / "page.html")
     data = json.loads(Elements(page.read_text(encoding="utf-8")).inside["data"])["analyses"][0]
     assert len(data["examples"]["sentences"]) == 2
+
+
+def test_functions_stand_beside_importances(run: Path) -> None:
+    assert gather([run])["analyses"][0]["importance"]["functions"] == {}
+    heads = load_run(run).heads
+    declared = [measure_of(name) for name in ("ablation", "gradient")]
+    table = function_need_table(heads, declared)
+    table.to_csv(run / "importance_functions.csv", index=False)
+    (data,) = gather([run])["analyses"]
+    found = data["importance"]["functions"]
+    assert list(found) == ["ablation", "gradient"]
+    rows = table[table["measure"] == "gradient"]
+    assert [row[:3] for row in found["gradient"]["rows"]] == rows[["kind", "name", "heads"]].values.tolist()
+    said = found["ablation"]["said"]
+    assert said and any(finding[1:] == f"{said[1:]}." for finding in data["findings"])
 
 
 def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
