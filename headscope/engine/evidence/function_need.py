@@ -54,7 +54,8 @@ def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.
         for kind, name, own in members:
             if (own & known).any():
                 about = {"kind": kind, "name": name, "measure": measure.name}
-                rows.append(about | _compared(values, own & known, ~own & known) | _among(first & known, own, known))
+                numbers = _compared(values, own & known, ~own & known) | _among(first & known, own, known)
+                rows.append({**about, **numbers})
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
