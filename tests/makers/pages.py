@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from headscope.engine.declarations import measure_of
+from headscope.engine.evidence.function_need import function_need_table
 from headscope.files.tables import Example, as_arrays
 from tests.makers.runs import Layout, make_run
 
@@ -52,6 +54,14 @@ def add_importance(path: Path, *, seed: int = 1) -> None:
         )
         table[name], table[f"{name}_low"], table[f"{name}_high"] = values, values - scale / 2, values + scale / 2
     table.to_csv(path / "heads.csv", index=False)
+
+
+def add_function_need(path: Path) -> pd.DataFrame:
+    """`importance_functions.csv` of the importances that `add_importance` adds."""
+    heads = pd.read_csv(path / "heads.csv", keep_default_na=False)
+    table = function_need_table(heads, [measure_of(name) for name in ("ablation", "gradient")])
+    table.to_csv(path / "importance_functions.csv", index=False)
+    return table
 
 
 def add_descriptions(path: Path) -> None:

@@ -17,8 +17,6 @@ import pandas as pd
 import pytest
 
 import headscope as hs
-from headscope.engine.declarations import measure_of
-from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.rank_correlation import ranked
 from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
@@ -41,6 +39,7 @@ from tests.makers.pages import (
     PAIRS,
     add_descriptions,
     add_faithfulness,
+    add_function_need,
     add_importance,
     edit_record,
     hostile_run,
@@ -350,10 +349,7 @@ def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path)
 
 def test_functions_stand_beside_importances(run: Path) -> None:
     assert gather([run])["analyses"][0]["importance"]["functions"] == {}
-    heads = load_run(run).heads
-    declared = [measure_of(name) for name in ("ablation", "gradient")]
-    table = function_need_table(heads, declared)
-    table.to_csv(run / "importance_functions.csv", index=False)
+    table = add_function_need(run)
     (data,) = gather([run])["analyses"]
     found = data["importance"]["functions"]
     assert list(found) == ["ablation", "gradient"]

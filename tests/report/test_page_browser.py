@@ -17,6 +17,7 @@ from headscope.report.page.write import write_page
 from tests.makers.pages import (
     add_descriptions,
     add_faithfulness,
+    add_function_need,
     add_importance,
     browser,
     find_browser,
@@ -78,6 +79,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     paths = {name: make_run(folder / name, LAYOUT, seed=seed) for seed, name in enumerate(("first", "second"))}
     add_importance(paths["first"])
+    add_function_need(paths["first"])
     add_descriptions(paths["first"])
     add_faithfulness(paths["first"])
     make_examples(paths["first"], LAYOUT, count=2, length=5)
@@ -221,6 +223,11 @@ def test_importance_faithfulness_comparison_and_the_others(reader: Reader, runs:
     table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
     best = names_of(table)[int(table["ablation"].to_numpy().argmax())]
     assert page.locator("#importance tbody th").first.inner_text() == best
+    need = pd.read_csv(runs["first"] / "importance_functions.csv").query("measure == 'ablation'")
+    functions = page.get_by_label("Functions and ablation").locator("tbody tr")
+    assert functions.locator("th").all_inner_texts() == need["name"].tolist()
+    assert [int(row.locator("td").first.inner_text()) for row in functions.all()] == need["heads"].tolist()
+    assert "heads that ablation needs most" in reader.text("#importance")
     assert (
         "Area between the curves" in reader.text("#faithfulness")
         and page.locator("#faithfulness .chart path").count() == 2

@@ -38,12 +38,13 @@ function importanceOf(data, run, named) {
 function functionNeed(data, measure) {
   const found = data.importance.functions[measure.name];
   if (!found || !found.rows.length) return null;
-  const ends = (low, high) => (low === null ? '' : `${number(low)} to ${number(high)}`);
+  const ends = (low, high) => make('span', { class: 'whole' }, low === null ? '' : `${number(low)} to ${number(high)}`);
   const rows = found.rows.map(([kind, name, heads, mean, low, high, others, difference, least, most, first, of]) => [
-    kind === 'mostly' ? `explained mostly by ${name}` : name, heads, mean, ends(low, high), others, difference, ends(least, most), `${first} of ${of}`]);
+    kind === 'mostly' ? `mostly ${name}` : name, heads, mean, ends(low, high), others, difference, ends(least, most), `${first} of ${of}`]);
   const columns = ['function', 'heads', 'mean', '95 %', 'mean of the others', 'difference', '95 %', 'among those needed most'];
-  return make('div', {}, table(`Functions and ${measure.title}`, columns, rows),
-    make('p', { class: 'quiet' }, `${found.said ? `${found.said[0].toUpperCase()}${found.said.slice(1)}. ` : ''}Intervals take the heads for a sample of heads like them.`));
+  const said = found.said ? `${found.said[0].toUpperCase()}${found.said.slice(1)}.` : '';
+  return make('div', {}, make('h3', {}, 'Do functions predict it?'), said ? make('p', {}, said) : null, table(`Functions and ${measure.title}`, columns, rows),
+    make('p', { class: 'quiet' }, '“Mostly” is what explains the most of a head. Intervals take the heads for a sample of heads like them.'));
 }
 
 /** Spearman's correlations between importances, shaded. */
