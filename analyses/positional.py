@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio, interval, joined
-from headscope.config import LabelOptions
+from headscope.config import PublishedLabelOptions
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
 
@@ -26,7 +26,8 @@ class Positional(Analysis):
     """Share of queries whose largest weight lies at each offset (key − query, in subwords); self attention.
 
     A head is positional if one offset holds at least 90 % of the queries (Voita et al. 2019, §5.1), on the evidence of
-    `headscope.engine.evidence.labels`: one test a head, since no two offsets can hold more than half.
+    `headscope.engine.evidence.labels`: one test a head, since no two offsets can hold more than half. With
+    `--label-rule published` the estimate alone decides, as in the paper.
     Where several offsets tie, `offset` is the smallest; where no query counts, it is no number.
     Offsets beyond ±512 are counted together, as ±513, and are no modal offset.
     Special tokens are left out as queries and as keys. Causal heads have offset 0 as a trivial place at
@@ -62,7 +63,7 @@ class Positional(Analysis):
         ),
     )
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
-    Options = LabelOptions
+    Options = PublishedLabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t = heads.argmax_position.shape
@@ -77,7 +78,7 @@ class Positional(Analysis):
         report = AnalysisReport()
         offset: dict[tuple[Site, int], Estimate] = {}
         share: dict[tuple[Site, int], Estimate] = {}
-        tables, tests = [], LabelTests(self.options.min_instances)
+        tables, tests = [], LabelTests(self.options.min_instances, published=is_published(self.options))
         for site, layer in aggregates.site_layers("offsets"):
             sums = aggregates.sums["offsets", site, layer]
             middle = sums.total.shape[-1] // 2

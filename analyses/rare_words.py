@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
-from headscope.config import LabelOptions
+from headscope.config import PublishedLabelOptions
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.declarations import HeadFunction, Measure
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import above_chance
 
 FREQUENT = 500
@@ -29,7 +29,7 @@ class RareWords(Analysis):
 
     A head is labelled `rare` if at least half of the queries pick one of the two rarest, and twice as many as by chance
     (the paper reports 50 % and more, and sets no threshold), on the evidence of `headscope.engine.evidence.labels`: one
-    test a head, whose p is the larger of both.
+    test a head, whose p is the larger of both. With `--label-rule published` half of the queries are enough.
     """
 
     name = "rare_words"
@@ -45,7 +45,7 @@ class RareWords(Analysis):
     )
     functions = (HeadFunction("rare", "★", "r", "#009e73", "rare: looks at the rarest token", order=3),)
     needs = frozenset({"frequencies"})
-    Options = LabelOptions
+    Options = PublishedLabelOptions
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if heads.key_side is not heads.batch.source or self.run.ranks is None:
@@ -67,13 +67,15 @@ class RareWords(Analysis):
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
         columns = {column.name: column.estimates for column in report.columns}
-        tests = LabelTests(self.options.min_instances)
+        published = is_published(self.options)
+        tests = LabelTests(self.options.min_instances, published=published)
         for site_layer, share in columns.get("rarest_two", {}).items():
             hits, count = aggregates.by_sentence("rarest_two", site_layer)  # [g h], [g 1]
             by_chance, _ = aggregates.by_sentence("rarest_two_chance", site_layer)
             p, threshold = above_chance(hits, by_chance, count, threshold=SHARE, times=TIMES_CHANCE)
             chance = columns["rarest_two_chance"][site_layer].value
-            tests.add(site_layer, "rarest_two", "rare", share, p, threshold=threshold, counts=count, baseline=chance)
+            least = SHARE if published else threshold
+            tests.add(site_layer, "rarest_two", "rare", share, p, threshold=least, counts=count, baseline=chance)
         tests.conclude(report)
         if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")

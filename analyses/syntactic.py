@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio, interval
-from headscope.config import LabelOptions, option
+from headscope.config import PublishedLabelOptions, option
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus
 from headscope.engine.base import (
@@ -26,7 +26,7 @@ from headscope.engine.base import (
     head_ids,
 )
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
-from headscope.engine.evidence.labels import LabelTests, evidence_signature
+from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.rows import max_and_position
 from headscope.heads import HeadId, Site
@@ -39,7 +39,7 @@ DIRECTIONS = {">": "head-to-dependent", "<": "dependent-to-head"}
 
 
 @dataclass(frozen=True)
-class SyntacticOptions(LabelOptions):
+class SyntacticOptions(PublishedLabelOptions):
     """Options of `syntactic`: relations are those of UD 2, without subtypes."""
 
     relations: str = option(
@@ -58,7 +58,8 @@ class Syntactic(Analysis):
     `syntactic_relation` is the one of the largest margin among those that have `--min-instances` (among all where none
     has), the first in the order asked for where several tie. A head is syntactic where it beats the baseline by at
     least 10 points (Voita et al. 2019, §5.2), on the evidence of `headscope.engine.evidence.labels`: a test for every
-    head, relation and direction, of the difference between head and baseline instance by instance.
+    head, relation and direction, of the difference between head and baseline instance by instance. With
+    `--label-rule published` the estimate alone decides, as in the paper.
     `nsubj>` is read from head to dependent, `nsubj<` from dependent to head. UD 2 calls Voita's dobj `obj`.
     """
 
@@ -113,7 +114,7 @@ class Syntactic(Analysis):
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report, tests = AnalysisReport(), LabelTests(self.options.min_instances)
+        report, tests = AnalysisReport(), LabelTests(self.options.min_instances, published=is_published(self.options))
         measured = [self._margins(aggregates, place) for place in aggregates.site_layers("accuracy")]
         for margins in measured:
             margins.test(tests)

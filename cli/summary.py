@@ -81,15 +81,13 @@ def _functions(finished: Finished) -> Table:
 
 def _explained(finished: Finished) -> Table:
     """What explains the most of each head, heads of one group together, with the sentence of the clearest."""
-    from headscope.description.sentences import BY, leading_shares
+    from headscope.description.sentences import mostly
 
     title = "what explains the heads (heads.csv has a sentence for each)"
     table = console.table(("mostly", "heads", "median", "the clearest"), title=title, numbers=RIGHT)
     groups: dict[str, list[dict[Any, Any]]] = {}
     for row in finished.study.heads.dropna(subset=["explained"]).to_dict("records"):
-        leading = leading_shares(row)
-        name = BY[leading[0][0]] if leading and row["explained"] >= 0.5 else "only the sentence"
-        groups.setdefault(name, []).append(row)
+        groups.setdefault(mostly(row), []).append(row)
     for name, rows in sorted(groups.items(), key=lambda entry: -len(entry[1])):
         clearest = max(rows, key=lambda row: float(row["explained"]))
         head = HeadId(Site(clearest["site"]), int(clearest["layer"]), int(clearest["head"]))

@@ -89,6 +89,17 @@ class LabelOptions:
     )
 
 
+@dataclass(frozen=True)
+class PublishedLabelOptions(LabelOptions):
+    """Options of analyses whose labels are those of a paper, with the rule that it gives them by."""
+
+    label_rule: Literal["tested", "published"] = option(
+        "tested",
+        "How positional, syntactic and rare heads are labelled: on tested evidence, or by the estimate alone, as Voita "
+        "et al. (2019) do.",
+    )
+
+
 def check_options(options: Any) -> None:
     """ConfigError for a number of an options class that is out of bounds, and for a word that is none of a Literal."""
     for entry in fields(options):

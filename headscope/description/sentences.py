@@ -29,6 +29,8 @@ WORDS = {
     "rare": "looks at the rarest token",
     "sink": "rests on one place, whatever the query",
 }
+ONLY = "only the sentence"
+"""What explains a head of which a description says less than half."""
 NAMED, MOST_PAIRS = 0.05, 3
 """Groups that add less than this share are not named; so many pairs of words are."""
 
@@ -73,6 +75,15 @@ def leading_shares(row: Mapping[Any, Any]) -> list[tuple[str, float]]:
     """The groups that explain something of a head, with what each adds, the largest first."""
     found = [(group, float(row.get(f"explained_{group}", 0.0))) for group in GROUPS]
     return sorted((part for part in found if part[1] >= NAMED), key=lambda part: -part[1])
+
+
+def mostly(row: Mapping[Any, Any]) -> str:
+    """What explains the most of a head, in words: one group where all explain half of it; "" where that is unknown."""
+    whole = row.get("explained", float("nan"))
+    if whole != whole:
+        return ""
+    leading = leading_shares(row)
+    return BY[leading[0][0]] if leading and whole >= 0.5 else ONLY
 
 
 def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> list[str]:

@@ -11,6 +11,7 @@ from headscope.description.sentences import descriptions
 from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
 from headscope.engine.declarations import Measure
+from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.evidence.labels import evidence_table
 from headscope.engine.evidence.need import Statistics, agreement_table, need_table, resampled_agreement
 from headscope.engine.heads_table import heads_table, stacked
@@ -88,12 +89,17 @@ def _tables(reporting: Sequence[Analysis], reports: Sequence[AnalysisReport]) ->
 
 
 def _importances(reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums) -> dict[str, pd.DataFrame]:
-    """Every importance of every head, and how much they agree; nothing where none was measured."""
+    """Every importance of every head, how much they agree, what functions need; nothing where none was measured."""
     measures, statistics = _of_group("importance", reporting, heads, sums)
     if not measures:
         return {}
     table = need_table(heads, measures, statistics)
-    return {"importance": table, "importance_agreement": agreement_table(heads, measures)}
+    functions = function_need_table(heads, measures)
+    return {
+        "importance": table,
+        "importance_agreement": agreement_table(heads, measures),
+        **({"importance_functions": functions} if len(functions) else {}),
+    }
 
 
 def _effects(

@@ -21,6 +21,9 @@ from headscope.files.reading import is_regular
 
 MOST_BYTES = 1 << 30
 
+MISSING = ["", "nan", "NaN", "NA", "N/A"]
+"""Cells without a number; words that pandas also takes for such ("None", "null") may be tokens."""
+
 
 def read_csv(
     file: Path | TextIO,
@@ -43,7 +46,14 @@ def read_csv(
     if isinstance(file, Path) and not (is_regular(file) and file.stat().st_size <= MOST_BYTES):
         raise error(f"{file_name} is no file of at most {MOST_BYTES:,} bytes{hint}")
     try:
-        table = pd.read_csv(file, dtype=dict.fromkeys(words, str), encoding="utf-8", low_memory=False)
+        table = pd.read_csv(
+            file,
+            dtype=dict.fromkeys(words, str),
+            encoding="utf-8",
+            low_memory=False,
+            keep_default_na=False,
+            na_values=MISSING,
+        )
     except (ValueError, OSError, OverflowError, MemoryError) as failed:  # pandas' own errors are ValueErrors
         raise error(f"{file_name} is malformed ({' '.join(str(failed).split())[:160]}){hint}") from None
     if lacking := [column for column in required if column not in table.columns]:

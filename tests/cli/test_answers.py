@@ -12,6 +12,7 @@ import pytest
 
 import headscope as hs
 from headscope.cli import show
+from headscope.engine.evidence.function_need import function_need_sentence
 from headscope.engine.overview import checkpoint_overview
 from tests.oracles import checkpoints, evidence
 
@@ -40,11 +41,14 @@ def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Pat
     assert len(table) == 72 * 3 and len(pairs) == 3  # magnitude has two columns
     tested = table[table.measure == "ablation"].sort_values("rank")
     best = tested.iloc[0]
-    assert f"by ablation the model needs {best.site}.{best.layer}.{best['head']} (" in rest[-3]
+    assert f"by ablation the model needs {best.site}.{best.layer}.{best['head']} (" in rest[-4]
     zero = int((tested.p_adjusted > 0.05).sum())
-    assert rest[-2].startswith(f"{zero} of 72 heads cannot be told from zero")
+    assert rest[-3].startswith(f"{zero} of 72 heads cannot be told from zero")
     assert evidence.rejected(tested.p.tolist(), 0.05) == {n for n, p in enumerate(tested.p_adjusted) if p <= 0.05}
     assert table[table.measure != "ablation"].p.isna().all()
+    need = pd.read_csv(out / "importance_functions.csv")
+    assert set(need.measure) == set(table.measure) and set(need.name) == {"sink", "no label"}
+    assert "functions by" in shown and rest[-2] == function_need_sentence(need, "ablation")
     assert rest[-1].startswith(f"3 pairs of rankings agree by a median Spearman of {pairs.spearman.median():.2f}")
     words = shlex.split(following)[2:]
     words[words.index("--out") + 1] = str(tmp_path / "pruned")

@@ -154,6 +154,34 @@ def test_random_models_have_no_functions(kind: str, models: int) -> None:
         assert not study.labels, (seed, study.tables["labels"].to_string())
 
 
+@pytest.mark.parametrize("rule", ["tested", "published"])
+def test_published_rules_label_by_the_estimate_alone(rule: str) -> None:
+    study = analyze(
+        tiny.checkpoint("bert", 40),
+        tiny.corpus(0, count=12),
+        analyses=choose_analyses(only=("positional", "syntactic", "rare_words", "sink")),
+        options=run_options(ranks=torch.arange(451, 504), relations="all", min_instances=1, label_rule=rule),
+        replicates=20,
+    )
+    plain: dict[tuple[str, int, int], set[str]] = {}
+    for row in study.heads.to_dict("records"):
+        own = plain.setdefault((row["site"], row["layer"], row["head"]), set())
+        own |= {f"positional:{row['offset']:+.0f}"} if row["offset_share"] >= 0.9 else set()
+        own |= {"rare"} if row["rarest_two"] >= 0.5 else set()
+    for row in study.tables["syntactic"].to_dict("records"):
+        if row["accuracy"] - row["baseline"] >= 0.1:
+            plain[row["site"], row["layer"], row["head"]].add(f"syntactic:{row['label']}")
+    found = {(head.site.value, head.layer, head.head): {*labels} for head, labels in study.labels.items()}
+    if rule == "published":
+        assert any(plain.values()) and found == {head: labels for head, labels in plain.items() if labels}
+        assert not study.unsupported
+    else:
+        assert not found and study.unsupported
+    for name in ("positional", "syntactic", "rare_words"):
+        assert study.signatures[name].get("label-rule") == (rule if rule == "published" else None)
+    assert "labels" in study.signatures["sink"]
+
+
 def test_differences_from_zero_and_agreement_of_ranks() -> None:
     luck = np.random.default_rng(2)
     totals, counts = luck.normal(0.3, 1.0, (40, 3)), 1.0 + luck.poisson(3, (40, 1))

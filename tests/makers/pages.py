@@ -14,6 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from headscope.engine.declarations import measure_of
+from headscope.engine.evidence.function_need import function_need_table
 from headscope.files.tables import Example, as_arrays
 from tests.makers.runs import Layout, make_run
 
@@ -52,6 +54,43 @@ def add_importance(path: Path, *, seed: int = 1) -> None:
         )
         table[name], table[f"{name}_low"], table[f"{name}_high"] = values, values - scale / 2, values + scale / 2
     table.to_csv(path / "heads.csv", index=False)
+
+
+def add_function_need(path: Path) -> pd.DataFrame:
+    """`importance_functions.csv` of the importances that `add_importance` adds."""
+    heads = pd.read_csv(path / "heads.csv", keep_default_na=False)
+    table = function_need_table(heads, [measure_of(name) for name in ("ablation", "gradient")])
+    table.to_csv(path / "importance_functions.csv", index=False)
+    return table
+
+
+def add_descriptions(path: Path) -> None:
+    """What `explained` writes: shares and sentences in heads.csv, examples.csv and token_pairs.csv; words of "None"."""
+    table = pd.read_csv(path / "heads.csv", keep_default_na=False)
+    shares = {"position": 0.5, "token": 0.05, "classes": -0.02, "lexical": 0.2, "syntax": 0.0}
+    table = table.assign(**{f"explained_{group}": share for group, share in shares.items()}, explained=0.73)
+    table.loc[1, "explained"] = 0.3
+    table["description"] = [f"does what head {row} does" if row else HOSTILE for row in range(len(table))]
+    table.to_csv(path / "heads.csv", index=False)
+    places = table[["site", "layer", "head"]].to_dict("records")
+    words = [f"w{place}" for place in range(40)]
+    examples, pairs = [], []
+    for place in places:
+        for rank, (query, key) in enumerate(((3, 5), (30, 2)), start=1):
+            texts = {}
+            for end, at in (("query", query), ("key", key)):
+                start = max(0, at - 12)
+                shown = [f"[{word}]" if number == at else word for number, word in enumerate(words)][start : start + 24]
+                texts[f"{end}_text"] = "… " * (start > 0) + " ".join(shown) + " …"
+            about = {"rank": rank, "sentence": 6, "weight": 0.9, "query": words[query], "key": words[key]}
+            examples.append(place | about | {"query_position": query, "key_position": key} | texts)
+        numbers = {"score": 2.5, "weight": 0.7, "expected": 0.1, "count": 6}
+        pairs += [place | {"kind": kind, "rank": 1, "query": "None", "key": "dog"} | numbers for kind in PAIRS]
+    pd.DataFrame(examples).to_csv(path / "examples.csv", index=False)
+    pd.DataFrame(pairs).to_csv(path / "token_pairs.csv", index=False)
+
+
+PAIRS = ("lexical", "surprising")
 
 
 def add_faithfulness(path: Path) -> None:

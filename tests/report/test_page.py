@@ -21,6 +21,7 @@ from headscope.engine.rank_correlation import ranked
 from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
 from headscope.report.page.analysis import examples_data, pack
+from headscope.report.page.cards import window
 from headscope.report.page.numbers import rounded, spearman, words
 from headscope.report.page.write import (
     SCRIPTS,
@@ -35,7 +36,10 @@ from headscope.report.page.write import (
 from headscope.report.readers.run import RunError, load_run
 from tests.makers.pages import (
     HOSTILE,
+    PAIRS,
+    add_descriptions,
     add_faithfulness,
+    add_function_need,
     add_importance,
     edit_record,
     hostile_run,
@@ -341,3 +345,44 @@ def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path)
     page = study.report(tmp_path / "page.html")
     data = json.loads(Elements(page.read_text(encoding="utf-8")).inside["data"])["analyses"][0]
     assert len(data["examples"]["sentences"]) == 2
+
+
+def test_functions_stand_beside_importances(run: Path) -> None:
+    assert gather([run])["analyses"][0]["importance"]["functions"] == {}
+    table = add_function_need(run)
+    (data,) = gather([run])["analyses"]
+    found = data["importance"]["functions"]
+    assert list(found) == ["ablation", "gradient"]
+    rows = table[table["measure"] == "gradient"]
+    assert [row[:3] for row in found["gradient"]["rows"]] == rows[["kind", "name", "heads"]].values.tolist()
+    said = found["ablation"]["said"]
+    assert said and any(finding[1:] == f"{said[1:]}." for finding in data["findings"])
+
+
+def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
+    assert gather([run])["analyses"][0]["cards"] is None
+    add_descriptions(run)
+    html, data, _ = page_of(run)
+    cards = data["analyses"][0]["cards"]
+    assert cards["sentences"][:2] == [HOSTILE, "does what head 1 does"] and HOSTILE not in html
+    assert cards["shares"][0] == [0.5, 0.05, -0.02, 0.2, 0]
+    assert cards["mostly"][:3] == ["position", "only the sentence", "position"]
+    near, far = cards["examples"]["0"]
+    assert near == {"line": 7, "weight": 0.9, "words": [[f"w{place}" for place in range(9)]], "ends": [[0, 3], [0, 5]]}
+    assert [far["words"][line][place] for line, place in far["ends"]] == ["w30", "w2"] and None in far["words"][0]
+    crossed = cards["examples"][str(len(cards["sentences"]) - 1)][1]
+    assert [crossed["words"][line][place] for line, place in crossed["ends"]] == ["w30", "w2"]
+    assert crossed["words"] == [[f"w{place}" for place in range(27, 34)], [f"w{place}" for place in range(6)]]
+    assert cards["pairs"]["0"] == [[kind, "None", "dog", 2.5, 0.7, 6] for kind in PAIRS]
+
+
+@pytest.mark.parametrize("text, at, found", [
+    ("a [b] c", 1, {0: "a", 1: "b", 2: "c"}),
+    ("[[CLS]] a", 0, {0: "[CLS]", 1: "a"}),
+    ("… " + " ".join(["x"] * 12) + " [y] …", 13, {**dict.fromkeys(range(1, 13), "x"), 13: "y"}),
+    ("… x [y]", 13, {}),  # no window of that place
+    ("a b [c]", 1, {}),
+    ("", 0, {}),
+])  # fmt: skip
+def test_words_of_a_window(text: str, at: int, found: dict[int, str]) -> None:
+    assert window(text, at) == found

@@ -15,7 +15,9 @@ import pytest
 
 from headscope.report.page.write import write_page
 from tests.makers.pages import (
+    add_descriptions,
     add_faithfulness,
+    add_function_need,
     add_importance,
     browser,
     find_browser,
@@ -77,6 +79,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     paths = {name: make_run(folder / name, LAYOUT, seed=seed) for seed, name in enumerate(("first", "second"))}
     add_importance(paths["first"])
+    add_function_need(paths["first"])
+    add_descriptions(paths["first"])
     add_faithfulness(paths["first"])
     make_examples(paths["first"], LAYOUT, count=2, length=5)
     others = [sweep_run(folder / "sweep", LAYOUT), removal_run(folder / "small"), training_run(folder / "train")]
@@ -102,13 +106,35 @@ def reader(opened: Reader) -> Iterator[Reader]:
 def test_sections_and_findings(reader: Reader) -> None:
     titles = reader.page.locator("main h2").all_inner_texts()
     assert titles == [
-        "Findings", "Head maps", "Table of heads", "Importance", "Faithfulness", "Runs compared", "Pruning",
-        "Training", "Measures and runs",
+        "Findings", "Head maps", "Heads in words", "Table of heads", "Importance", "Faithfulness", "Runs compared",
+        "Pruning", "Training", "Measures and runs",
     ]  # fmt: skip
     assert reader.page.locator("nav a").all_inner_texts() == titles
     reader.page.locator("#overview a.head").first.click()
     name = reader.text("#overview a.head >> nth=0")
     assert reader.text("#detail h3") == name
+
+
+def test_a_head_has_a_card_and_all_are_in_words(reader: Reader) -> None:
+    lines = reader.page.locator("#words .inwords > li")
+    assert lines.count() == 15
+    reader.page.get_by_label("Explained mostly by").select_option("only the sentence")
+    assert lines.count() == 1
+    lines.locator("button").click()
+    assert reader.text(".card .said") == "does what head 1 does"
+    shown = [float(width) for width in reader.page.eval_on_selector_all(".card > .shares rect", WIDTHS)]
+    assert shown == pytest.approx([50, 5, 0, 20, 0, 25])  # what a group takes away is not drawn
+    examples = reader.page.locator(".card .example")
+    assert examples.first.get_attribute("aria-label") == "w3 looks at w5, weight 0.9, in line 7"
+    assert examples.first.locator("text").all_text_contents() == [f"w{place}" for place in range(9)]
+    ends = [f"w{place}" for place in (*range(6), *range(27, 34))]
+    assert examples.nth(1).locator("text").all_text_contents() == [*ends[:6], "…", *ends[6:]]
+    assert reader.page.locator(".card .chip").all_text_contents() == ["None → dog"] * 2
+    assert "ablation" in reader.text(".card .needs")
+    reader.page.get_by_label("Explained mostly by").select_option("")
+
+
+WIDTHS = "bars => bars.map(bar => bar.getAttribute('width'))"
 
 
 def test_the_table_is_sorted_by_its_headers(reader: Reader, runs: dict[str, Path]) -> None:
@@ -197,6 +223,11 @@ def test_importance_faithfulness_comparison_and_the_others(reader: Reader, runs:
     table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
     best = names_of(table)[int(table["ablation"].to_numpy().argmax())]
     assert page.locator("#importance tbody th").first.inner_text() == best
+    need = pd.read_csv(runs["first"] / "importance_functions.csv").query("measure == 'ablation'")
+    functions = page.get_by_label("Functions and ablation").locator("tbody tr")
+    assert functions.locator("th").all_inner_texts() == need["name"].tolist()
+    assert [int(row.locator("td").first.inner_text()) for row in functions.all()] == need["heads"].tolist()
+    assert "heads that ablation needs most" in reader.text("#importance")
     assert (
         "Area between the curves" in reader.text("#faithfulness")
         and page.locator("#faithfulness .chart path").count() == 2

@@ -59,9 +59,14 @@ class Evidence:
 
 @dataclass
 class LabelTests:
-    """The tests of one analysis: labels for heads whose evidence suffices, reasons for those whose does not."""
+    """The tests of one analysis: labels for heads whose evidence suffices, reasons for those whose does not.
+
+    With `published` every head whose estimate reaches the threshold has its label, whatever the evidence, which is
+    reported all the same: Voita et al. (2019) label so.
+    """
 
     min_instances: int
+    published: bool = False
     parts: list[Evidence] = field(default_factory=list)
 
     def add(
@@ -117,7 +122,8 @@ class LabelTests:
             for head, cell in sorted(
                 np.argwhere(passing).tolist(), key=lambda at: (at[0], -part.value.value[tuple(at)])
             ):
-                missing = self._missing(part, float(corrected[head, cell]), (head, cell), tests)
+                lacking = self._missing(part, float(corrected[head, cell]), (head, cell), tests)
+                missing = "" if self.published else lacking
                 rows.append(_row(part, (head, cell), float(corrected[head, cell]), tests, missing))
         _label(report, rows)
         return adjusted
@@ -147,8 +153,15 @@ class LabelTests:
         return ""
 
 
+def is_published(options: LabelOptions) -> bool:
+    """Whether labels are given by the rule of the paper that they are of."""
+    return getattr(options, "label_rule", "tested") == "published"
+
+
 def evidence_signature(options: LabelOptions) -> dict[str, str]:
     """How labels were given, for the signature of an analysis."""
+    if is_published(options):
+        return {"label-rule": "published"}
     return {"labels": f"bh{FALSE_DISCOVERIES}(min={options.min_instances},sentences={LEAST_UNITS})"}
 
 

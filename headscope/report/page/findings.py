@@ -164,6 +164,9 @@ def _importance(data: Data) -> Iterator[str]:
     least = ", ".join(f"{names[row]} {_value(measure, row)}" for row in order[::-1][:few])
     yield f"By {measure['title']} the model needs most: {most}."
     yield f"It needs least: {least}."
+    said = (data.get("importance") or {}).get("functions", {}).get(measure["name"], {}).get("said")
+    if said:
+        yield f"{said[0].upper()}{said[1:]}."
     yield from _zero(measure, data.get("importance") or {})
     agreement = median_agreement(data["importance"]) if data.get("importance") else float("nan")
     if np.isfinite(agreement):

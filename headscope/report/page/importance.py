@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from headscope.engine.evidence.function_need import function_need_sentence
 from headscope.report.figures.faithfulness import METRICS
 from headscope.report.page.numbers import rounded, rounded_all, spearman
 from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
@@ -45,7 +46,8 @@ def needed(measure: Data) -> np.ndarray[Any, np.dtype[np.int64]]:
 def importance_data(run: AnalysisRun, data: Data) -> dict[str, Any] | None:
     """Names of the importances and Spearman's correlations of every two; None where the run has none.
 
-    `zero` has, of those that were tested against zero, the adjusted p of every head.
+    `functions` says how much the heads of every function are needed. `zero` has, of those that were tested against
+    zero, the adjusted p of every head.
     """
     measures = importances(data)
     if not measures:
@@ -55,6 +57,31 @@ def importance_data(run: AnalysisRun, data: Data) -> dict[str, Any] | None:
         "measures": [measure["name"] for measure in measures],
         "agreement": [[rounded(spearman(x, y)[0], 3) for y in columns] for x in columns],
         "zero": _tests(run, [measure["name"] for measure in measures]),
+        "functions": _function_need(run, [measure["name"] for measure in measures]),
+    }
+
+
+NEED = (
+    *("heads", "mean", "mean_low", "mean_high", "others_mean", "difference", "difference_low", "difference_high"),
+    *("first", "of_first"),
+)
+
+
+def _function_need(run: AnalysisRun, names: Sequence[str]) -> dict[str, Any]:
+    """Of every importance a sentence, and rows of importance_functions.csv: kind, name, and the numbers of `NEED`."""
+    try:
+        table = run.function_need
+    except MissingTable:
+        return {}
+    return {
+        name: {
+            "said": function_need_sentence(table, name),
+            "rows": [
+                [row["kind"], row["name"], *rounded_all(row[column] for column in NEED)]
+                for row in table[table["measure"] == name].to_dict("records")
+            ],
+        }
+        for name in names
     }
 
 

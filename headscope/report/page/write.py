@@ -20,6 +20,7 @@ from headscope.files.writing import write_atomically
 from headscope.heads import SITES
 from headscope.report.layout.legend import method_style
 from headscope.report.page.analysis import analysis_data, examples_data, functions_present, marks
+from headscope.report.page.cards import cards_data
 from headscope.report.page.findings import compared, findings, pruned, trained
 from headscope.report.page.importance import comparison_data, faithfulness_data, importance_data
 from headscope.report.page.numbers import palettes
@@ -78,6 +79,7 @@ def analysis_report(run: AnalysisRun, examples: Sequence[Example], *, name: str 
     data["importance"] = importance_data(run, data)
     data["faithfulness"] = faithfulness_data(run)
     data["examples"] = examples_data(examples)
+    data["cards"] = cards_data(run)
     data["findings"] = findings(data)
     return data
 
@@ -123,7 +125,19 @@ def title_of(
     return ", ".join(models or names) or "nothing"
 
 
-SCRIPTS = ("core", "charts", "maps", "table", "attention", "detail", "importance", "comparison", "pruning", "start")
+SCRIPTS = (
+    "core",
+    "charts",
+    "maps",
+    "table",
+    "attention",
+    "cards",
+    "detail",
+    "importance",
+    "comparison",
+    "pruning",
+    "start",
+)
 HEAD_NAME = re.compile(rf"\b(?:{'|'.join(site.value for site in SITES)})\.\d+\.\d+\b")
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 ENDINGS = (".html", ".htm")

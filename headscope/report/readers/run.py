@@ -34,10 +34,15 @@ COLUMNS = {
     "heads": (*HEAD_COLUMNS, "functions"),
     "faithfulness": ("ranking", "order", "removed", "share", "metric", "harm", "harm_low", "harm_high"),
     "faithfulness_rankings": ("place", "ranking", "area", "area_low", "area_high", "area_random", "area_random_sd"),
+    "importance_functions": (
+        *("kind", "name", "measure", "heads", "mean", "mean_low", "mean_high", "others", "others_mean"),
+        *("difference", "difference_low", "difference_high", "first", "of_first", "p_first"),
+    ),
 }
 TEXTS = (
     *("site", "relation", "direction", "label", "ranking", "order", "metric", "measure", "missing"),
     *("token", "lacks"),
+    *("kind", "name", "query", "key", "query_text", "key_text", "description"),
 )
 
 
@@ -192,6 +197,11 @@ class AnalysisRun:
     def rankings(self) -> pd.DataFrame:
         """`faithfulness_rankings.csv`: a row per ranking, the best first."""
         return self._filled("faithfulness_rankings")
+
+    @cached_property
+    def function_need(self) -> pd.DataFrame:
+        """`importance_functions.csv`: a row per group of heads and importance."""
+        return self._table("importance_functions", COLUMNS["importance_functions"], "--importance")
 
     def _filled(self, name: str) -> pd.DataFrame:
         """A table of `--faithfulness`, which has a row at least; RunError where it has none."""

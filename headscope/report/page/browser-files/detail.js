@@ -1,4 +1,4 @@
-// The detail of one head: its functions, every measure with its interval, offsets, relations, similar heads, sentences.
+// The detail of one head: its functions, its card, every measure with its interval, offsets, relations, similar heads, sentences.
 
 function buildDetail() {
   const pane = make('aside', { id: 'detail', 'aria-label': 'Detail of the chosen head' });
@@ -9,6 +9,7 @@ function buildDetail() {
     put(pane, make('h3', { tabindex: -1 }, headName(data, row)), make('p', { class: 'chips' }, chips(data.functions[row])),
       make('p', { class: 'controls' }, stepButton('Previous head', -1), stepButton('Next head', 1)),
       data.unsupported[row].length ? make('p', { class: 'quiet' }, `Not enough evidence: ${data.unsupported[row].join(', ')}`) : null,
+      cardPart(data, row),
       part('Where it looks: example sentences', attentionPart(data, row), true),
       data.evidence && data.evidence.rows[row] ? part('Evidence for its labels', evidencePart(data, row), true) : null,
       part('Measures', measuresPart(data, row), true),
@@ -57,7 +58,7 @@ function measuresPart(data, row) {
   });
   const columns = [['measure', null], ['value, 95 %', 'number'], ['on its scale', null], ['place', 'number']];
   const head = make('tr', {}, columns.map(([words, kind]) => make('th', { scope: 'col', class: kind }, words)));
-  const texts = data.texts.filter((text) => text.values[row]).map((text) => make('p', {}, `${text.title}: ${text.values[row]}`));
+  const texts = data.texts.filter((text) => text.values[row] && !(data.cards && text.name === 'description')).map((text) => make('p', {}, `${text.title}: ${text.values[row]}`));
   return make('div', {}, make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Measures of the head' },
     make('table', { class: 'measures' }, make('caption', { class: 'hidden' }, 'Measures of the head'), make('thead', {}, head), make('tbody', {}, rows))), texts);
 }

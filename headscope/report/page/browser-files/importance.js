@@ -25,13 +25,26 @@ function importanceOf(data, run, named) {
     const least = order.slice(-10).reverse();
     put(body, make('p', {}, measure.summary ? `${measure.title}: ${measure.summary}.` : ''), make('div', { class: 'columns' },
       dots('Needed most', most.map(entry), { unit: measure.unit || measure.title }),
-      dots('Needed least', least.map(entry), { unit: measure.unit || measure.title })));
+      dots('Needed least', least.map(entry), { unit: measure.unit || measure.title })), functionNeed(data, measure) || '');
   };
   const picker = choice('Importance', data.importance.measures.map((name) => [name, measureOf(data, name).title]), shown.name,
     (value) => { shown.name = value; show(); put(asked, question(measureOf(data, value))); });
   const asked = make('span', {}, question(measureOf(data, shown.name)));
   show();
   return make('div', {}, named ? make('h3', {}, data.name) : null, make('div', { class: 'controls' }, picker, asked), body, agreement(data));
+}
+
+/** The heads of every function beside all others, by one importance. */
+function functionNeed(data, measure) {
+  const found = data.importance.functions[measure.name];
+  if (!found || !found.rows.length) return null;
+  const ends = (low, high) => make('span', { class: 'whole' }, low === null ? '' : `${number(low)} to ${number(high)}`);
+  const rows = found.rows.map(([kind, name, heads, mean, low, high, others, difference, least, most, first, of]) => [
+    kind === 'mostly' ? `mostly ${name}` : name, heads, mean, ends(low, high), others, difference, ends(least, most), `${first} of ${of}`]);
+  const columns = ['function', 'heads', 'mean', '95 %', 'mean of the others', 'difference', '95 %', 'among those needed most'];
+  const said = found.said ? `${found.said[0].toUpperCase()}${found.said.slice(1)}.` : '';
+  return make('div', {}, make('h3', {}, 'Do functions predict it?'), said ? make('p', {}, said) : null, table(`Functions and ${measure.title}`, columns, rows),
+    make('p', { class: 'quiet' }, '“Mostly” is what explains the most of a head. Intervals take the heads for a sample of heads like them.'));
 }
 
 /** Spearman's correlations between importances, shaded. */

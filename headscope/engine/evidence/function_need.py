@@ -1,0 +1,133 @@
+"""Do functions predict importance? The heads of every function beside the others, by every importance of a run.
+
+Voita et al. (2019, §§4–5) find that the heads which LRP ranks highest have functions: their question, in numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import comb, floor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headscope.bootstrap import Array
+from headscope.description.sentences import mostly
+from headscope.engine.declarations import Measure
+from headscope.tails import student_quantile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIRST, QUARTER = 10, 4
+"""Heads needed most that are looked at; a quarter of all where that is fewer."""
+LEVEL = 0.05
+NO_LABEL = "no label"
+COLUMNS = (
+    *("kind", "name", "measure", "heads", "mean", "mean_low", "mean_high", "others", "others_mean"),
+    *("difference", "difference_low", "difference_high", "first", "of_first", "p_first"),
+)
+Members = npt.NDArray[np.bool_]
+
+
+def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.DataFrame:
+    """`importance_functions.csv`: a row per group of heads and measure.
+
+    Groups (`kind`) are functions ("aligned", "no label"), labels where a function has several ("aligned:predicted"),
+    and what `explained` says of heads mostly ("pairs of words"). A head may be in several groups; heads without a
+    number are in none. `mean` is the group's with its 95 % interval, `difference` to the mean of all other heads with
+    Welch's (1947): both take the heads for a sample of heads like them, so one head has no interval. `first` of the
+    `of_first` heads needed most are in the group; `p_first` says how likely that many or more are by chance
+    (hypergeometric), uncorrected.
+    """
+    import pandas as pd
+
+    members = [(kind, name, np.array(own)) for kind, name, own in groups_of(heads)]
+    rows = []
+    for measure in measures:
+        values = heads[measure.name].to_numpy(dtype=float)
+        known = np.isfinite(values)
+        turned = np.where(known, -values if measure.keep == "highest" else values, np.inf)
+        first = np.zeros(len(values), dtype=bool)
+        first[np.argsort(turned, kind="stable")[: max(1, min(FIRST, int(known.sum()) // QUARTER))]] = True
+        for kind, name, own in members:
+            if (own & known).any():
+                about = {"kind": kind, "name": name, "measure": measure.name}
+                numbers = _compared(values, own & known, ~own & known) | _among(first & known, own, known)
+                rows.append({**about, **numbers})
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def groups_of(heads: pd.DataFrame) -> Iterator[tuple[str, str, list[bool]]]:
+    """Kind, name and members of every group, by the columns `functions` and `explained…`."""
+    labels = [[label for label in str(cell or "").split(";") if label] for cell in heads["functions"]]
+    families = [{label.partition(":")[0] for label in own} for own in labels]
+    for family in sorted(set().union(*families)):
+        yield "function", family, [family in own for own in families]
+        details = sorted({label for own in labels for label in own if label.partition(":")[0] == family})
+        if len(details) > 1:
+            yield from (("label", label, [label in own for own in labels]) for label in details)
+    if any(families) and not all(families):
+        yield "function", NO_LABEL, [not own for own in families]
+    if "explained" in heads:
+        leading = [mostly(row) for row in heads.to_dict("records")]
+        yield from (("mostly", name, [name == own for own in leading]) for name in sorted({*leading} - {""}))
+
+
+def _compared(values: Array, own: Members, others: Members) -> dict[str, float]:
+    """Means of two groups of heads, and their difference, with intervals."""
+    mean, rest = (float(values[part].mean()) if part.any() else np.nan for part in (own, others))
+    variance, other_variance = (
+        float(values[part].var(ddof=1)) / part.sum() if part.sum() > 1 else np.nan for part in (own, others)
+    )
+    count, rest_count = int(own.sum()), int(others.sum())
+    reach = _reach(variance, count - 1)
+    both = variance + other_variance
+    freedom = np.nan
+    if both > 0:
+        freedom = both**2 / (variance**2 / (count - 1) + other_variance**2 / (rest_count - 1))
+    apart = _reach(both, freedom)
+    return {
+        **{"heads": count, "mean": mean, "mean_low": mean - reach, "mean_high": mean + reach},
+        **{"others": rest_count, "others_mean": rest, "difference": mean - rest},
+        **{"difference_low": mean - rest - apart, "difference_high": mean - rest + apart},
+    }
+
+
+def _reach(variance: float, freedom: float) -> float:
+    """Half of an interval by Student's t, degrees of freedom rounded down; NaN where there is no variance to tell."""
+    if not variance > 0:
+        return 0.0 if variance == 0 else np.nan
+    return float(student_quantile(1 - LEVEL / 2, max(1, floor(freedom + 1e-9))) * variance**0.5)
+
+
+def _among(first: Members, own: Members, known: Members) -> dict[str, float]:
+    """How many of the first are in the group, and how likely so many are where the first are drawn by chance."""
+    total, size, drawn = int(known.sum()), int((own & known).sum()), int(first.sum())
+    hits = int((first & own).sum())
+    ways = sum(comb(size, number) * comb(total - size, drawn - number) for number in range(hits, min(size, drawn) + 1))
+    return {"first": hits, "of_first": drawn, "p_first": ways / comb(total, drawn)}
+
+
+def function_need_sentence(table: pd.DataFrame | None, measure: str) -> str:
+    """The function that stands out most among the heads needed most by a measure, or that none does; "" for no data.
+
+    None stands for a run without the table. A function stands out where so many would be there by chance in 5 % of
+    cases at most, by Bonferroni for all functions.
+    """
+    if table is None:
+        return ""
+    own = table[(table["measure"] == measure) & (table["kind"] == "function")]
+    rows = [row for row in own.to_dict("records") if row["name"] != NO_LABEL]
+    if not rows:
+        return ""
+    best: Mapping[Any, Any] = min(rows, key=lambda row: (row["p_first"], -row["first"]))
+    needed, heads = f"{best['of_first']} heads that {measure} needs most", best["heads"] + best["others"]
+    if best["p_first"] * len(rows) > LEVEL:
+        return f"no function stands out among the {needed}"
+    chance = best["of_first"] * best["heads"] / heads
+    return (
+        f"{best['first']} of the {needed} are labelled {best['name']}, as {best['heads']} of all {heads} are "
+        f"({chance:.1f} by chance)"
+    )

@@ -1,0 +1,115 @@
+"""What every head does, as a card: a sentence, what explains it, examples as words with a line, pairs of words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headscope.description.examples import WINDOW
+from headscope.description.sentences import mostly
+from headscope.report.figures.explained import PARTS
+from headscope.report.page.numbers import rounded
+from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
+
+NEAR = 3
+"""Words that an example shows on either side of the query and of the key."""
+ROOM = 15
+"""Words that one line holds: between ends that lie further apart the rest is left out."""
+SENTENCE = "description"
+Line = list[str | None]
+"""Words of an example; None for those that are left out."""
+
+
+def cards_data(run: AnalysisRun) -> dict[str, Any] | None:
+    """Of every head its sentence, shares, examples and pairs; None where no head was described.
+
+    `groups` are [title, colour] of the shares, which are those of the figure; `mostly` is what explains the most of a
+    head, in words.
+    """
+    heads = run.heads
+    if SENTENCE not in heads or "explained" not in heads:
+        return None
+    names = [f"explained_{group}" for group in PARTS]
+    rows = heads.to_dict("records")
+    return {
+        "groups": [list(part) for part in PARTS.values()],
+        "sentences": heads[SENTENCE].fillna("").astype(str).tolist(),
+        "shares": [[rounded(row.get(name, 0.0)) for name in names] for row in rows],
+        "mostly": [mostly(row) for row in rows],
+        "examples": _by_head(run, "examples", _example),
+        "pairs": _by_head(run, "token_pairs", _pair),
+    }
+
+
+def _by_head(run: AnalysisRun, name: str, cell: Any) -> dict[int, list[Any]]:
+    """What `cell` makes of the rows of a table, by the row of their head; nothing where the run lacks the table."""
+    try:
+        table = run.table(name, *NEEDED[name])
+    except MissingTable:
+        return {}
+    places = run.heads[list(HEAD_COLUMNS)].assign(index=range(len(run.heads)))
+    rows: dict[int, list[Any]] = {}
+    for row in table.merge(places, on=list(HEAD_COLUMNS), how="inner").to_dict("records"):
+        rows.setdefault(int(row["index"]), []).append(cell(row))
+    return rows
+
+
+NEEDED = {
+    "examples": ("sentence", "weight", "query", "key", "query_position", "key_position", "query_text", "key_text"),
+    "token_pairs": ("kind", "query", "key", "score", "weight", "count"),
+}
+
+
+def _pair(row: Mapping[Any, Any]) -> list[Any]:
+    return [row["kind"], row["query"], row["key"], *(rounded(row[name]) for name in ("score", "weight", "count"))]
+
+
+def _example(row: Mapping[Any, Any]) -> dict[str, Any]:
+    """The words about a query and about its key: in one line for self attention, else in two; `ends` are their places.
+
+    Positions count the tokens of a side from 0.
+    """
+    at = [int(row[f"{end}_position"]) for end in ("query", "key")]
+    windows = [window(str(row[f"{end}_text"]), place) for end, place in zip(("query", "key"), at, strict=True)]
+    for found, end, place in zip(windows, ("query", "key"), at, strict=True):
+        found.setdefault(place, str(row[end]))
+    if str(row["site"]).endswith("self"):
+        lines = [_shown({**windows[0], **windows[1]}, at)]
+    else:
+        lines = [_shown(found, [place]) for found, place in zip(windows, at, strict=True)]
+    number = [0, len(lines) - 1]
+    ends = [[line, lines[line][0].index(place)] for line, place in zip(number, at, strict=True)]
+    return {
+        "line": int(row["sentence"]) + 1,
+        "weight": rounded(row["weight"]),
+        "words": [words for _, words in lines],
+        "ends": ends,
+    }
+
+
+def _shown(words: Mapping[int, str], at: list[int]) -> tuple[list[int | None], Line]:
+    """Places and words from a little before the first of `at` to a little after the last."""
+    first, last = min(at) - NEAR, max(at) + NEAR
+    near = [place for place in sorted(words) if first <= place <= last]
+    if last - first >= ROOM:
+        near = [place for place in near if any(abs(place - end) <= NEAR for end in at)]
+    places: list[int | None] = []
+    for place in near:
+        if places and place - 1 != places[-1]:
+            places.append(None)
+        places.append(place)
+    return places, [None if place is None else words[place] for place in places]
+
+
+def window(text: str, at: int) -> dict[int, str]:
+    """The words of a window of examples.csv by their places; the word at place `at` is the one in brackets.
+
+    None but that one where words hold spaces, so that the others have no sure places.
+    """
+    start = max(0, at - WINDOW // 2)
+    words = text.removeprefix("… " if start else "").removesuffix(" …").split(" ")
+    middle = words[at - start] if at - start < len(words) else ""
+    if not (len(middle) > 2 and middle[0] == "[" and middle[-1] == "]" and len(words) <= WINDOW):
+        return {}
+    words[at - start] = middle[1:-1]
+    return {start + place: word for place, word in enumerate(words)}
