@@ -87,8 +87,8 @@ class RareWords(Analysis):
 def _rarest(heads: HeadBatch, ranks: Tensor) -> tuple[Tensor, Tensor]:
     """Which keys are the sentence's rarest subword, and which one of its two rarest, as numbers [b 2 s].
 
-    And which queries are of sentences whose rarest subword is not among the most frequent [b t]. A rank of 1 is the most
-    frequent one's.
+    And which queries are of sentences whose rarest subword is not among the most frequent [b t]. The most frequent one
+    has rank 1.
     """
     key_ranks = upload(ranks, heads.keys.device)[heads.key_side.ids] * heads.keys  # [b s], 0 where no key counts
     first = key_ranks.amax(dim=-1, keepdim=True)

@@ -90,7 +90,7 @@ class Similarity(Analysis):
         return {
             "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2
             "moments": Ratio(blocks[None], flat.sum(dim=0).view(1, layers, -1), per_batch=True),
-            "tokens": Ratio(tokens, torch.ones_like(tokens), per_batch=True),
+            "tokens": Ratio(tokens, torch.ones(1), per_batch=True),
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

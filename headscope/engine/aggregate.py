@@ -186,5 +186,3 @@ def copied(sums: GroupSums, total: Tensor, count: Tensor) -> GroupSums:
 def added(earlier: Ratio, later: Ratio) -> Ratio:
     """What blocks of queries contribute together."""
     return replace(later, total=earlier.total + later.total, count=earlier.count + later.count)
-
-

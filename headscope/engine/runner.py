@@ -33,7 +33,6 @@ from headscope.model.process_settings import keep_freed_memory
 from headscope.model.streaming.context import streaming
 from headscope.model.threads import threads_for_pass
 
-
 JOINED = 256 * 2**20
 """Bytes of the weights and contexts of all layers up to which an accelerator keeps them until the pass is through."""
 
@@ -248,7 +247,7 @@ class AnalysisRunner:
         joins = [analysis for analysis in self.observers if analysis.joins_layers]
         with torch.no_grad():
             for calls in self.pending.values():
-                heads = self.observed.joined(*map(list, zip(*calls, strict=True)))  # type: ignore[arg-type]
+                heads = self.observed.joined(*map(list, zip(*calls, strict=True)))
                 self._note_sums(heads)
                 self._observe(heads, joins)
 

@@ -1,7 +1,7 @@
 """Everything that touches tensors, on pretended devices (`tests/oracles/pretended.py`): the numbers are the CPU's.
 
-Tensors of two devices do not meet there, so what is made along the way (masks, buffers, random numbers) is made where the
-model is. It replaces no run on a GPU: kernels, their rounding and their memory are the CPU's.
+Tensors of two devices do not meet there, so what is made along the way (masks, buffers, random numbers) is made where
+the model is. It replaces no run on a GPU: kernels, their rounding and their memory are the CPU's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import headscope as hs
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import BatchingOptions
-from headscope.engine.base import ANALYSES, Attention
+from headscope.engine.base import ANALYSES, Analysis, Attention
 from headscope.engine.plan import analyze
 from headscope.engine.result import AnalysisResult
 from headscope.formats.base import Checkpoint
@@ -36,7 +36,7 @@ WITHIN = 1e-9
 TEXT = [name for name, cls in ANALYSES if "contrast" not in cls.needs]
 PROMPTS = [name for name, cls in ANALYSES if "contrast" in cls.needs]
 SLOW = {"shapley", "causal_head_gating", "streaming"}
-"""Analyses of very many passes, which are those of other analyses: they are tried with one model."""
+"""Analyses of very many passes, of the kinds that other analyses make."""
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,13 @@ def study(
     more = {**OPTIONS.analysis_options, "eap_steps": 1, "chg_steps": 1, "chg_fits": 1}
     options = replace(OPTIONS, attention=attention, analysis_options=more)
     return analyze(
-        its, corpus, analyses=chosen, options=options, batching=BatchingOptions(tokens=tokens), replicates=7, detail=True
+        its,
+        corpus,
+        analyses=chosen,
+        options=options,
+        batching=BatchingOptions(tokens=tokens),
+        replicates=7,
+        detail=True,
     )
 
 
@@ -76,7 +82,9 @@ def study(
 )
 def test_every_analysis_of_text(kind: str, attention: Attention) -> None:
     its, corpus = made(kind, "ablation", least=3)
-    names = [name for name in TEXT if kind == "t5" or name not in SLOW]
+    own = {name for name in TEXT if ANALYSES.get(name).explain is not Analysis.explain}
+    left_out = {"bert": SLOW if attention == "dense" else own, "gemma": own, "t5": SLOW}[kind]
+    names = [name for name in TEXT if name not in left_out]
     same(study(its, corpus, names, attention=attention), study(moved(its), corpus, names, attention=attention))
 
 
@@ -103,29 +111,27 @@ def test_a_device_without_float64() -> None:
     same(study(single, corpus, names), found, within=3e-6)
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama", "marian", "native-post"])
+@pytest.mark.parametrize("kind", ["bert", "native-post"])
 def test_every_objective(kind: str) -> None:
     its = speakers.checkpoint(kind)
     corpus = speakers.corpus(kind, count=3)
     for name in OBJECTIVES.names():
-        options = {"objective": name}
-        found = []
+        found: list[Any] = []
         for each in (its, moved(its)):
             try:
                 found.append(
-                    analyze(each, corpus, analyses=[ANALYSES.get("gradient")], options=replace(OPTIONS, **options))  # type: ignore[arg-type]
+                    analyze(each, corpus, analyses=[ANALYSES.get("gradient")], options=replace(OPTIONS, objective=name))
                 )
             except hs.HeadscopeError as error:
-                found.append(str(error))  # type: ignore[arg-type]
+                found.append(str(error))
         if isinstance(found[0], str):
             assert found[0] == found[1]
         else:
             same(*found)
 
 
-@pytest.mark.parametrize("kind", ["llama", "native-pre"])
-def test_every_criterion(kind: str) -> None:
-    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=4)
+def test_every_criterion() -> None:
+    its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre", count=3)
     other = moved(its)
     for name in CRITERIA.names():
         made = criterion_named(name)
@@ -145,11 +151,14 @@ def lines(kind: str, count: int = 8) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("method", COMPENSATIONS)
-@pytest.mark.parametrize("kind", ["llama", "native"])
+@pytest.mark.parametrize(
+    ("kind", "method"), [*(("llama", method) for method in COMPENSATIONS), ("native", COMPENSATIONS[-1])]
+)
 def test_removal_and_every_refit(kind: str, method: str) -> None:
     its: Any = checkpoints.small() if kind == "native" else speakers.checkpoint(kind)
-    given = {"text": checkpoints.SOURCES * 3, "target": checkpoints.TARGETS * 3} if kind == "native" else lines(kind, 17)
+    given = (
+        {"text": checkpoints.SOURCES * 3, "target": checkpoints.TARGETS * 3} if kind == "native" else lines(kind, 17)
+    )
     gone = [f"{site}.{layer}.{head}" for (site, layer), heads in list(its.layout.items())[:1] for head in range(heads)]
     refit = hs.Refit(method=method) if method != "none" else None
     small = [hs.Model(each).remove(gone[: len(gone) // 2], refit=refit, **given) for each in (its, moved(its))]
@@ -160,7 +169,7 @@ def test_removal_and_every_refit(kind: str, method: str) -> None:
         torch.testing.assert_close(weights[1][name].cpu(), values, rtol=0, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama", "native-pre"])
+@pytest.mark.parametrize("kind", ["bert", "native-pre"])
 def test_evaluation(kind: str) -> None:
     its = speakers.checkpoint(kind)
     one, other = (hs.Model(each).evaluate(**lines(kind, 3), bootstrap=2) for each in (its, moved(its)))
@@ -196,7 +205,7 @@ def test_gates_masks_and_capture(kind: str) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=WITHIN)
 
 
-def learnt(method: str, device: str, folder: Path, words: dict[str, Any]) -> list[float]:
+def learnt(method: str, device: str, folder: Path, words: dict[str, Any]) -> Any:
     from headscope.pruning.learning.learn import run_learning
     from headscope.pruning.options.learn import LEARNERS, LearnConfig
 
@@ -205,7 +214,7 @@ def learnt(method: str, device: str, folder: Path, words: dict[str, Any]) -> lis
     run_learning(config)
     import pandas as pd
 
-    return pd.read_csv(folder / "gates.csv").select_dtypes("number").to_numpy().ravel().tolist()  # type: ignore[no-any-return]
+    return pd.read_csv(folder / "gates.csv").select_dtypes("number").to_numpy().ravel().tolist()
 
 
 @pytest.mark.parametrize("method", ["l0", "subset"])
@@ -215,7 +224,7 @@ def test_gates_are_learnt(method: str, tmp_path: Path) -> None:
     words = made_words(tmp_path, checkpoints.small())
     del words["valid_source"], words["valid_target"]
     one, other = (learnt(method, device, tmp_path / device[:3], words) for device in ("cpu", FIRST))
-    assert len(one) == len(other)
+    np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)
 
 
 NEEDED: dict[str, dict[str, Any]] = {
@@ -251,7 +260,7 @@ def test_layers_on_two_devices() -> None:
         part.register_forward_pre_hook(_to_second, with_kwargs=True)
     # no gradients: the backward pass of this backend knows one device
     names = [name for name in TEXT if ANALYSES.get(name).default and ANALYSES.get(name).passes]
-    same(study(its, corpus, names), study(other, corpus, names))
+    same(study(its, corpus, names), study(other, corpus, names), within=1e-6)  # norms of a Llama are of float32
 
 
 def _to_second(module: Any, args: Any, kwargs: Any) -> Any:
@@ -271,7 +280,7 @@ MIXED: list[Callable[[], Any]] = [
 
 @pytest.mark.parametrize("mixed", MIXED)
 def test_the_pretended_devices_refuse_what_cuda_refuses(mixed: Callable[[], Any]) -> None:
-    with pytest.raises(RuntimeError, match="same device|device type"):
+    with pytest.raises(RuntimeError, match=r"same device|device type"):
         mixed()
 
 

@@ -1,11 +1,10 @@
 """Pretended accelerators: tensors on devices of their own that hold CPU tensors, for tests without a GPU.
 
-`with pretended():` makes `sim:0` and `sim:1` usable. A tensor there is a wrapper around one of the CPU, and every operation
-of torch's dispatcher runs on what is inside. As on CUDA, operations that mix devices raise, and so does a generator of
-the CPU for random numbers there. Counted are *kernels* (operations that are neither views nor allocations), host
-*synchronisations* (reading numbers, copies to the CPU, shapes that depend on data) and *uploads* that make the
-host wait (those that are neither pinned nor non-blocking). What a real device does in its own way (its rounding, its
-memory, its time) is not shown.
+`with pretended():` makes `sim:0` and `sim:1` usable. A tensor there is a wrapper around one of the CPU, and every
+operation of torch's dispatcher runs on what is inside. As on CUDA, operations that mix devices raise, and so does a
+generator of the CPU for random numbers there. Counted are *kernels* (operations that are neither views nor
+allocations), host *synchronisations* (reading numbers, copies to the CPU, shapes that depend on data) and *uploads*
+that make the host wait. What a real device does in its own way (its rounding, its memory, its time) is not shown.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -72,7 +71,7 @@ STATE = _State()
 
 def _place() -> str:
     """The innermost line of this repository that called, and the innermost of all but torch's."""
-    innermost, frame = "", sys._getframe(2)
+    innermost, frame = "", cast(Any, sys._getframe(2))
     while frame is not None:
         name = frame.f_code.co_filename
         if name != __file__ and f"{os.sep}torch{os.sep}" not in name:
@@ -80,7 +79,7 @@ def _place() -> str:
             innermost = innermost or place
             if name.startswith(ROOT):
                 return place if place == innermost else f"{place} ({innermost})"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return innermost
 
 
@@ -101,10 +100,10 @@ class SimTensor(torch.Tensor):
         pass
 
     @classmethod
-    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(op, args, kwargs or {})
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = cast(Any, torch._C._disabled_torch_function_impl)
 
 
 def _indexed(device: torch.device) -> torch.device:
@@ -242,12 +241,14 @@ class _Functions(TorchFunctionMode):
 
 
 @cache
-def _register() -> None:
-    class Hook(backend_registration._DummyPrivateUse1Hook):  # type: ignore[misc, name-defined]
+def register() -> None:
+    """Make the devices known, which must be before the first backward pass of the process; nobody sees them yet."""
+
+    class Hook(backend_registration._DummyPrivateUse1Hook):
         def is_available(self) -> bool:
             return STATE.usable
 
-    class Module(backend_registration._DummyBackendModule):  # type: ignore[misc, name-defined]
+    class Module(backend_registration._DummyBackendModule):
         def is_available(self) -> bool:
             return STATE.usable
 
@@ -270,13 +271,13 @@ def pretended(*, float64: bool = True, traced: bool = False) -> Iterator[Counts]
 
     With `traced` the places are counted, too, from which kernels are started.
     """
-    _register()
+    register()
     before = vars(STATE).copy()
     vars(STATE).update(counts=Counts(), usable=True, float64=float64, traced=traced)
     try:
         with ExitStack() as stack:
             stack.enter_context(patch.object(torch, "inference_mode", _without_inference))
-            stack.enter_context(_Dispatch())
+            stack.enter_context(_Dispatch())  # type: ignore[no-untyped-call]
             stack.enter_context(_Functions())
             yield STATE.counts
     finally:
