@@ -163,7 +163,9 @@ class Alignment(Analysis):
     def _plan(self, heads: HeadBatch) -> LinkedWords:
         assert self.links is not None
         sides, numbers = (heads.key_side, heads.query_side), heads.batch.indices.tolist()
-        plan = LinkedWords(sides, heads.keys, numbers, self.checkpoint, self.links)
+        source, target = heads.batch.on_host.source, heads.batch.on_host.target
+        assert target is not None
+        plan = LinkedWords(sides, heads.keys, numbers, self.checkpoint, self.links, host=(source, target))
         self.unlocated += plan.unlocated
         return plan
 

@@ -26,6 +26,7 @@ class Confidence(Analysis):
 
     name = "confidence"
     reads = "statistics"
+    joins_layers = True
     order = 10
     summary = "mean largest attention weight (Voita et al. 2019)"
     measures = (Measure("confidence", range=(0, 1), overview=1, keep="highest", why=LEAST_SURE),)

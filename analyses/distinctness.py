@@ -86,7 +86,7 @@ class Distinctness(Analysis):
 
 def per_head(slices: Slices, heads: int) -> Tensor:
     """Slices of every query head [h k d] in float64; a group's slice is repeated for its heads."""
-    return slices.matrices().double().cpu().repeat_interleave(heads // len(slices.units), dim=0)
+    return slices.matrices().cpu().double().repeat_interleave(heads // len(slices.units), dim=0)
 
 
 @dataclass(frozen=True)

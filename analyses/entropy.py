@@ -26,6 +26,7 @@ class Entropy(Analysis):
 
     name = "entropy"
     reads = "statistics"
+    joins_layers = True
     order = 20
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
     measures = (
@@ -35,11 +36,10 @@ class Entropy(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         entropy = heads.entropy
-        visible_keys = heads.shared("visible keys", lambda: _visible_keys(heads))  # [b t]
-        share = entropy / visible_keys.clamp(min=2).log()[:, None]
+        largest, several = heads.shared("largest entropy", lambda: _largest(heads))
         return {
             "entropy": heads.over_queries(entropy),
-            "entropy_share": heads.over_queries(share, only=visible_keys > 1),
+            "entropy_share": heads.over_queries(entropy / largest, only=several),
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -60,7 +60,8 @@ class Entropy(Analysis):
         return report
 
 
-def _visible_keys(heads: HeadBatch) -> Tensor:
-    """How many keys each query sees [b t]."""
+def _largest(heads: HeadBatch) -> tuple[Tensor, Tensor]:
+    """The largest entropy that the rows of queries can have [b 1 t], and which queries see more than one key [b t]."""
     ones = torch.ones(*heads.keys.shape, 1, dtype=heads.context.dtype, device=heads.keys.device)
-    return heads.visible_on(ones)[..., 0]
+    visible_keys = heads.visible_on(ones)[..., 0]
+    return visible_keys.clamp(min=2).log()[:, None], visible_keys > 1

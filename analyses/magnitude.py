@@ -74,7 +74,7 @@ def slice_norms(projections: Projections, heads: int) -> dict[str, Tensor]:
 def _norms(slices: Slices | None, heads: int) -> Tensor:
     if slices is None:
         return torch.full((heads,), torch.nan, dtype=torch.float64)
-    norms: Tensor = slices.matrices().double().flatten(1).norm(dim=-1).cpu()
+    norms: Tensor = slices.matrices().cpu().double().flatten(1).norm(dim=-1)
     return norms.repeat_interleave(heads // len(slices.units), dim=0)
 
 

@@ -36,6 +36,7 @@ class Positional(Analysis):
 
     name = "positional"
     reads = "statistics"
+    joins_layers = True
     version = 2
     order = 40
     summary = "histogram of argmax offsets; positional if one holds 90 %"

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.config import PublishedLabelOptions
+from headscope.devices import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import above_chance
 
 FREQUENT = 500
+NAMES = ("rarest", "rarest_two")
 SHARE, TIMES_CHANCE = 0.5, 2.0
 
 
@@ -34,6 +36,7 @@ class RareWords(Analysis):
 
     name = "rare_words"
     reads = "statistics"
+    joins_layers = True
     version = 2
     order = 60
     summary = "share of queries whose largest weight is on the rarest token"
@@ -51,17 +54,15 @@ class RareWords(Analysis):
         if heads.key_side is not heads.batch.source or self.run.ranks is None:
             return {}
         ranks = self.run.ranks
-        rarest = heads.once("rarest", lambda: _rarest(heads, ranks))  # [2 b s]
-        counted = heads.once("rare sentences", lambda: _outside_frequent(heads, ranks))  # [b]
-        only = counted[:, None].expand_as(heads.queries)
+        rarest, only = heads.once("rarest", lambda: _rarest(heads, ranks))  # [b 2 s], [b t]
+        chances = heads.shared("rarest chance", lambda: _chance(heads, rarest, only))  # [b 2]
+        places = heads.argmax_position
+        b, h, t = places.shape
+        hits = rarest[:, :, None].expand(b, 2, h, -1).gather(-1, places[:, None].expand(b, 2, h, t))  # [b 2 h t]
         ratios: dict[str, Ratio] = {}
-        for name, hits in zip(("rarest", "rarest_two"), rarest, strict=True):
-            on_hit = (
-                hits[:, None].expand(*heads.argmax_position.shape[:2], -1).gather(-1, heads.argmax_position)
-            )  # [b h t]
-            ratios[name] = heads.over_queries(on_hit.to(torch.float32), only=only)
-            chance = heads.shared(f"{name} chance", lambda hits=hits: _chance(heads, hits, only))  # type: ignore[misc]
-            ratios[f"{name}_chance"] = Ratio(chance[:, None].expand_as(ratios[name].total), ratios[name].count)
+        for name, on_hit, chance in zip(NAMES, hits.unbind(dim=1), chances.unbind(dim=1), strict=True):
+            ratios[name] = heads.over_queries(on_hit, only=only)
+            ratios[f"{name}_chance"] = Ratio(chance[:, None].expand(b, h), ratios[name].count)
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -85,26 +86,26 @@ class RareWords(Analysis):
         return {"freq": self.run.frequencies, **evidence_signature(self.options)}
 
 
-def _ranks(heads: HeadBatch, ranks: Tensor) -> Tensor:
-    """Frequency rank of every counted key, 1 is the most frequent; 0 for the others [b s]."""
-    return ranks.to(heads.keys.device)[heads.key_side.ids] * heads.keys
+def _rarest(heads: HeadBatch, ranks: Tensor) -> tuple[Tensor, Tensor]:
+    """Which keys are the sentence's rarest subword, and which one of its two rarest, as numbers [b 2 s].
 
-
-def _rarest(heads: HeadBatch, ranks: Tensor) -> Tensor:
-    """Which keys are the sentence's rarest subword, and which are one of its two rarest [2 b s]."""
-    key_ranks = _ranks(heads, ranks)
+    And which queries are of sentences whose rarest subword is not among the most frequent [b t]. The most frequent one
+    has rank 1.
+    """
+    key_ranks = upload(ranks, heads.keys.device)[heads.key_side.ids] * heads.keys  # [b s], 0 where no key counts
     first = key_ranks.amax(dim=-1, keepdim=True)
     second = (key_ranks * (key_ranks < first)).amax(dim=-1, keepdim=True)
-    return torch.stack([key_ranks == first, key_ranks >= second.clamp(min=1)]) & heads.keys
-
-
-def _outside_frequent(heads: HeadBatch, ranks: Tensor) -> Tensor:
-    return _ranks(heads, ranks).amax(dim=-1) > FREQUENT
+    rarest = torch.stack([key_ranks == first, key_ranks >= second.clamp(min=1)], dim=1) & heads.keys[:, None]
+    return rarest.to(torch.float32), (first > FREQUENT).expand_as(heads.queries)
 
 
 def _chance(heads: HeadBatch, hits: Tensor, only: Tensor) -> Tensor:
-    """Summed over the counted queries of `only` [b t]: the share of the counted keys each sees that are hits [b]."""
-    columns = torch.stack([heads.keys & hits, heads.keys], dim=-1).to(heads.context.dtype)  # [b s 2]
-    visible_hits, visible = heads.visible_on(columns).unbind(dim=-1)  # [b t]
-    share = visible_hits / visible.clamp(min=1)
-    return (share * (heads.queries & only)).sum(dim=-1)
+    """Summed over the counted queries of `only` [b t]: the share of the counted keys each sees that are hits [b n].
+
+    `hits` [b n s] are ones and zeros.
+    """
+    columns = torch.cat([hits, heads.keys[:, None]], dim=1).to(heads.context.dtype)  # [b n+1 s]
+    visible = heads.visible_on(columns.transpose(1, 2))  # [b t n+1]
+    share = (visible[..., :-1] / visible[..., -1:].clamp(min=1)).transpose(1, 2).contiguous()  # [b n t]
+    weights, _ = heads.counted(share.dtype, only)
+    return (share * weights[:, None]).sum(dim=-1)

@@ -57,6 +57,7 @@ class Similarity(Analysis):
 
     name = "similarity"
     reads = "contexts"
+    joins_layers = True
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
     measures = (
@@ -75,20 +76,21 @@ class Similarity(Analysis):
     )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        b, h, t, k = heads.context.shape
-        row = heads.shared("row", lambda: heads.queries.nonzero()[:, 0])  # [n] the sentence of each counted query
-        position = heads.shared("position", lambda: heads.queries.flatten().nonzero()[:, 0])  # [n] and where it stands
-        flat = heads.context.transpose(1, 2).reshape(b * t, h * k).index_select(0, position)  # [n d]
-        tokens = flat.view(-1, h, k)
-        first, second = torch.triu_indices(h, h, device=tokens.device)  # [p]: each pair of heads once
-        sums = [tokens.new_zeros(b, h, h).index_add_(0, row, measure) for measure in pairwise_similarity(tokens)]
-        pairs = torch.stack(sums, dim=1)[..., first, second]  # [b 2 p]
-        count = heads.shared("count", lambda: heads.queries.sum(dim=-1).to(tokens.dtype)[:, None, None])  # [b 1 1]
-        blocks = gram(flat).view(h, k, h, k)[first, :, second]  # [p k k]
+        b, every, t, k = heads.context.shape
+        layers, h = len(heads.layers), every // len(heads.layers)
+        row, place = heads.counted_places  # [n]
+        flat = heads.context.transpose(1, 2).reshape(b * t, every * k).index_select(0, place)  # [n l·d]
+        first, second = heads.once(f"pairs/{h}", lambda: torch.triu_indices(h, h, device=flat.device))  # [p]: each once
+        measures = pairwise_similarity(flat.view(-1, h, k))  # [n·l h h]
+        sums = [flat.new_zeros(b, layers, h, h).index_add_(0, row, each.view(-1, layers, h, h)) for each in measures]
+        pairs = torch.stack(sums, dim=2)[..., first, second].flatten(1, 2)  # [b l·2 p]
+        count, tokens = heads.once("tokens", lambda: _tokens(heads, flat.dtype))
+        moments = gram(flat.view(len(flat), layers, -1).transpose(0, 1)).view(layers, h, k, h, k)
+        blocks = moments.permute(1, 3, 0, 2, 4)[first, second].transpose(0, 1).flatten(0, 1)  # [l·p k k]
         return {
-            "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2 [b 2 p]
-            "moments": Ratio(blocks[None], flat.sum(dim=0)[None, None], per_batch=True),
-            "tokens": Ratio(count.sum()[None], count.new_ones(1), per_batch=True),
+            "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2
+            "moments": Ratio(blocks[None], flat.sum(dim=0).view(1, layers, -1), per_batch=True),
+            "tokens": Ratio(tokens, torch.ones(1), per_batch=True),
         }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -152,12 +154,23 @@ class JensenShannon(Analysis):
         return report
 
 
+def _tokens(heads: HeadBatch, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """How many queries count in each sentence [b 1 1], and in all [1]."""
+    count = heads.counted(dtype)[1][:, None]
+    return count, count.sum()[None]
+
+
 def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine of c_i and c_j, and ‖c_i − c_j‖, for contexts [n h k]: [n h h] each.
 
     Both come from the dot products. Vectors so near to each other that the difference of squares loses
-    digits (see `NEAR`) are subtracted themselves.
+    digits (see `NEAR`) are subtracted themselves; on an accelerator all are, in one operation, since to find those
+    near would mean to wait for it.
     """
+    if tokens.device.type != "cpu":
+        away = torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
+        directions = torch.nn.functional.normalize(tokens, dim=-1, eps=1e-12)
+        return directions @ directions.transpose(1, 2), away
     dots = tokens @ tokens.transpose(1, 2)
     squares = dots.diagonal(dim1=1, dim2=2).clone()  # [n h]
     inverse = squares.sqrt().clamp(min=1e-12).reciprocal()

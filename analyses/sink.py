@@ -30,6 +30,7 @@ class Sink(Analysis):
 
     name = "sink"
     reads = "statistics"
+    joins_layers = True
     version = 2
     order = 90
     summary = "mean weight on the first key, and on special tokens"
@@ -71,18 +72,16 @@ class Sink(Analysis):
 
 def _later(heads: HeadBatch) -> Tensor:
     """The queries of which `sink` is a mean: in self attention not the first position."""
-    counted = torch.ones_like(heads.queries)
-    if heads.site is not Site.CROSS:
-        counted[:, heads.positions == 0] = False
-    return counted
+    if heads.site is Site.CROSS:
+        return heads.queries
+    return (heads.positions > 0).expand_as(heads.queries)
 
 
 def _sinks(heads: HeadBatch) -> Tensor:
     """The indicators of the first key, and of special tokens [b s 2]."""
-    special = heads.key_side.special.to(heads.context.dtype)
-    first = torch.zeros_like(special)
-    first[:, 0] = 1
-    return torch.stack([first, special], dim=-1)
+    special = heads.key_side.special
+    first = (torch.arange(special.shape[1], device=special.device) == 0).expand_as(special)
+    return torch.stack([first, special], dim=-1).to(heads.context.dtype)
 
 
 def _evenly_on(heads: HeadBatch, columns: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ class _Pattern(Analysis):
     version = 2
     order = 70
     reads = "statistics"
+    joins_layers = True
     Options = LabelOptions
     sites = frozenset({Site.DECODER_SELF})
     passes = frozenset({"text", "random"})

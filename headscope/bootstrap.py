@@ -21,6 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from headscope.devices import has_float64, upload
+
 GROUPS = 1024
 COARSE = 256
 FOLDS = 8
@@ -61,31 +63,71 @@ class GroupSums:
         self.used = 0
         self.total = torch.empty(0)
         self.count = torch.empty(0)
+        self.lost: Tensor | None = None
         self.whole_numbers = False
 
     def add(self, indices: Tensor, ratio: Ratio) -> None:
-        """Add the ratio of one batch; `indices` [b] are the sentences' numbers in the corpus."""
-        total, count = ratio.total.cpu(), ratio.count.cpu()
+        """Add the ratio of one batch; `indices` [b], on the CPU, are the sentences' numbers in the corpus.
+
+        The sums are where the ratio is, and the host does not wait for them; those that take more than the budget are
+        on the CPU. Where a device has no float64, `lost` has what rounding in float32 took from `total`.
+        """
         if self.used == 0:
-            self.groups = min(self.groups, COARSE) if ratio.coarse else self.groups
-            while self.groups > 2 and self.groups * total[0].numel() * torch.float64.itemsize > self.budget:
-                self.groups //= 2
-            self.total = torch.zeros(self.groups, *total.shape[1:], dtype=torch.float64)
-            self.count = torch.zeros(self.groups, *count.shape[1:], dtype=torch.float64)
+            self._begin(ratio)
+        device = self.total.device
+        total, count = ratio.total.to(device), upload(ratio.count, device)
         if ratio.centred:
             self.whole_numbers = True
             width = max(total.shape[-1], self.total.shape[-1])
-            total, self.total = pad_centred(total, width), pad_centred(self.total, width)
-        while self.total.nbytes > self.budget and self.groups > 2:
+            total = pad_centred(total, width)
+            self._change(lambda sums: pad_centred(sums, width))
+        while self.total.numel() * torch.float64.itemsize > self.budget and self.groups > 2:
             self.halve()
         self.used = max(self.used, min(self.groups, int(indices.max()) + 1))
         slots = indices % self.groups
-        if len(slots) == 1:  # no copy in float64: a moment matrix is large
-            self.total[int(slots)] += total[0]
-            self.count[int(slots)] += count[0]
-            return
-        self.total.index_add_(0, slots, total.double())
-        self.count.index_add_(0, slots, count.double())
+        if self.lost is not None:
+            self._add_compensated(upload(slots, device), total)
+        elif len(slots) == 1:  # no copy in float64: a moment matrix is large
+            self.total[int(slots)].add_(total[0])
+        else:
+            self.total.index_add_(0, upload(slots, device), total.to(self.total.dtype))
+        if len(slots) == 1:
+            self.count[int(slots)].add_(count[0])
+        elif count.numel():
+            self.count.index_add_(0, upload(slots, device), count.to(self.count.dtype))
+
+    def _begin(self, ratio: Ratio) -> None:
+        """Sums of nothing, of as many groups as the budget allows."""
+        cells = ratio.total[0].numel()
+        self.groups = min(self.groups, COARSE) if ratio.coarse else self.groups
+        while self.groups > 2 and self.groups * cells * torch.float64.itemsize > self.budget:
+            self.groups //= 2
+        fits = self.groups * cells * torch.float64.itemsize <= self.budget
+        device = ratio.total.device if fits else torch.device("cpu")
+        wide = torch.float64 if has_float64(device) else torch.float32
+        self.total = torch.zeros(self.groups, *ratio.total.shape[1:], dtype=wide, device=device)
+        self.count = torch.zeros(self.groups, *ratio.count.shape[1:], dtype=wide, device=device)
+        self.lost = None if wide is torch.float64 else torch.zeros_like(self.total)
+
+    def _add_compensated(self, slots: Tensor, values: Tensor) -> None:
+        """Add in float32, and keep what rounding loses (Knuth's two-sum)."""
+        assert self.lost is not None
+        part = torch.zeros_like(self.total).index_add_(0, slots, values.float())
+        summed = self.total + part
+        kept = summed - self.total
+        self.lost += (self.total - (summed - kept)) + (part - kept)
+        self.total = summed
+
+    def _change(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.total = change(self.total)
+        self.lost = None if self.lost is None else change(self.lost)
+
+    def settle(self) -> None:
+        """Bring the sums to the CPU, in float64, when the corpus has been read."""
+        total, count = self.total.cpu().double(), self.count.cpu().double()
+        if self.lost is not None:
+            total, self.lost = total + self.lost.cpu().double(), None
+        self.total, self.count = total, count
 
     def merge(self, other: GroupSums) -> None:
         """Add the sums over other sentences of the same corpus, such as those of another process."""
@@ -110,7 +152,7 @@ class GroupSums:
     def halve(self) -> None:
         """Merge groups g and g + G/2: sentence i is then in group i mod G/2."""
         self.groups //= 2
-        self.total = self.total[: self.groups] + self.total[self.groups :]
+        self._change(lambda sums: sums[: self.groups] + sums[self.groups :])
         self.count = self.count[: self.groups] + self.count[self.groups :]
         self.used = min(self.used, self.groups)
 
@@ -230,23 +272,6 @@ def stack_statistics(group_sums: Sequence[GroupSums]) -> GroupSums:
     stacked.total = torch.stack([statistic.total for statistic in group_sums], dim=1)
     stacked.count = torch.stack([statistic.count for statistic in group_sums], dim=1)
     return stacked
-
-
-def stack_ratios(ratios: Sequence[Ratio]) -> Ratio:
-    """The contributions of a batch to several statistics of one shape, as that to `stack_statistics` of them."""
-    total, count = ([getattr(ratio, name) for ratio in ratios] for name in ("total", "count"))
-    return Ratio(torch.stack(total, dim=1), torch.stack(count, dim=1))
-
-
-def unstack_statistics(group_sums: GroupSums) -> list[GroupSums]:
-    """Inverse of `stack_statistics`; every statistic has tensors of its own."""
-    statistics = []
-    for total, count in zip(group_sums.total.unbind(dim=1), group_sums.count.unbind(dim=1), strict=True):
-        statistic = GroupSums(groups=group_sums.groups, budget=group_sums.budget)
-        statistic.used, statistic.whole_numbers = group_sums.used, group_sums.whole_numbers
-        statistic.total, statistic.count = total.clone(), count.clone()
-        statistics.append(statistic)
-    return statistics
 
 
 def interval(samples: Tensor) -> Estimate:

@@ -14,7 +14,9 @@ import torch
 
 import headscope as hs
 from tests.makers.shared import SHIPPED, shared_folder
+from tests.oracles import pretended
 
+pretended.register()
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
 

@@ -15,8 +15,6 @@ from headscope.bootstrap import (
     Ratio,
     interval,
     pad_centred,
-    stack_ratios,
-    unstack_statistics,
 )
 from tests.oracles import bootstrap
 
@@ -57,24 +55,6 @@ def test_up_to_1024_sentences_it_is_the_bootstrap_over_sentences(sentences: int)
         terms = [(total[s][cell].item(), count[s].item()) for s in range(sentences)]
         expected = bootstrap.mean(terms, seed=3, replicates=11)
         assert (value[cell], low[cell], high[cell]) == pytest.approx(expected, abs=1e-12)
-
-
-def test_statistics_that_are_added_up_together_are_what_each_adds_up_alone() -> None:
-    sentences, many = GROUPS + 41, 3
-    totals, numbers = ([of(sentences, seed=n) for n in range(many)] for of in (values, counts))
-    stack = GroupSums()
-    for part in torch.split(torch.randperm(sentences, generator=torch.Generator().manual_seed(2)), 7):
-        ratios = [Ratio(total[part], count[part]) for total, count in zip(totals, numbers, strict=True)]
-        stack.add(part, stack_ratios(ratios))
-    found = unstack_statistics(stack)
-    for one, total, count in zip(found, totals, numbers, strict=True):
-        alone = kept(total, count)
-        assert torch.equal(one.total, alone.total) and torch.equal(one.count, alone.count) and one.used == alone.used
-    assert all(one.total.untyped_storage().nbytes() == one.total.nbytes for one in found)
-    one, alone = found[1], kept(totals[1], numbers[1])
-    one.halve()
-    alone.halve()
-    assert torch.equal(one.total, alone.total)
 
 
 def test_many_statistics_at_once_give_what_each_gives() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus, Sentence
+from headscope.devices import upload
 
 IGNORED = -100  # a label where nothing is to be predicted
 
@@ -57,7 +58,7 @@ class Side:
 
     def to(self, device: torch.device) -> Side:
         """A copy on another device."""
-        return self._changed(lambda tensor: tensor.to(device))
+        return self._changed(lambda tensor: upload(tensor, device))
 
     def rows(self, numbers: Tensor) -> Side:
         """The rows at `numbers` [n], in that order, without padding columns at the end."""
@@ -84,7 +85,7 @@ class Contrasts:
     def to(self, device: torch.device) -> Contrasts:
         """A copy on another device."""
         corrupt, *tensors = vars(self).values()
-        return Contrasts(corrupt.to(device), *(tensor.to(device) for tensor in tensors))
+        return Contrasts(corrupt.to(device), *(upload(tensor, device) for tensor in tensors))
 
     def rows(self, numbers: Tensor) -> Contrasts:
         """Those of the rows at `numbers` [n], in that order."""
@@ -100,6 +101,7 @@ class Batch:
     relations of the source where there are parses, None for sentences that cannot be aligned. `labels` [b n], where
     requested, are the ids that a decoder should predict at each of its inputs, the tags of words at their first
     subwords, or [b 1] the classes of sentences; `IGNORED` for none. `contrasts` are there where sentences are prompts.
+    `host` is what a copy on a device was made of: its shapes and masks can be read without waiting for the device.
     """
 
     indices: Tensor
@@ -110,13 +112,23 @@ class Batch:
     kind: Literal["text", "random"] = "text"
     labels: Tensor | None = None
     contrasts: Contrasts | None = None
+    host: Batch | None = None
+
+    @property
+    def on_host(self) -> Batch:
+        """The batch on the CPU that this one is a copy of; itself where it is none."""
+        return self if self.host is None else self.host
 
     @property
     def corrupted(self) -> Batch:
         """The corrupt prompts in the place of the others, and these in theirs."""
         assert self.contrasts is not None, "only prompts have a corrupt version"
         return replace(
-            self, source=self.contrasts.corrupt, contrasts=replace(self.contrasts, corrupt=self.source), aligned=()
+            self,
+            source=self.contrasts.corrupt,
+            contrasts=replace(self.contrasts, corrupt=self.source),
+            aligned=(),
+            host=None if self.host is None else self.host.corrupted,
         )
 
     @property
@@ -137,14 +149,18 @@ class Batch:
             aligned=tuple(self.aligned[number] for number in numbers.tolist()) if self.aligned else (),
             labels=None if self.labels is None else self.labels[numbers, :length],
             contrasts=None if self.contrasts is None else self.contrasts.rows(numbers),
+            host=None,
         )
 
     def to(self, device: torch.device) -> Batch:
         """A copy with source, target and labels on another device (`indices` stay on the CPU)."""
+        if device == self.source.ids.device:
+            return self
         target = None if self.target is None else self.target.to(device)
-        labels = None if self.labels is None else self.labels.to(device)
+        labels = None if self.labels is None else upload(self.labels, device)
         contrasts = None if self.contrasts is None else self.contrasts.to(device)
-        return replace(self, source=self.source.to(device), target=target, labels=labels, contrasts=contrasts)
+        source, host = self.source.to(device), self.on_host
+        return replace(self, source=source, target=target, labels=labels, contrasts=contrasts, host=host)
 
 
 class Encodes(Protocol):

@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import FOLDS, GROUPS, GroupSums, Ratio, stack_ratios, unstack_statistics
+from headscope.bootstrap import FOLDS, GROUPS, GroupSums, Ratio
 from headscope.data.encoded import Batch
+from headscope.devices import upload
 from headscope.engine.base import Analysis, refuse_non_finite
 from headscope.heads import Site
-from headscope.model.nonfinite import is_finite
 
 Key: TypeAlias = tuple[str, Site, int]
 """A statistic at a layer: its name, site and layer."""
-Observation: TypeAlias = tuple[Analysis, Key, Ratio]
-"""What an analysis observed of a batch, sentence by sentence."""
 Sums: TypeAlias = dict[str, dict[Key, GroupSums]]
 """By the name of the analysis."""
+
+
+class Statistic(NamedTuple):
+    """What an analysis measures, at one layer, or at several whose heads it saw side by side."""
+
+    analysis: str
+    name: str
+    site: Site
+    layers: tuple[int, ...]
+
+    @property
+    def keys(self) -> list[Key]:
+        """The statistic at each layer."""
+        return [(self.name, self.site, layer) for layer in self.layers]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an analysis observed of a batch, sentence by sentence.
+
+    Of several layers axis 1 of totals, and of counts that have one, is that of the layers' heads (or whatever the
+    analysis has of each layer), one layer after the other.
+    """
+
+    analysis: Analysis
+    statistic: Statistic
+    ratio: Ratio
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one number a head, by sentences."""
+        ratio = self.ratio
+        plain = not (ratio.per_batch or ratio.centred or ratio.coarse)
+        return plain and ratio.total.ndim == ratio.count.ndim == 2 and len(ratio.total) == len(ratio.count)
+
+
+Packed: TypeAlias = tuple[tuple[Statistic, int, int], ...]
+"""Statistics whose totals and counts stand side by side in one tensor, each with how many columns both have."""
 
 
 @dataclass
@@ -28,74 +64,125 @@ class Aggregator:
     """Sums of every statistic of every analysis, in groups of sentences for the bootstrap.
 
     `budget` is the number of bytes that the sums of one statistic may take at one (site, layer). With `detail` the
-    values of single sentences are kept too.
+    values of single sentences are kept too. Sums stay on the device where the numbers are made until `unstack`.
     """
 
     budget: int
     detail: bool = False
     sums: Sums = field(default_factory=dict)
     detailed: dict[str, dict[str, dict[int, Tensor]]] = field(default_factory=dict)
-    stacks: dict[tuple[tuple[str, Key], ...], GroupSums] = field(default_factory=dict)
+    stacks: dict[Packed, GroupSums] = field(default_factory=dict)
+    others: dict[Statistic, GroupSums] = field(default_factory=dict)
+    analyses: dict[str, Analysis] = field(default_factory=dict)
 
-    def add(self, batch: Batch, observations: Sequence[Observation]) -> None:
-        """Add what was observed of a batch: statistics of one number a head together, the others by themselves."""
-        alike: dict[Any, list[Observation]] = {}
-        for number, (analysis, key, ratio) in enumerate(observations):
-            single = ratio.total.ndim == 2 and not (ratio.per_batch or ratio.centred or ratio.coarse)
-            form = (ratio.total.shape, ratio.count.shape, ratio.total.dtype, ratio.count.dtype) if single else number
-            alike.setdefault(form, []).append((analysis, key, ratio))
+    def add(self, batch: Batch, observations: Sequence[Observation]) -> Iterator[Tensor]:
+        """Add what was observed of a batch: statistics of one number a head together, the others by themselves.
+
+        Yields what was added: where that is finite, so are the sums.
+        """
+        packed: dict[torch.device, list[Observation]] = {}
+        for observation in observations:
+            self.analyses[observation.analysis.name] = observation.analysis
+            ratio = observation.ratio
             if self.detail and batch.kind == "text" and ratio.total.ndim == 2 and not ratio.per_batch:
-                self._keep_sentences(key, batch, ratio)
-        for group in alike.values():
-            if len(group) > 1:
-                self._add_stacked(group, batch)
+                self._keep_sentences(observation.statistic, batch, ratio)
+            if observation.single:
+                packed.setdefault(ratio.total.device, []).append(observation)
             else:
-                self._add_single(*group[0], batch)
+                yield self._add_single(observation.statistic, ratio, batch)
+        for device, group in packed.items():
+            yield self._add_packed(group, batch, device)
 
     def has(self, analysis: Analysis) -> bool:
         """Whether anything of an analysis has been added."""
-        return analysis.name in {*self.sums, *(name for keys in self.stacks for name, _ in keys)}
+        return analysis.name in self.analyses
+
+    def refuse_non_finite(self) -> None:
+        """NumericalError naming the analysis whose sums are not finite, for a pass in which some numbers were not."""
+        self.unstack()
+        for name, statistics in self.sums.items():
+            for key, sums in statistics.items():
+                refuse_non_finite(self.analyses[name], key, sums.total)
 
     def unstack(self) -> None:
-        """Give every statistic sums of its own, when the corpus has been read."""
-        for keys, stack in self.stacks.items():
-            for (name, key), sums in zip(keys, unstack_statistics(stack), strict=True):
-                self._include(name, key, sums)
+        """Give every statistic sums of its own on the CPU, when the corpus has been read."""
+        for packed, stack in self.stacks.items():
+            stack.settle()
+            begin = 0
+            for statistic, totals, counts in packed:
+                middle, end = begin + totals, begin + totals + counts
+                parts = copied(stack, stack.total[:, begin:middle], stack.total[:, middle:end])
+                self._include(statistic, parts)
+                begin = end
+        for statistic, sums in self.others.items():
+            sums.settle()
+            self._include(statistic, sums)
         self.stacks.clear()
+        self.others.clear()
 
     def merge(self, sums: Sums, detailed: Mapping[str, dict[str, dict[int, Tensor]]]) -> None:
         """Add the sums of another process, and its values of single sentences."""
         for name, statistics in sums.items():
             for key, statistic in statistics.items():
-                self._include(name, key, statistic)
+                self._merge(name, key, statistic)
         for name, sentences in detailed.items():
             self.detailed[name] = {**self.detailed.get(name, {}), **sentences}
 
-    def _add_stacked(self, group: Sequence[Observation], batch: Batch) -> None:
-        stacked = stack_ratios([ratio for _, _, ratio in group])
-        if not is_finite(stacked.total):
-            for analysis, key, ratio in group:
-                refuse_non_finite(analysis, key, ratio)
-        keys = tuple((analysis.name, key) for analysis, key, _ in group)
-        sums = self.stacks.setdefault(keys, GroupSums(budget=len(keys) * self.budget))
-        sums.add(batch.indices, stacked)
+    def _add_packed(self, group: Sequence[Observation], batch: Batch, device: torch.device) -> Tensor:
+        columns, packed = [], []
+        for observation in group:
+            ratio = observation.ratio
+            columns += [ratio.total, upload(ratio.count, device)]
+            packed.append((observation.statistic, ratio.total.shape[1], ratio.count.shape[1]))
+        values = torch.cat(columns, dim=1)
+        layers = sum(len(observation.statistic.layers) for observation in group)
+        sums = self.stacks.setdefault(tuple(packed), GroupSums(budget=layers * self.budget))
+        sums.add(batch.indices, Ratio(values, values[:, :0]))
+        return values
 
-    def _add_single(self, analysis: Analysis, key: Key, ratio: Ratio, batch: Batch) -> None:
-        statistics = self.sums.setdefault(analysis.name, {})
-        refuse_non_finite(analysis, key, ratio)
-        if key not in statistics:
-            statistics[key] = GroupSums(groups=FOLDS if ratio.per_batch else GROUPS, budget=self.budget)
-        statistics[key].add(torch.tensor([batch.fold]) if ratio.per_batch else batch.indices, ratio)
+    def _add_single(self, statistic: Statistic, ratio: Ratio, batch: Batch) -> Tensor:
+        if statistic not in self.others:
+            groups, budget = FOLDS if ratio.per_batch else GROUPS, len(statistic.layers) * self.budget
+            self.others[statistic] = GroupSums(groups=groups, budget=budget)
+        self.others[statistic].add(torch.tensor([batch.fold]) if ratio.per_batch else batch.indices, ratio)
+        return ratio.total
 
-    def _include(self, name: str, key: Key, sums: GroupSums) -> None:
+    def _include(self, statistic: Statistic, sums: GroupSums) -> None:
+        number = len(statistic.layers)
+        totals, counts = of_layers(sums.total, number), of_layers(sums.count, number)
+        for key, total, count in zip(statistic.keys, totals, counts, strict=True):
+            self._merge(statistic.analysis, key, sums if number == 1 else copied(sums, total, count))
+
+    def _merge(self, name: str, key: Key, sums: GroupSums) -> None:
         statistics = self.sums.setdefault(name, {})
         if key in statistics:
             statistics[key].merge(sums)
         else:
             statistics[key] = sums
 
-    def _keep_sentences(self, key: Key, batch: Batch, ratio: Ratio) -> None:
-        name, site, layer = key
-        values = (ratio.total / ratio.count).float().cpu()  # [b h]
-        for sentence, value in zip(batch.indices.tolist(), values, strict=True):
-            self.detailed.setdefault(name, {}).setdefault(f"{sentence}/{site}", {})[layer] = value
+    def _keep_sentences(self, statistic: Statistic, batch: Batch, ratio: Ratio) -> None:
+        values = (ratio.total / ratio.count.to(ratio.total.device)).float().cpu()  # [b h]
+        for layer, of_layer in zip(statistic.layers, of_layers(values, len(statistic.layers)), strict=True):
+            for sentence, value in zip(batch.indices.tolist(), of_layer, strict=True):
+                by_place = self.detailed.setdefault(statistic.name, {})
+                by_place.setdefault(f"{sentence}/{statistic.site}", {})[layer] = value
+
+
+def of_layers(values: Tensor, number: int) -> Sequence[Tensor]:
+    """The parts of values [g n·x …] that belong to each of n layers; what has no such axis belongs to all."""
+    if number == 1 or values.ndim < 2 or values.shape[1] == 1:
+        return [values] * number
+    return values.tensor_split(number, dim=1)
+
+
+def copied(sums: GroupSums, total: Tensor, count: Tensor) -> GroupSums:
+    """Sums of the same groups with totals and counts of their own."""
+    other = GroupSums(groups=sums.groups, budget=sums.budget)
+    other.used, other.whole_numbers = sums.used, sums.whole_numbers
+    other.total, other.count = total.clone(), count.clone()
+    return other
+
+
+def added(earlier: Ratio, later: Ratio) -> Ratio:
+    """What blocks of queries contribute together."""
+    return replace(later, total=earlier.total + later.total, count=earlier.count + later.count)

@@ -158,6 +158,11 @@ class Analysis:
     "rows", for which `observe` is called with one block of queries after the other, and what it returns is added up;
     or the "matrix" of all rows at once: such text is left out.
 
+    With `joins_layers` what `observe` returns of a head follows from that head (or its layer's) alone, so that on an
+    accelerator it may be shown several layers at once, their heads side by side (`HeadBatch.layers`): a few large
+    operations instead of many small ones. Axis 1 of the totals is then that of all these heads, or of whatever it has
+    of each layer, one layer after the other.
+
     `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
     that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.
     `measures` say how figures show its columns, `pairs` its matrices of pairs of heads (in similarity.npz); `functions`
@@ -176,6 +181,7 @@ class Analysis:
     afterwards: ClassVar[bool] = False
     sampled: ClassVar[bool] = False
     reads: ClassVar[Literal["contexts", "statistics", "rows", "matrix"]] = "matrix"
+    joins_layers: ClassVar[bool] = False
     passes: ClassVar[frozenset[str]] = frozenset({"text"})
     Options: ClassVar[type[Any]] = NoOptions
     measures: ClassVar[tuple[Measure, ...]] = ()
@@ -270,9 +276,9 @@ def needs_objective(analysis: type[Analysis]) -> bool:
     return not analysis.needs.isdisjoint({"objective", "gradient"})
 
 
-def refuse_non_finite(analysis: Analysis, key: tuple[str, Site, int], ratio: Ratio) -> None:
-    """NumericalError for what an analysis makes of a batch where it is NaN or infinite."""
-    if not is_finite(ratio.total):
+def refuse_non_finite(analysis: Analysis, key: tuple[str, Site, int], total: Tensor) -> None:
+    """NumericalError for totals of an analysis that are NaN or infinite."""
+    if not is_finite(total):
         _, site, layer = key
         raise NumericalError(
             f"{analysis.name} gives NaN or infinite numbers at {site}.{layer}; "

@@ -9,7 +9,14 @@ ROWS = 64
 
 
 def gram(flat: Tensor) -> Tensor:
-    """flatᵀ flat of [n d]: what lies right of the diagonal, by strips of `ROWS` rows, and its mirror image."""
+    """flatᵀ flat of [n d] or [l n d]: what lies right of the diagonal, by strips of `ROWS` rows, and its mirror image.
+
+    On an accelerator it is one product, of all l at once.
+    """
+    if flat.device.type != "cpu":
+        return flat.transpose(-1, -2) @ flat
+    if flat.ndim == 3:
+        return torch.stack([gram(part) for part in flat]) if len(flat) > 1 else gram(flat[0])[None]
     width = flat.shape[1]
     product = flat.new_empty(width, width)
     for top in range(0, width, ROWS):

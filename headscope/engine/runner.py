@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
 from headscope.data.encoded import Batch
-from headscope.engine.aggregate import Aggregator, Key, Observation
+from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.conclusion import conclude
 from headscope.engine.heads.observed import ObservedBatch, precise
@@ -28,10 +28,13 @@ from headscope.model.attention import AttentionCall, makes_weights
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
 from headscope.model.gradients import differentiable_contexts, frozen_parameters, gradients_of
-from headscope.model.nonfinite import sums_are_finite
+from headscope.model.nonfinite import DeferredChecks, deferred
 from headscope.model.process_settings import keep_freed_memory
 from headscope.model.streaming.context import streaming
 from headscope.model.threads import threads_for_pass
+
+JOINED = 256 * 2**20
+"""Bytes of the weights and contexts of all layers up to which an accelerator keeps them until the pass is through."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,11 @@ class AnalysisRunner:
     observers: Sequence[Analysis] = ()
     observed: ObservedBatch | None = None
     head_contexts: list[tuple[HeadBatch, Tensor]] = field(default_factory=list)
-    observations: dict[tuple[str, Key], Observation] = field(default_factory=dict)
+    observations: dict[Statistic, Observation] = field(default_factory=dict)
     refused: list[LeftOut] = field(default_factory=list)
-    contexts: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    checks: DeferredChecks = field(init=False)
+    contexts: list[Tensor] = field(default_factory=list)
+    pending: dict[tuple[object, ...], list[tuple[AttentionSite, AttentionCall]]] = field(default_factory=dict)
     layers: frozenset[tuple[Site, int]] = frozenset()
     unseen: set[tuple[Site, int]] = field(default_factory=set)
     streamed: int = 0
@@ -81,6 +86,7 @@ class AnalysisRunner:
 
     def __post_init__(self) -> None:
         self.aggregator = Aggregator(budget=BUDGET // len(self.checkpoint.attention_sites.order), detail=self.detail)
+        self.checks = DeferredChecks(self.checkpoint.device)
 
     @property
     def differentiated(self) -> bool:
@@ -99,7 +105,12 @@ class AnalysisRunner:
                 stack.enter_context(frozen_parameters(self.checkpoint.model))
             stack.enter_context(observing(self.checkpoint.model, self.see))
             stack.callback(self.aggregator.unstack)
-            yield
+            try:
+                yield
+            except KeyboardInterrupt:  # what was done counts
+                self.checks.read()
+                raise
+            self.checks.read()
 
     def run(self, batch: Batch) -> None:
         """The common pass over a batch, then the passes of analyses' own; the batch counts when all are through."""
@@ -108,18 +119,18 @@ class AnalysisRunner:
 
     def _run(self, batch: Batch) -> None:
         on_device, self.observations = batch.to(self.checkpoint.device), {}
-        if not self.streams(batch):
+        streams = self.streams(batch)
+        with deferred(self.checks), streaming() if streams else nullcontext():
             self._passes(on_device)
-        else:
-            with streaming():
-                self._passes(on_device)
-            if batch.kind == "text":
-                self.streamed += len(batch.indices)
-                self.unmeasured.update(
-                    {analysis.name: len(batch.indices) for analysis in self.running if _needs_matrix(analysis)}
-                )
+        if streams and batch.kind == "text":
+            self.streamed += len(batch.indices)
+            self.unmeasured.update(
+                {analysis.name: len(batch.indices) for analysis in self.running if _needs_matrix(analysis)}
+            )
         with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
-            self.aggregator.add(batch, list(self.observations.values()))
+            for values in self.aggregator.add(batch, list(self.observations.values())):
+                self.checks.add(values, self.aggregator.refuse_non_finite)
+        self.checks.batch_done()
 
     def streams(self, batch: Batch) -> bool:
         """Whether a batch goes through the model without matrices of weights."""
@@ -144,8 +155,8 @@ class AnalysisRunner:
         try:
             with torch.no_grad():
                 ratios = analysis.explain(self.checkpoint, batch)
-            for key, ratio in ratios.items():
-                self._add(analysis, key, ratio)
+            for (name, site, layer), ratio in ratios.items():
+                self._add(analysis, Statistic(analysis.name, name, site, (layer,)), ratio)
         except CheckpointError as error:
             if self.aggregator.has(analysis) or len(self.running) == 1:
                 raise
@@ -159,7 +170,7 @@ class AnalysisRunner:
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.head_contexts:
-                self._observe(heads, afterwards=True)
+                self._observe(heads, self.observers, afterwards=True)
 
     def _differentiate(self, batch: Batch) -> None:
         """One forward pass and one backward pass of the objective.
@@ -182,42 +193,75 @@ class AnalysisRunner:
             with torch.no_grad():
                 for (heads, _), gradient in zip(self.head_contexts, gradients, strict=True):
                     heads.gradient, heads.counts = precise(gradient), outcome.counts
-                    self._observe(heads, afterwards=True)
+                    self._observe(heads, self.observers, afterwards=True)
 
     @contextmanager
     def _observing(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
         """Within the block `see` shows every call to these analyses; NumericalError where a context is not finite."""
         self.batch, self.observers, self.head_contexts, self.contexts = batch, observers, [], []
-        self.observed = ObservedBatch(batch, self.options.keep_special)
+        self.observed, self.pending = ObservedBatch(batch, self.options.keep_special), {}
         try:
             yield
-            finite = sums_are_finite(self.contexts)
+            self._show_pending()
+            contexts = self.contexts
         finally:
             self.observers, self.observed, self.head_contexts, self.contexts, self.unseen = (), None, [], [], set()
-        if not finite:
-            refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
+            self.pending = {}
+
+        def refuse() -> None:
+            with torch.no_grad():
+                refuse_overflow(self.checkpoint, lambda: self.checkpoint.forward(batch), batch)
+
+        for sums in contexts:
+            self.checks.add(sums, refuse)
 
     def see(self, attention_site: AttentionSite, call: AttentionCall) -> None:
-        """Every analysis sees every call of the batch that is on its way."""
+        """Every analysis sees every call of the batch that is on its way, some of them several calls at once."""
         if not self.observers or self.observed is None:
             return
         with torch.no_grad():
-            heads = self.observed.heads(attention_site, call)
-            self.contexts.append((heads.context.sum(dim=(1, 3)), heads.query_side.real))
-            self._observe(heads, afterwards=False)
-            if any(later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
-                self.head_contexts.append((heads, call.context))
+            joins = [analysis for analysis in self.observers if analysis.joins_layers] if self._waits(call) else []
+            if joins:
+                self.pending.setdefault(self.observed.sees(attention_site, call), []).append((attention_site, call))
+            if len(joins) < len(self.observers):
+                heads = self.observed.heads(attention_site, call)
+                if not joins:
+                    self._note_sums(heads)
+                self._observe(heads, [analysis for analysis in self.observers if analysis not in joins])
+                if any(later(analysis) and self._concerns(analysis, heads) for analysis in self.observers):
+                    self.head_contexts.append((heads, call.context))
         if self.unseen:
             self.unseen.discard((attention_site.site, attention_site.layer))
             if not self.unseen:
                 raise StopForward
 
+    def _waits(self, call: AttentionCall) -> bool:
+        """Whether a call is shown later, with those of other layers: where they all fit, and starting work is dear."""
+        if call.made_weights is None or call.context.device.type == "cpu":
+            return False
+        return len(self.layers) * (call.weights.nbytes + call.context.nbytes) <= JOINED
+
+    def _show_pending(self) -> None:
+        """Show the calls that wait, those together that see the same."""
+        assert self.observed is not None
+        joins = [analysis for analysis in self.observers if analysis.joins_layers]
+        with torch.no_grad():
+            for calls in self.pending.values():
+                heads = self.observed.joined(*map(list, zip(*calls, strict=True)))
+                self._note_sums(heads)
+                self._observe(heads, joins)
+
+    def _note_sums(self, heads: HeadBatch) -> None:
+        """Sums of contexts, which are finite only if the contexts of all tokens are."""
+        padding = heads.once("padding", lambda: ~heads.query_side.real)  # [b t]
+        self.contexts.append(heads.context.sum(dim=(1, 3)).masked_fill_(padding, 0))
+
     def _concerns(self, analysis: Analysis, heads: HeadBatch) -> bool:
         return self.batch.kind in analysis.passes and heads.site in analysis.sites
 
-    def _observe(self, heads: HeadBatch, *, afterwards: bool) -> None:
+    def _observe(self, heads: HeadBatch, observers: Sequence[Analysis], *, afterwards: bool = False) -> None:
         concerned = [
-            analysis for analysis in self.observers if later(analysis) is afterwards and self._concerns(analysis, heads)
+            analysis for analysis in observers if later(analysis) is afterwards and self._concerns(analysis, heads)
         ]
         streamed = isinstance(heads.rows, StreamedRows)
         in_blocks = [analysis for analysis in concerned if streamed and analysis.reads == "rows"]
@@ -230,14 +274,13 @@ class AnalysisRunner:
 
     def _show(self, analysis: Analysis, heads: HeadBatch) -> None:
         for name, ratio in analysis.observe(heads).items():
-            self._add(analysis, (name, heads.site, heads.layer), ratio)
+            self._add(analysis, Statistic(analysis.name, name, heads.site, heads.layers), ratio)
 
-    def _add(self, analysis: Analysis, key: Key, ratio: Ratio) -> None:
+    def _add(self, analysis: Analysis, statistic: Statistic, ratio: Ratio) -> None:
         """Keep a batch's sums of a statistic; those of blocks of queries are added up."""
-        earlier = self.observations.get((analysis.name, key))
-        if earlier is not None:
-            ratio = replace(ratio, total=earlier[2].total + ratio.total, count=earlier[2].count + ratio.count)
-        self.observations[analysis.name, key] = (analysis, key, ratio)
+        earlier = self.observations.get(statistic)
+        ratio = ratio if earlier is None else added(earlier.ratio, ratio)
+        self.observations[statistic] = Observation(analysis, statistic, ratio)
 
     def part(self) -> PartialResult:
         """What this process observed, for the one that concludes."""

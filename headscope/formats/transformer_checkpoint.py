@@ -294,8 +294,8 @@ def _encoded(text: str, vocabulary: Vocabulary, limit: int, *, reading: bool) ->
 
 
 def _mask(real: Tensor) -> Tensor | None:
-    """No mask where nothing is padding: it costs a little, and changes nothing."""
-    return None if bool(real.all()) else real
+    """No mask where nothing is padding: it costs a little, and changes nothing. To ask a device would cost more."""
+    return None if real.device.type == "cpu" and bool(real.all()) else real
 
 
 def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, Tensor]) -> Transformer:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headscope.data.encoded import Batch, Side
 from headscope.errors import CheckpointError, NumericalError, shortlist
 from headscope.model.discovery import track_calls
-from headscope.model.nonfinite import first_non_finite, is_finite
+from headscope.model.nonfinite import deferred_checks, first_non_finite, is_finite
 from headscope.model.storage.stored_weights import tensors_in_place
 
 HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}
@@ -83,9 +83,20 @@ def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenat
 
     @wraps(method)
     def checked(self: C, batch: Batch, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result = method(self, batch, *args, **kwargs)
-        if not _counts(result, batch):
-            refuse_overflow(self, lambda: method(self, batch, *args, **kwargs), batch)
+        def run() -> R:
+            return method(self, batch, *args, **kwargs)
+
+        def check(result: R) -> R:
+            if not _counts(result, batch):
+                refuse_overflow(self, run, batch)
+            return result
+
+        checks = deferred_checks()
+        if checks is None:
+            return check(run())
+        result = run()
+        if (values := _output(result)) is not None:
+            checks.add(values, lambda: check(run()), masked=True)
         return result
 
     return checked
@@ -93,10 +104,13 @@ def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenat
 
 def _counts(result: Any, batch: Batch) -> bool:
     """Whether a result has no NaN and no infinity that counts; encoders of transformers give an output object."""
+    values = _output(result)
+    return values is None or is_finite(values) or is_finite(at_tokens(values, batch), masked=True)
+
+
+def _output(result: Any) -> Tensor | None:
     values = result if isinstance(result, Tensor) else getattr(result, "last_hidden_state", None)
-    if not isinstance(values, Tensor) or is_finite(values):
-        return True
-    return is_finite(at_tokens(values, batch), masked=True)
+    return values if isinstance(values, Tensor) else None
 
 
 def at_tokens(values: Tensor, batch: Batch) -> Tensor:

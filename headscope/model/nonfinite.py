@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import torch
@@ -30,7 +32,8 @@ def is_finite(values: Tensor, *, masked: bool = False) -> bool:
             return True
         if values.element_size() == 1:  # 8-bit floats cannot be compared
             values = values.float()
-        low, high = (float(bound) for bound in values.detach().aminmax())
+        bounds = torch.stack(values.detach().aminmax())
+    low, high = bounds.tolist()
     return high < torch.inf and (low > -torch.inf or (masked and low == -torch.inf))
 
 
@@ -38,6 +41,67 @@ def sums_are_finite(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Whether sums [b t] over a tensor's other axes are finite where counted [b t]; synchronises a GPU once."""
     wrong = [(~total.isfinite() & counted).any() for total, counted in sums]
     return not wrong or not bool(torch.stack(wrong).any())
+
+
+EVERY = 16
+"""Batches after which a device is asked whether all its numbers were finite; on a CPU asking costs nothing."""
+
+
+class DeferredChecks:
+    """Largest and smallest numbers that a device has not been asked for yet, each with what to do if it is no number.
+
+    On a CPU they are looked at at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.immediate = device.type == "cpu"
+        self.waiting: list[tuple[Tensor, Callable[[], object]]] = []
+        self.batches = 0
+
+    def add(self, values: Tensor, otherwise: Callable[[], object], *, masked: bool = False) -> None:
+        """Values that should be finite; `otherwise` says what is wrong. With `masked` they may be -inf."""
+        if values.is_floating_point() and values.numel():
+            extremes = (values.detach().amax(),) if masked else values.detach().aminmax()
+            self.waiting += [(extreme, otherwise) for extreme in extremes]
+        if self.immediate:
+            self.read()
+
+    def batch_done(self) -> None:
+        """Now and then the numbers that wait are read."""
+        self.batches += 1
+        if self.batches % EVERY == 0:
+            self.read()
+
+    def read(self) -> None:
+        """Wait for the device, once, and do for the first number that is none what was to be done."""
+        waiting, self.waiting = self.waiting, []
+        by_device: dict[torch.device, list[int]] = {}
+        for number, (extreme, _) in enumerate(waiting):
+            by_device.setdefault(extreme.device, []).append(number)
+        wrong: list[int] = []
+        for numbers in by_device.values():
+            read = torch.stack([waiting[number][0].float() for number in numbers]).tolist()
+            wrong += [number for number, value in zip(numbers, read, strict=True) if not isfinite(value)]
+        for number in sorted(wrong):
+            waiting[number][1]()
+
+
+_DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_checks", default=None)
+
+
+@contextmanager
+def deferred(checks: DeferredChecks) -> Iterator[None]:
+    """Within the block checks of what a model computes (`headscope.formats.weights`) wait in `checks`."""
+    token = _DEFERRED.set(None if checks.immediate else checks)
+    try:
+        yield
+    finally:
+        _DEFERRED.reset(token)
+
+
+def deferred_checks() -> DeferredChecks | None:
+    """Where checks are to wait, or None where they are made at once."""
+    return _DEFERRED.get()
 
 
 def first_non_finite(

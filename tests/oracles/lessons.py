@@ -55,7 +55,7 @@ def lesson(run: TrainingRun) -> list[TrainingBatch]:
     """The micro-batch of the next update."""
     position = run.position
     groups = epoch_plan(run.data.train, tokens=run.config.max_tokens, seed=run.config.seed, epoch=position.epoch)
-    return [collate(run.data.train, groups[position.update_in_epoch % len(groups)])]
+    return [collate(run.data.train, groups[position.update_in_epoch % len(groups)]).to(run.device)]
 
 
 @dataclass

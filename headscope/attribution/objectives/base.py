@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError, NumericalError
+from headscope.model.nonfinite import deferred_checks
 from headscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -39,6 +40,13 @@ class ObjectiveOutput:
     states: Tensor | None = None
 
     def __post_init__(self) -> None:
+        checks = deferred_checks()
+        if checks is None:
+            self._refuse_nan()
+        else:
+            checks.add(self.values, self._refuse_nan, masked=True)
+
+    def _refuse_nan(self) -> None:
         if bool(self.values.isnan().any()):  # a probability of 0 is a loss of ∞, which is no error
             raise NumericalError("the objective is NaN on some sentences; take a wider --dtype")
 

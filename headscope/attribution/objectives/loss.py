@@ -10,6 +10,7 @@ from torch import Tensor
 from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.attribution.objectives.predictions import negative_log_likelihood, no_words
 from headscope.data.encoded import IGNORED, Batch
+from headscope.devices import upload
 from headscope.errors import CheckpointError
 from headscope.evaluation.labels import no_labels
 from headscope.evaluation.likelihood import hidden_at_random
@@ -52,12 +53,13 @@ class LossObjective(Objective):
         """Masked language models: with hidden tokens, and these as labels."""
         if not self.alters(checkpoint):
             return batch
-        hidden = torch.zeros_like(batch.source.real)
-        ordinary = (batch.source.real & ~batch.source.special).tolist()
+        source = batch.on_host.source
+        hidden = torch.zeros_like(source.real)
+        ordinary = (source.real & ~source.special).tolist()
         for row, (number, positions) in enumerate(zip(batch.indices.tolist(), ordinary, strict=True)):
             candidates = [n for n, is_ordinary in enumerate(positions) if is_ordinary]
             hidden[row, hidden_at_random(candidates, number, seed=self.seed)] = True
-        ids = batch.source.ids
+        ids, hidden = batch.source.ids, upload(hidden, batch.source.ids.device)
         source = replace(batch.source, ids=ids.masked_fill(hidden, checkpoint.mask_id()))
         return replace(batch, source=source, labels=ids.masked_fill(~hidden, IGNORED))
 

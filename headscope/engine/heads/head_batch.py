@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch, Side
+from headscope.devices import upload
 from headscope.engine.heads.rows import Match, Rows
-from headscope.engine.heads.shared import SharedTensors
+from headscope.engine.heads.shared import SharedTensors, T
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.heads import Site
 
@@ -27,6 +29,10 @@ class HeadBatch:
     unless they are kept; where no key counts, no query does. Of a block of queries, t are those from position
     `first_query` on. Analyses that need gradients find that of the objective with respect to the context in `gradient`
     [b h t k], row i that of sentence i's value, and its counts in `counts` [b].
+
+    Analyses that join layers (`headscope.engine.base.Analysis.joins_layers`) may see several `layers` at once: h are
+    then the heads of the first layer, those of the second, and so on, each layer with as many. `host_queries` is
+    `queries` on the CPU, which can be read without waiting for the device.
     """
 
     site: Site
@@ -44,6 +50,12 @@ class HeadBatch:
     gradient: Tensor = field(default_factory=lambda: torch.empty(0))
     counts: Tensor = field(default_factory=lambda: torch.empty(0))
     first_query: int = 0
+    layers: tuple[int, ...] = ()
+    host_queries: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def __post_init__(self) -> None:
+        self.layers = self.layers or (self.layer,)
+        self.host_queries = self.host_queries if self.host_queries.numel() else self.queries
 
     @property
     def weights(self) -> Tensor:
@@ -89,9 +101,11 @@ class HeadBatch:
     @property
     def positions(self) -> Tensor:
         """Positions [t] of the queries in their sentences."""
-        return torch.arange(self.first_query, self.first_query + self.queries.shape[1], device=self.queries.device)
+        last = self.first_query + self.queries.shape[1]
+        make = partial(torch.arange, self.first_query, last, device=self.queries.device)
+        return self.of_rows.get(f"positions/{self.first_query}", self.queries, make)
 
-    def shared(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def shared(self, name: str, make: Callable[[], T]) -> T:
         """A tensor that depends on batch, site and visibility but not on the layer: made once for all of these.
 
         Self attention and cross attention see different sides, and layers with and without a sliding
@@ -100,18 +114,35 @@ class HeadBatch:
         """
         return self.of_rows.get(f"{self.site}/{name}", self.rows.sight, make)
 
-    def once(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def once(self, name: str, make: Callable[[], T]) -> T:
         """A tensor that depends on batch and site alone, not on the layer, nor on which queries are looked at."""
         return self.of_batch.get(f"{self.site}/{name}", self.batch, make)
 
     def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
         """Mean over counted queries of values [b h t] (and over those of `only` [b t])."""
-        if only is None:
-            weights = self.shared(f"counted/{values.dtype}", lambda: self.queries.to(values.dtype))
-        else:
-            weights = (self.queries & only).to(values.dtype)  # [b t]
-        total = (values @ weights[:, :, None])[..., 0]  # [b h t] · [b t 1]
-        return Ratio(total, weights.sum(dim=-1, keepdim=True))
+        weights, count = self.counted(values.dtype, only)
+        return Ratio((values @ weights[:, :, None])[..., 0], count)  # [b h t] · [b t 1]
+
+    def counted(self, dtype: torch.dtype, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Which queries count (of those of `only`) as numbers [b t], and how many [b 1]."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            weights = (self.queries if only is None else self.queries & only).to(dtype)
+            return weights, weights.sum(dim=-1, keepdim=True)
+
+        return self.of_rows.get(f"counted/{dtype}/{id(self.queries)}", self.queries if only is None else only, make)
+
+    @property
+    def counted_places(self) -> tuple[Tensor, Tensor]:
+        """Every counted query, sentence by sentence: its sentence [n] and its place [n] among b·t positions."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            sentence, position = self.host_queries.nonzero(as_tuple=True)
+            places = torch.stack([sentence, sentence * self.host_queries.shape[1] + position])
+            row, place = upload(places, self.queries.device)
+            return row, place
+
+        return self.of_rows.get("places", self.queries, make)
 
     def in_blocks(self) -> Iterator[HeadBatch]:
         """The same heads in blocks of queries whose weights are all there: itself, where they are anyhow."""
@@ -124,6 +155,7 @@ class HeadBatch:
                 rows=rows,
                 context=self.context[:, :, queries],
                 queries=self.queries[:, queries],
+                host_queries=self.host_queries[:, queries],
                 of_rows=SharedTensors(),
                 first_query=queries.start,
             )

@@ -28,6 +28,7 @@ from headscope.data.word_alignment import (
     train,
     word_of_subwords,
 )
+from headscope.devices import upload
 from headscope.errors import ConfigError, DataError
 from headscope.files.reading import in_step, read_lines
 from headscope.formats.base import Checkpoint
@@ -214,7 +215,7 @@ class LinkedWords:
     """Words and links of one batch, built once for all layers.
 
     `source_word` [b s] are the words of keys, `about` [b t] by relation those that positions are about, −1 where there
-    is none. Links are sorted keys, of row, target word and source word.
+    is none; `host` are the two sides on the CPU. Links are sorted keys, of row, target word and source word.
     """
 
     def __init__(
@@ -224,6 +225,8 @@ class LinkedWords:
         numbers: Sequence[int],
         checkpoint: Checkpoint,
         links: SentenceLinks,
+        *,
+        host: tuple[Side, Side] | None = None,
     ) -> None:
         self.counted, self.unlocated = False, 0
         self.made: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
@@ -234,20 +237,20 @@ class LinkedWords:
         sentences = links.sentences(numbers)
         for row, sentence in enumerate(sentences):
             texts = (sentence.source, sentence.target or "")
-            for number, (side, name) in enumerate(((source, "source"), (target, "target"))):
+            for number, (side, name) in enumerate(zip(host or sides, ("source", "target"), strict=True)):
                 ids = side.ids[row][side.real[row]].tolist()
                 spans = checkpoint.spans(texts[number], ids, side=name)  # type: ignore[arg-type]
                 of_subwords = [] if spans is None else word_of_subwords(texts[number], spans)
                 self.unlocated += spans is None
-                places = side.real[row].nonzero()[:, 0].cpu().numpy()
+                places = side.real[row].nonzero()[:, 0].numpy()
                 words[number][row, places[: len(of_subwords)]] = of_subwords
                 if number == 0 and spans is not None:
                     ends[row, places] = _ends(texts[0], spans)
-        self.ends = torch.from_numpy(ends).to(device)
+        self.ends = upload(torch.from_numpy(ends), device)
         self.rows, self.stride = len(sentences), int(words[0].max()) + 2
         self.targets = int(words[1].max()) + 2
-        self.source_word = torch.from_numpy(words[0]).to(device)
-        of_target = torch.from_numpy(words[1]).to(device)
+        self.source_word = upload(torch.from_numpy(words[0]), device)
+        of_target = upload(torch.from_numpy(words[1]), device)
         self.source_words = distinct(self.source_word).sum(-1).float()  # [b]
         looking = target.real & keys.any(-1, keepdim=True)
         self.about = {}
@@ -269,9 +272,9 @@ class LinkedWords:
                     sure.append(own.sure[inside])
         keys, order = np.unique(np.concatenate(found[0]), return_index=True)
         device = self.source_word.device
-        self.possible = torch.from_numpy(keys).to(device)
-        self.sure = torch.from_numpy(np.concatenate(sure)[order]).to(device)
-        self.shuffled = torch.from_numpy(np.unique(np.concatenate(found[1]))).to(device)
+        self.possible = upload(torch.from_numpy(keys), device)
+        self.sure = upload(torch.from_numpy(np.concatenate(sure)[order]), device)
+        self.shuffled = upload(torch.from_numpy(np.unique(np.concatenate(found[1]))), device)
         self.linked = torch.zeros(self.rows * self.targets, dtype=torch.bool, device=device)
         self.linked[self.possible // self.stride] = True
 

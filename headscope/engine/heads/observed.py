@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from headscope.data.encoded import Batch, Side
+from headscope.devices import upload
 from headscope.engine.heads.head_batch import HeadBatch
 from headscope.engine.heads.rows import DenseRows, Rows
 from headscope.engine.heads.shared import SharedTensors
@@ -30,9 +32,8 @@ class ObservedBatch:
 
     def heads(self, attention_site: AttentionSite, call: AttentionCall) -> HeadBatch:
         """The heads of one call; CheckpointError where its positions are not those of the text."""
-        text = self.batch.source if self.batch.target is None else self.batch.target
-        query_side = self.batch.source if attention_site.site is Site.ENCODER_SELF else text
-        key_side = text if attention_site.site is Site.DECODER_SELF else self.batch.source
+        batch = self._batch_on(call.context.device)
+        query_side, key_side = sides(batch, attention_site.site)
         expected = (query_side.ids.shape[1], key_side.ids.shape[1])
         size = (call.query.shape[2], call.key.shape[2])
         if size != expected:
@@ -41,7 +42,7 @@ class ObservedBatch:
                 f"{size[1]} positions where the text has {expected[0]} and {expected[1]}; "
                 "it cannot be analysed token by token"
             )
-        queries, keys = self._counted(query_side, key_side)
+        host_queries, queries, keys = self._counted(batch, attention_site.site)
         return HeadBatch(
             site=attention_site.site,
             layer=attention_site.layer,
@@ -52,20 +53,48 @@ class ObservedBatch:
             keys=keys,
             query_side=query_side,
             key_side=key_side,
-            batch=self.batch,
+            batch=batch,
             of_batch=self.shared,
             of_rows=self.shared,
+            host_queries=host_queries,
         )
 
-    def _counted(self, query_side: Side, key_side: Side) -> tuple[Tensor, Tensor]:
-        """Which queries [b t] and keys [b s] count; the same tensors for every layer of a site."""
+    def joined(self, attention_sites: Sequence[AttentionSite], calls: Sequence[AttentionCall]) -> HeadBatch:
+        """The heads of calls of one site that see the same keys, side by side."""
+        first = self.heads(attention_sites[0], calls[0])
+        if len(calls) == 1:
+            return first
+        assert isinstance(first.rows, DenseRows)
+        weights = torch.cat([call.weights.detach() for call in calls], dim=1)
+        contexts = torch.cat([call.context.detach().transpose(1, 2) for call in calls], dim=2)  # as they lie in memory
+        return replace(
+            first,
+            rows=replace(first.rows, weights=precise(weights)),
+            context=precise(contexts).transpose(1, 2),
+            value=torch.empty(0),
+            layers=tuple(attention_site.layer for attention_site in attention_sites),
+        )
 
-        def make() -> tuple[Tensor, Tensor]:
-            sides = (query_side, key_side)
-            queries, keys = (side.real if self.keep_special else side.real & ~side.special for side in sides)
-            return queries & keys.any(dim=-1, keepdim=True), keys
+    def sees(self, attention_site: AttentionSite, call: AttentionCall) -> tuple[object, ...]:
+        """What is the same for calls that can be joined."""
+        return attention_site.site, call.query.shape, call.key.shape[2], id(call.mask), call.context.device
 
-        return self.shared.get(f"counted/{id(query_side)}", key_side, make)
+    def _batch_on(self, device: torch.device) -> Batch:
+        """The batch where a layer is, which is not where others are if the model is spread over several devices."""
+        if device == self.batch.source.ids.device:
+            return self.batch
+        return self.shared.get(f"batch/{device}", self.batch, lambda: self.batch.to(device))
+
+    def _counted(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        """Which queries count on the CPU and on the device [b t], and which keys [b s]: the same for all its layers."""
+
+        def make() -> tuple[Tensor, Tensor, Tensor]:
+            counted = [side.real if self.keep_special else side.real & ~side.special for side in sides(host, site)]
+            queries, keys = counted[0] & counted[1].any(dim=-1, keepdim=True), counted[1]
+            return queries, upload(queries, device), upload(keys, device)
+
+        host, device = batch.on_host, batch.source.ids.device
+        return self.shared.get(f"counted/{site}", batch, make)
 
     def _rows(self, call: AttentionCall, key_side: Side, keys: Tensor) -> Rows:
         t = call.query.shape[2]
@@ -87,6 +116,12 @@ class ObservedBatch:
             sinks=None if options.sinks is None else options.sinks.detach(),
         )
         return StreamedRows(scores, seen, keys, self.shared)
+
+
+def sides(batch: Batch, site: Site) -> tuple[Side, Side]:
+    """What queries and keys of a site are."""
+    text = batch.source if batch.target is None else batch.target
+    return batch.source if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else batch.source
 
 
 def precise(values: Tensor) -> Tensor:

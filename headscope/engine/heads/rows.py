@@ -133,7 +133,9 @@ def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
     A model may give two keys the same weight, as T5 does for one token twice in one bucket of distance:
     their last digits change with the shape of the batch, and the place must not.
     """
-    by_key = values.movedim(-1, 0).contiguous()  # [s …]: many short rows side by side, which is much faster
+    by_key = values.movedim(-1, 0)  # [s …]
+    if values.device.type == "cpu":
+        by_key = by_key.contiguous()  # many short rows side by side, which is much faster
     max_weight, s = by_key.amax(dim=0), len(by_key)
     near = by_key >= torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
     from_end = torch.arange(s, 0, -1, device=values.device, dtype=torch.uint8 if s < 256 else torch.int32)

@@ -181,10 +181,10 @@ def membership(
     For size = heads - 1, expert i is the one that lacks head i (Peng et al. 2020, §2). Errors: `count_experts`.
     """
     with torch.inference_mode(False):  # it is kept, and training may want it next
-        members = torch.ones(count_experts(heads, size), heads, device=device, dtype=dtype)
+        members = torch.ones(count_experts(heads, size), heads, dtype=dtype)
         for row, missing in enumerate(combinations(range(heads), heads - size)):
             members[row, list(missing)] = 0
-    return members
+        return members.to(device)
 
 
 def head_factors(gates: Tensor, *, heads: int, size: int) -> Tensor:

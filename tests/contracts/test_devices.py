@@ -1,0 +1,298 @@
+"""Everything that touches tensors, on pretended devices (`tests/oracles/pretended.py`): the numbers are the CPU's.
+
+Tensors of two devices do not meet there, so what is made along the way (masks, buffers, random numbers) is made where
+the model is. It replaces no run on a GPU: kernels, their rounding and their memory are the CPU's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import headscope as hs
+from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.data.batching import BatchingOptions
+from headscope.engine.base import ANALYSES, Analysis, Attention
+from headscope.engine.plan import analyze
+from headscope.engine.result import AnalysisResult
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId
+from headscope.pruning.options.refit import COMPENSATIONS
+from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named
+from headscope.training.composed import VariantChain  # noqa: F401  (registers what combines)
+from headscope.training.variant import VARIANTS
+from tests.contracts.test_analyses import OPTIONS, made, numbers
+from tests.oracles import checkpoints, lessons, prompts, speakers
+from tests.oracles.pretended import FIRST, SECOND, Counts, pretended
+
+WITHIN = 1e-9
+TEXT = [name for name, cls in ANALYSES if "contrast" not in cls.needs]
+PROMPTS = [name for name, cls in ANALYSES if "contrast" in cls.needs]
+SLOW = {"shapley", "causal_head_gating", "streaming"}
+"""Analyses of very many passes, of the kinds that other analyses make."""
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[Counts]:
+    """Devices that can be used."""
+    with pretended() as counts:
+        yield counts
+
+
+def moved(its: Any, where: str | torch.dtype = FIRST) -> Any:
+    """The same checkpoint around a copy of its model on a device, or of a type."""
+    return its.with_model(copy.deepcopy(its.model).to(where))
+
+
+def same(one: AnalysisResult, other: AnalysisResult, *, within: float = WITHIN) -> None:
+    first, second = numbers(one), numbers(other)
+    assert first.keys() == second.keys() and first
+    for name in first:
+        np.testing.assert_allclose(second[name], first[name], atol=within, rtol=0, err_msg=name)
+    assert one.labels == other.labels and one.remarks == other.remarks
+    assert [left.analysis for left in one.left_out] == [left.analysis for left in other.left_out]
+
+
+def study(
+    its: Checkpoint, corpus: Any, names: list[str], *, attention: Attention = "dense", tokens: int = 61
+) -> AnalysisResult:
+    chosen = [ANALYSES.get(name) for name in names]
+    more = {**OPTIONS.analysis_options, "eap_steps": 1, "chg_steps": 1, "chg_fits": 1}
+    options = replace(OPTIONS, attention=attention, analysis_options=more)
+    return analyze(
+        its,
+        corpus,
+        analyses=chosen,
+        options=options,
+        batching=BatchingOptions(tokens=tokens),
+        replicates=7,
+        detail=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention"), [("bert", "dense"), ("bert", "streamed"), ("gemma", "streamed"), ("t5", "dense")]
+)
+def test_every_analysis_of_text(kind: str, attention: Attention) -> None:
+    its, corpus = made(kind, "ablation", least=3)
+    own = {name for name in TEXT if ANALYSES.get(name).explain is not Analysis.explain}
+    left_out = {"bert": SLOW if attention == "dense" else own, "gemma": own, "t5": SLOW}[kind]
+    names = [name for name in TEXT if name not in left_out]
+    same(study(its, corpus, names, attention=attention), study(moved(its), corpus, names, attention=attention))
+
+
+def test_every_analysis_of_prompts() -> None:
+    its, corpus = speakers.checkpoint("gpt2"), prompts.corpus("gpt2")
+    same(*(study(each, corpus, PROMPTS, tokens=1000) for each in (its, moved(its))))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    its, corpus = made("bert", "confidence")
+    half = moved(its, dtype)
+    names = [name for name in TEXT if ANALYSES.get(name).default]
+    same(study(half, corpus, names), study(moved(half), corpus, names), within=1e-6)
+
+
+def test_a_device_without_float64() -> None:
+    """As MPS is: sums are kept in float32 with what rounding loses beside them."""
+    its, corpus = made("bert", "confidence")
+    single = moved(its, torch.float32)
+    names = [name for name in TEXT if ANALYSES.get(name).default and ANALYSES.get(name).passes]
+    with pretended(float64=False):  # nothing is known yet of the second device, and it has no backward pass
+        found = study(moved(single, SECOND), corpus, names)
+    same(study(single, corpus, names), found, within=3e-6)
+
+
+@pytest.mark.parametrize("kind", ["bert", "native-post"])
+def test_every_objective(kind: str) -> None:
+    its = speakers.checkpoint(kind)
+    corpus = speakers.corpus(kind, count=3)
+    for name in OBJECTIVES.names():
+        found: list[Any] = []
+        for each in (its, moved(its)):
+            try:
+                found.append(
+                    analyze(each, corpus, analyses=[ANALYSES.get("gradient")], options=replace(OPTIONS, objective=name))
+                )
+            except hs.HeadscopeError as error:
+                found.append(str(error))
+        if isinstance(found[0], str):
+            assert found[0] == found[1]
+        else:
+            same(*found)
+
+
+def test_every_criterion() -> None:
+    its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre", count=3)
+    other = moved(its)
+    for name in CRITERIA.names():
+        made = criterion_named(name)
+        first, second = (
+            made.scores(ScoringContext(each, corpus if made.reads_text else None, options=OPTIONS))
+            for each in (its, other)
+        )
+        np.testing.assert_allclose(list(second.values()), list(first.values()), rtol=1e-7, atol=WITHIN, err_msg=name)
+
+
+def lines(kind: str, count: int = 8) -> dict[str, Any]:
+    """Text for the functions of the API."""
+    sentences = list(speakers.corpus(kind, count=count))
+    given: dict[str, Any] = {"text": [sentence.source for sentence in sentences]}
+    if sentences[0].target is not None:
+        given["target"] = [sentence.target for sentence in sentences]
+    return given
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [*(("llama", method) for method in COMPENSATIONS), ("native", COMPENSATIONS[-1])]
+)
+def test_removal_and_every_refit(kind: str, method: str) -> None:
+    its: Any = checkpoints.small() if kind == "native" else speakers.checkpoint(kind)
+    given = (
+        {"text": checkpoints.SOURCES * 3, "target": checkpoints.TARGETS * 3} if kind == "native" else lines(kind, 17)
+    )
+    gone = [f"{site}.{layer}.{head}" for (site, layer), heads in list(its.layout.items())[:1] for head in range(heads)]
+    refit = hs.Refit(method=method) if method != "none" else None
+    small = [hs.Model(each).remove(gone[: len(gone) // 2], refit=refit, **given) for each in (its, moved(its))]
+    assert small[0].layout == small[1].layout
+    weights = [dict(each.model.named_parameters()) for each in small]
+    for name, values in weights[0].items():
+        assert weights[1][name].device == torch.device(FIRST)
+        torch.testing.assert_close(weights[1][name].cpu(), values, rtol=0, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["bert", "native-pre"])
+def test_evaluation(kind: str) -> None:
+    its = speakers.checkpoint(kind)
+    one, other = (hs.Model(each).evaluate(**lines(kind, 3), bootstrap=2) for each in (its, moved(its)))
+    assert one.scores and len(one.scores) == len(other.scores)
+    for first, second in zip(one.scores, other.scores, strict=True):
+        assert first.metric == second.metric and second.value == pytest.approx(first.value, abs=1e-7, nan_ok=True)
+
+
+def test_translation_with_beams() -> None:
+    from headscope.formats.translate_options import TranslateOptions
+
+    for its in (checkpoints.small(), checkpoints.hugging("bart")):
+        given = checkpoints.SOURCES if its.format == "native" else ["ah ai", "bj ck dl"]
+        one, other = (
+            [[found.text for found in best] for best in each.translations(given, TranslateOptions(beam=3))]
+            for each in (its, moved(its))
+        )
+        assert one == other
+
+
+@pytest.mark.parametrize("kind", ["bert", "native-pre"])
+def test_gates_masks_and_capture(kind: str) -> None:
+    its = speakers.checkpoint(kind)
+    found = []
+    for each in (its, moved(its)):
+        model = hs.Model(each)
+        (site, layer), heads = next(iter(model.layout.items()))
+        values: Any = {(site, layer): torch.linspace(0.1, 0.9, heads)}
+        with model.gated(values), model.masked([HeadId(site, layer, 0)]), model.capture("weights", "context") as seen:
+            states = model(lines(kind, 3)["text"], target=lines(kind, 3).get("target"))
+        found.append((states.cpu(), seen[site, layer]["weights"].cpu(), seen[site, layer]["context"].cpu()))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=WITHIN)
+
+
+def learnt(method: str, device: str, folder: Path, words: dict[str, Any]) -> Any:
+    from headscope.pruning.learning.learn import run_learning
+    from headscope.pruning.options.learn import LEARNERS, LearnConfig
+
+    options = LEARNERS.get(method).Options(keep=4)
+    config = LearnConfig(**words, out=folder, method=options, updates=3, device=device, batch_tokens=61)
+    run_learning(config)
+    import pandas as pd
+
+    return pd.read_csv(folder / "gates.csv").select_dtypes("number").to_numpy().ravel().tolist()
+
+
+@pytest.mark.parametrize("method", ["l0", "subset"])
+def test_gates_are_learnt(method: str, tmp_path: Path) -> None:
+    from tests.makers.sweeps import made_words
+
+    words = made_words(tmp_path, checkpoints.small())
+    del words["valid_source"], words["valid_target"]
+    one, other = (learnt(method, device, tmp_path / device[:3], words) for device in ("cpu", FIRST))
+    np.testing.assert_allclose(other, one, rtol=0, atol=1e-6)
+
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "swap": {"dynamic": ("soft", "soft", "soft")},
+    "mae": {"gate_every": 2},
+    "mixing": {"gamma": 0.1, "start_after": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS.names())
+def test_every_variant_trains(name: str, tmp_path: Path) -> None:
+    """Without dropout, whose random numbers are a device's own."""
+    found = []
+    for place in ("cpu", FIRST):
+        (tmp_path / place).mkdir()
+        shared = {"device": place, "dropout": 0.0, "precision": "float64"}
+        run = lessons.begin(tmp_path / place, name, shared=shared, **NEEDED.get(name, {}))
+        lessons.updates(run, 2)
+        found.append(lessons.weights(run))
+    for key, values in found[0].items():
+        if not key.endswith("key.bias"):  # its gradient is zero but for rounding, which Adam makes as large as any
+            torch.testing.assert_close(found[1][key].cpu(), values, rtol=0, atol=WITHIN, msg=key)
+
+
+def test_layers_on_two_devices() -> None:
+    """As `--device-map` spreads a model: what goes from one layer to the next is moved, nothing else is."""
+    its = speakers.checkpoint("llama")
+    corpus = speakers.corpus("llama", count=5)
+    other = moved(its)
+    model: Any = other.model
+    for part in (model.model.layers[1], model.model.norm, model.lm_head):
+        part.to(SECOND)
+        part.register_forward_pre_hook(_to_second, with_kwargs=True)
+    # no gradients: the backward pass of this backend knows one device
+    names = [name for name in TEXT if ANALYSES.get(name).default and ANALYSES.get(name).passes]
+    same(study(its, corpus, names), study(other, corpus, names), within=1e-6)  # norms of a Llama are of float32
+
+
+def _to_second(module: Any, args: Any, kwargs: Any) -> Any:
+    return torch.utils._pytree.tree_map(
+        lambda entry: entry.to(SECOND) if isinstance(entry, torch.Tensor) else entry, (args, kwargs)
+    )
+
+
+MIXED: list[Callable[[], Any]] = [
+    lambda: torch.ones(2, device=FIRST) + torch.ones(2),
+    lambda: torch.ones(2, device=FIRST) + torch.ones(2, device=SECOND),
+    lambda: torch.ones(3)[torch.zeros(2, dtype=torch.long, device=FIRST)],
+    lambda: torch.zeros(2, 3, device=FIRST).index_add_(0, torch.zeros(2, dtype=torch.long), torch.ones(2, 3)),
+    lambda: torch.randn(2, generator=torch.Generator(), device=FIRST),
+]
+
+
+@pytest.mark.parametrize("mixed", MIXED)
+def test_the_pretended_devices_refuse_what_cuda_refuses(mixed: Callable[[], Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"same device|device type"):
+        mixed()
+
+
+def test_the_pretended_devices_count(device: Counts) -> None:
+    values = torch.ones(2, 3).to(FIRST, non_blocking=True)
+    assert (device.kernels, device.syncs, device.uploads) == (0, 0, 0)
+    (values.T @ values).view(-1)
+    assert (device.kernels, device.syncs) == (1, 0)
+    for read in (values.sum().item, values[0].tolist, values.cpu, values.nonzero, lambda: values[values > 0]):
+        device.clear()
+        read()
+        assert device.syncs == 1, read
+    device.clear()
+    torch.ones(2).to(FIRST)
+    assert device.uploads == 1
