@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.config import PublishedLabelOptions
-from headscope.devices import upload
+from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
 from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headscope.devices import has_float64, upload
+from headscope.distributed import has_float64, upload
 
 GROUPS = 1024
 COARSE = 256

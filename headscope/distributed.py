@@ -1,4 +1,4 @@
-"""Processes of torchrun: rank, sums over all processes, gathering; rank 0 writes."""
+"""Processes of torchrun (rank, sums over all processes, gathering; rank 0 writes), and what their devices can do."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -199,3 +200,21 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device. What goes there from the CPU is pinned where that is possible, and the host does not wait."""
+    if device.type == "cpu" or values.device.type != "cpu":
+        return values.to(device)
+    pinned = values.pin_memory() if device.type == "cuda" else values
+    return pinned.to(device, non_blocking=True)
+
+
+@cache
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64 (MPS does not)."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus, Sentence
-from headscope.devices import upload
+from headscope.distributed import upload
 
 IGNORED = -100  # a label where nothing is to be predicted
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.bootstrap import FOLDS, GROUPS, GroupSums, Ratio
 from headscope.data.encoded import Batch
-from headscope.devices import upload
+from headscope.distributed import upload
 from headscope.engine.base import Analysis, refuse_non_finite
 from headscope.heads import Site
 

@@ -27,48 +27,17 @@ from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of
 from headscope.model.gating import gated
 from headscope.pruning.scores_file import columns
+from tests.contracts.studies import OPTIONS, SENTENCES, made, numbers
 from tests.oracles import tiny
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")
 NEEDS = {"parse", "frequencies", "labels", "objective", "gradient", "contrast"}
-SENTENCES, REPLICATES = 23, 19
-RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
-
-OPTIONS = run_options(
-    ranks=RANKS,
-    frequencies="made",
-    parse="made",
-    shapley_samples=1,
-    ig_steps=3,
-    massive_magnitude=1.0,
-    massive_ratio=2.0,
-    streaming_steps=2,
-    streaming_lengths=(3, 9),
-    passkeys=1,
-    passkey_length=2,
-    chg_fits=2,
-    chg_steps=2,
-    explained_rows=61,
-    explained_steps=2,
-)
+REPLICATES = 19
 
 every_analysis = pytest.mark.parametrize("name", NAMES)
 every_kind = pytest.mark.parametrize("kind", KINDS)
-
-
-def made(kind: str, analysis: str = "", *, least: int = 5) -> tuple[HuggingFaceCheckpoint, Corpus]:
-    """A checkpoint and a corpus, one of `least` sentences for analyses that make passes of their own."""
-    own = analysis and ANALYSES.get(analysis).explain is not Analysis.explain
-    count = least if own else SENTENCES
-    return _made(kind, count)
-
-
-@cache
-def _made(kind: str, count: int) -> tuple[HuggingFaceCheckpoint, Corpus]:
-    return tiny.checkpoint(kind, 7), tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided)
 
 
 def study(
@@ -97,16 +66,6 @@ def study(
 def usual(kind: str, analysis: str) -> AnalysisResult:
     """`study` as it is without options, made once for several tests."""
     return study(kind, analysis)
-
-
-def numbers(its: AnalysisResult) -> dict[str, np.ndarray]:
-    """Every number of a study by name."""
-    found = dict(its.arrays)
-    for name, table in {"heads": its.heads, **its.tables}.items():
-        for column in table.columns:
-            if pd.api.types.is_numeric_dtype(table[column]):
-                found[f"{name}.{column}"] = table[column].to_numpy(dtype=float)
-    return found
 
 
 def same_numbers(one: AnalysisResult, other: AnalysisResult, *, within: float) -> None:
@@ -309,7 +268,7 @@ def test_gates_are_no_obstacle(name: str) -> None:
 @pytest.fixture(scope="module")
 def ragged() -> tuple[HuggingFaceCheckpoint, Corpus]:
     """BERT whose second layer has two of three heads left."""
-    checkpoint, corpus = _made.__wrapped__("bert", SENTENCES)
+    checkpoint, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=SENTENCES)
     model: Any = checkpoint.model
     attention = model.encoder.layer[1].attention
     for projection in (attention.self.query, attention.self.key, attention.self.value):

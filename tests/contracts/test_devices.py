@@ -28,7 +28,7 @@ from headscope.pruning.options.refit import COMPENSATIONS
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named
 from headscope.training.composed import VariantChain  # noqa: F401  (registers what combines)
 from headscope.training.variant import VARIANTS
-from tests.contracts.test_analyses import OPTIONS, made, numbers
+from tests.contracts.studies import OPTIONS, made, numbers
 from tests.oracles import checkpoints, lessons, prompts, speakers
 from tests.oracles.pretended import FIRST, SECOND, Counts, pretended
 

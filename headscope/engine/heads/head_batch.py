@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch, Side
-from headscope.devices import upload
+from headscope.distributed import upload
 from headscope.engine.heads.rows import Match, Rows
 from headscope.engine.heads.shared import SharedTensors, T
 from headscope.engine.heads.streamed_rows import StreamedRows

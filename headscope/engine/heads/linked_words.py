@@ -28,7 +28,7 @@ from headscope.data.word_alignment import (
     train,
     word_of_subwords,
 )
-from headscope.devices import upload
+from headscope.distributed import upload
 from headscope.errors import ConfigError, DataError
 from headscope.files.reading import in_step, read_lines
 from headscope.formats.base import Checkpoint

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headscope.data.encoded import Batch, Side
-from headscope.devices import upload
+from headscope.distributed import upload
 from headscope.engine.heads.head_batch import HeadBatch
 from headscope.engine.heads.rows import DenseRows, Rows
 from headscope.engine.heads.shared import SharedTensors

@@ -1,0 +1,59 @@
+"""Tiny models, texts and options with which every analysis is tried, and the numbers of what comes out."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import torch
+
+from headscope.data.corpus import Corpus
+from headscope.engine.base import ANALYSES, Analysis
+from headscope.engine.result import AnalysisResult
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from tests.oracles import tiny
+from tests.oracles.run_options import run_options
+
+SENTENCES = 23
+RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
+
+OPTIONS = run_options(
+    ranks=RANKS,
+    frequencies="made",
+    parse="made",
+    shapley_samples=1,
+    ig_steps=3,
+    massive_magnitude=1.0,
+    massive_ratio=2.0,
+    streaming_steps=2,
+    streaming_lengths=(3, 9),
+    passkeys=1,
+    passkey_length=2,
+    chg_fits=2,
+    chg_steps=2,
+    explained_rows=61,
+    explained_steps=2,
+)
+
+
+def made(kind: str, analysis: str = "", *, least: int = 5) -> tuple[HuggingFaceCheckpoint, Corpus]:
+    """A checkpoint and a corpus, one of `least` sentences for analyses that make passes of their own."""
+    own = analysis and ANALYSES.get(analysis).explain is not Analysis.explain
+    count = least if own else SENTENCES
+    return _made(kind, count)
+
+
+@cache
+def _made(kind: str, count: int) -> tuple[HuggingFaceCheckpoint, Corpus]:
+    return tiny.checkpoint(kind, 7), tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided)
+
+
+def numbers(its: AnalysisResult) -> dict[str, np.ndarray]:
+    """Every number of a study by name."""
+    found = dict(its.arrays)
+    for name, table in {"heads": its.heads, **its.tables}.items():
+        for column in table.columns:
+            if pd.api.types.is_numeric_dtype(table[column]):
+                found[f"{name}.{column}"] = table[column].to_numpy(dtype=float)
+    return found
