@@ -286,15 +286,17 @@ def figure(rows: pd.DataFrame, intact: Any) -> None:
 
     rows = rows[(rows["calibration"] == rows["calibration"].iloc[0]) & (rows["tuned"] == 0)]
     shown, axes = plt.subplots(2, 2, figsize=(11, 8), sharex=True, sharey="row", layout="constrained")
+    names = sorted(set(rows["criterion"]))  # a colour is a criterion in all panels
     for row, (domain, title) in zip(axes, (("in", "captions"), ("out", "news")), strict=True):
         for axis, refit in zip(row, ("none", "least-squares"), strict=True):
-            for number, (name, part) in enumerate(rows[rows["refit"] == refit].groupby("criterion", sort=True)):
-                part = part.sort_values("kept")
+            for name, part in rows[rows["refit"] == refit].groupby("criterion", sort=True):
+                part, number = part.sort_values("kept"), names.index(name)
                 style = dict(color=plt.get_cmap("tab20")(number % 20), marker="os^D"[number // 10], linewidth=1)
                 axis.plot(part["kept"], part[f"nats_{domain}"], label=str(name), **style)
             axis.axhline(float(intact[f"nats_{domain}"]), color="0.4", linestyle=":", label="intact")
             axis.set_title(f"{title}, {'heads off' if refit == 'none' else 'refitted (least squares)'}")
             axis.set_xlabel("heads kept of 72")
+            axis.set_xticks(sorted(set(rows["kept"])))
             axis.set_ylabel("nats a token")
     axes[0, 1].legend(fontsize=7, ncols=2)
     shown.savefig(FIGURE, metadata={"Date": None})
