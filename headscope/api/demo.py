@@ -125,9 +125,10 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
         AnalyzeConfig(
             checkpoint=trained(),
             out=out / "translation",
-            source=sample("en"),
-            target=sample("de"),
-            parse=str(sample("conllu")),
+            source=captions("en"),
+            target=captions("de"),
+            parse=str(captions("conllu")),
+            analysis_options={"alignments": captions("align")},
             max_sentences=EXPLAINED,
             also=("lrp",),
         ),
