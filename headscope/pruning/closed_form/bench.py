@@ -38,7 +38,7 @@ TRIED_DAMPINGS = (DAMPING, 0.1)
 
 FINALISTS = 2
 """Candidates of `auto` that are compared with masking on all lines, the best on a few lines of both texts."""
-CHECK_SHARE, CHECKED = 3, 32
+CHECK_SHARE, CHECKED = 4, 32
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
 PREDICTED = "top1"
 """The objective that a text without any sense is measured by."""
