@@ -210,12 +210,13 @@ def test_a_masked_language_model_is_refitted_on_the_text_as_it_is(tmp_path: Path
     assert all(torch.allclose(found[name], wanted[name], atol=1e-7) for name in found)
 
 
-def test_the_text_is_read_ten_times_beyond_the_ranking(tmp_path: Path) -> None:
-    """With everything that `auto` tries; positions are counted at the embedding of words, padding included."""
+def test_how_often_the_text_is_read_beyond_the_ranking(tmp_path: Path) -> None:
+    """At most seven times here (7.5 with all candidates on all lines); positions are counted at the embedding of words."""
     model, read = hs.Model(speakers.checkpoint("bert")), list[int]()
     lines = [sentence.source for sentence in speakers.corpus("bert", count=240)]
     (tmp_path / "other").write_text("".join(f"{each.source}\n" for each in speakers.corpus("bert", count=60, seed=5)))
-    words = model.model.get_input_embeddings().num_embeddings
+    embedding: Any = model.model
+    words = embedding.get_input_embeddings().num_embeddings
 
     def count(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
         if isinstance(module, torch.nn.Embedding) and module.num_embeddings == words:
@@ -229,4 +230,4 @@ def test_the_text_is_read_ten_times_beyond_the_ranking(tmp_path: Path) -> None:
     finally:
         handle.remove()
     assert made.compensation is not None and made.compensation["calibration"]["sentences"] == 154
-    assert 154 < sum(read) - 2 * ranking <= 10 * ranking
+    assert 154 < sum(read) - 2 * ranking <= 7 * ranking
