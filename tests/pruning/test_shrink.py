@@ -211,7 +211,7 @@ def test_a_masked_language_model_is_refitted_on_the_text_as_it_is(tmp_path: Path
 
 
 def test_how_often_the_text_is_read_beyond_the_ranking(tmp_path: Path) -> None:
-    """At most seven times here (7.5 with all candidates on all lines); positions are counted at the embedding of words."""
+    """At most seven times here (7.5 with all candidates on all lines), by positions at the embedding of words."""
     model, read = hs.Model(speakers.checkpoint("bert")), list[int]()
     lines = [sentence.source for sentence in speakers.corpus("bert", count=240)]
     (tmp_path / "other").write_text("".join(f"{each.source}\n" for each in speakers.corpus("bert", count=60, seed=5)))
