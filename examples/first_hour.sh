@@ -13,12 +13,11 @@ python examples/make_classifier.py
 headscope show classifier
 headscope analyze classifier --source classifier.txt --labels classifier.labels --only confidence,positional,sink,ablation --report --out first --force
 
-# A third of its heads fewer, chosen and made up for without training.
-headscope prune rank classifier --by obs-task --keep 48 --source classifier.txt --labels classifier.labels --out first-ranked --force
-headscope prune remove classifier --heads first-ranked/removed.txt --compensate least-squares --source classifier.txt --labels classifier.labels --out first-small --force
-headscope evaluate first-small --source classifier.txt --labels classifier.labels
+# A third of its heads fewer, chosen and made up for without training, judged on text that nothing was chosen by.
+headscope prune shrink classifier --keep 48 --source classifier.txt --labels classifier.labels --valid-source classifier-test.txt --valid-labels classifier-test.labels --out first-small --force
+headscope evaluate first-small --source classifier-test.txt --labels classifier-test.labels
 
 # transformers opens the smaller one, and one page shows it all.
 python -c "from transformers import AutoModelForSequenceClassification as Auto; Auto.from_pretrained('first-small', trust_remote_code=True)"
-headscope plot report first first-ranked first-small --out first.html --force
+headscope plot report first first-small --out first.html --force
 echo "open first.html"

@@ -107,7 +107,7 @@ def test_an_example_runs(
     expected = {
         "analyse_bert.py": ["nsubj", "m:confidence"],
         "remove_heads.py": ["all 72 heads: perplexity", "24 heads fewer by random"],
-        "make_classifier.py": ["accuracy 1.000, macro-F1 1.000 on 240 captions"],
+        "make_classifier.py": ["accuracy 0.88", "on 80 captions"],
         "gate_heads.py": ["looks at", "without encoder-self.", "tensor(["],
     }[path.name]
     assert all(part in printed for part in expected), printed

@@ -23,7 +23,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.attention import untapped
+from headscope.model.attention import is_tapped, untapped
 from headscope.model.gating import masked
 from headscope.model.threads import threads_for_pass
 
@@ -133,8 +133,11 @@ def _of_batch(
         intact = whole.states(batch.to(whole.device)).cpu().double()
     columns = []
     for heads in masks:
-        with masked(checkpoint.model, heads):
-            altered = checkpoint.states(batch.to(checkpoint.device)).cpu().double()
+        if checkpoint.model is whole.model and not (heads or is_tapped()):
+            altered = intact
+        else:
+            with masked(checkpoint.model, heads):
+                altered = checkpoint.states(batch.to(checkpoint.device)).cpu().double()
         if altered.shape != intact.shape:
             widths = f"their widths are {altered.shape[-1]} and {intact.shape[-1]}"
             raise ConfigError(f"states of {checkpoint.path} and {whole.path} cannot be compared: {widths}")

@@ -141,6 +141,11 @@ def untapped() -> Iterator[None]:
             taps.reset(token)
 
 
+def is_tapped() -> bool:
+    """Whether `attend` calls a tap: whether gates, masks or captures are in force."""
+    return bool(_TAPS.get() or _BEFORE_MIXING.get())
+
+
 @contextmanager
 def replace_products(products: Products) -> Iterator[None]:
     """Within the block every `attend` computes its matrix products with `products`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,19 @@ from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.anchors import (
     WeightedText,
+    anchor_texts,
+    capped,
     language_of,
     random_text,
     second_text,
     shuffled_text,
+    subwords,
 )
 from headscope.pruning.closed_form.bench import AnchoredMoments, RefitBench
-from headscope.pruning.closed_form.calibration import split_text
+from headscope.pruning.closed_form.calibration import CalibrationText, split_text
 from headscope.pruning.closed_form.choice import Candidate, Choice, least_harm, share
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
-from headscope.pruning.closed_form.damage import DamageMeter, Performance
+from headscope.pruning.closed_form.damage import DamageMeter, Performance, spread
 from headscope.pruning.closed_form.moments import collect_moments, weighted
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
@@ -118,11 +121,6 @@ def test_so_is_one_module_after_module(kind: str) -> None:
         assert torch.allclose(one.refit.weight, other.refit.weight, atol=1e-9)
         assert torch.allclose(one.refit.shift, other.refit.shift, atol=1e-9)
         assert one.residual == other.residual
-    nothing = sequential_refits(
-        checkpoint, text(kind), gone(kind), options, beside=[WeightedText(backwards(kind), 0.0)]
-    )
-    alone = sequential_refits(checkpoint, text(kind), gone(kind), options)
-    assert all(torch.equal(one.refit.weight, two.refit.weight) for one, two in zip(nothing, alone, strict=True))
 
 
 def test_a_weight_of_zero_is_no_anchor() -> None:
@@ -132,6 +130,10 @@ def test_a_weight_of_zero_is_no_anchor() -> None:
         alone = first.of(projection)
         assert weighted([(alone, 1.0), (second.of(projection), 0.0)]) is alone
         assert AnchoredMoments(checkpoint, text("bert"), moments=first).of("none").of(projection) is alone
+    given = checkpoint, text("bert"), gone("bert"), RefitOptions(damping=1e-3, sequential=True)
+    nothing = sequential_refits(*given, beside=[WeightedText(backwards("bert"), 0.0)])
+    plain = sequential_refits(*given)
+    assert all(torch.equal(one.refit.weight, two.refit.weight) for one, two in zip(nothing, plain, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -149,7 +151,7 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
         moments = AnchoredMoments(checkpoint, parts.calibration).of(options.anchor)
         model = refitted_model(checkpoint, compensate(checkpoint, moments, heads, options))
         damages = [meter.measure(model).damage for meter in meters]
-        name = Candidate(options, *(2 * [Performance("", 0, 0, 0, 0)])).name
+        name = Candidate(options, performance(0), performance(0)).name
         harms[name] = max(share(damage, of) for damage, of in zip(damages, none, strict=True))
     assert done.choice is not None and len(done.choice.candidates) == len(harms)
     assert done.choice.taken.name == min(harms, key=lambda name: harms[name])
@@ -159,6 +161,57 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     assert done.options.method == done.choice.taken.options.method != "auto"
     taken = done.choice.taken.held_out
     assert meters[0].measure(done.checkpoint.model).damage == pytest.approx(taken.damage, rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["bert", "marian"])
+def test_most_candidates_are_measured_on_a_few_lines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best two of the first stage, and masking, on all lines, none twice: positions are counted."""
+    checkpoint, heads = speakers.checkpoint(kind), gone(kind)
+    parts = CalibrationText(text(kind), speakers.corpus(kind, count=40, seed=3))
+    bench = RefitBench(checkpoint, parts, Refit(method="auto", check=sides(speakers.corpus(kind, count=44, seed=5))))
+    meters = (bench.held_out, bench.check[0])
+    assert all(meter.rest is not None for meter in meters) and bench.check[1].count == 32
+    whole = [DamageMeter.of(checkpoint, corpus) for corpus in (parts.held_out, bench.check[1])]
+    few = [sum(batch.positions for batch, _ in meter.few.intact) for meter in meters]
+    rest = [sum(batch.positions for batch, _ in meter.rest.intact) for meter in meters if meter.rest is not None]
+    read = list[int]()
+    measured = DamageMeter.measure
+
+    def counted(meter: DamageMeter, model: Any = None) -> Performance:
+        read.append(sum(batch.positions for batch, _ in meter.intact))
+        return measured(meter, model)
+
+    monkeypatch.setattr(DamageMeter, "measure", counted)
+    choice = bench.compensated(heads).choice
+    monkeypatch.undo()
+    assert choice is not None
+    full = [each for each in choice.candidates if each.first is None]
+    assert len(full) == 3 and choice.taken in full and choice.masked in full
+    assert sum(read) == len(choice.candidates) * sum(few) + len(full) * sum(rest)
+    assert sum(read) < 0.7 * len(choice.candidates) * (sum(few) + sum(rest))
+    for each in full[1:]:
+        moments = AnchoredMoments(checkpoint, parts.calibration).of(each.options.anchor)
+        model = refitted_model(checkpoint, compensate(checkpoint, moments, heads, each.options))
+        for meter, found in zip(whole, (each.held_out, each.check), strict=True):
+            wanted = meter.measure(model)
+            assert (found.value, found.damage) == pytest.approx((wanted.value, wanted.damage), rel=1e-5)
+            assert (found.sentences, found.predictions) == (wanted.sentences, wanted.predictions)
+    left_out = [each for each in choice.candidates if each.first is not None]
+    assert left_out and all(each.remark == "12 and 12 lines" for each in left_out)
+
+
+def test_lines_spread_over_a_text() -> None:
+    for count, chosen in ((7, 3), (13, 13), (29, 12), (240, 60)):
+        places = [line for line, is_chosen in enumerate(spread(count, chosen)) if is_chosen]
+        gaps = [later - earlier for earlier, later in pairwise(places)]
+        assert len(places) == chosen and max(gaps) - min(gaps) <= 1
+    checkpoint, corpus = speakers.checkpoint("marian"), text("marian")
+    few = capped(checkpoint, corpus, positions=subwords(checkpoint, corpus) // 3, fewest=2)
+    assert few.count == corpus.count // 3 and subwords(checkpoint, few) < 0.5 * subwords(checkpoint, corpus)
+    assert capped(checkpoint, corpus, positions=1, fewest=5).count == 5
+    assert capped(checkpoint, corpus, positions=10**6) is corpus
+    anchored = anchor_texts(checkpoint, corpus, "random")["random"]()
+    assert subwords(checkpoint, anchored) <= 1.3 * subwords(checkpoint, corpus)
 
 
 def performance(damage: float) -> Performance:

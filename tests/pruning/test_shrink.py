@@ -21,7 +21,7 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.shrink import sizes
 from headscope.pruning.sweep import cells
-from tests.oracles import classifiers
+from tests.oracles import classifiers, speakers
 
 Command = Callable[..., tuple[int, str, str]]
 LINES, KEPT = 60, 12
@@ -190,3 +190,44 @@ def test_errors_are_one_line(
 def test_a_text_is_needed(folder: Path, tmp_path: Path, command: Command) -> None:
     status, _, error = command("prune", "shrink", folder / "encoder", "--keep", 3, "--out", tmp_path / "small")
     assert status == 2 and error.startswith("error: no text to rank, refit and measure on: give --source FILE")
+
+
+def test_a_masked_language_model_is_refitted_on_the_text_as_it_is(tmp_path: Path) -> None:
+    """A ranking by the loss hides tokens, its moments do not: the copy is what `rank` and `remove` by hand give."""
+    model = hs.Model(speakers.checkpoint("bert"))
+    lines = [sentence.source for sentence in speakers.corpus("bert", count=60)]
+    (tmp_path / "other").write_text("".join(f"{line}\n" for line in lines[48:]))
+    given: dict[str, Any] = {"text": lines[:48]}
+    shape: dict[str, Any] = {"by": "obs-task", "allocate": "per-layer"}
+    refit = hs.Refit(method="least-squares", check=str(tmp_path / "other"))
+    ranking = model.rank(**given, **shape)
+    more: dict[str, Any] = {"compensate": "least-squares", "check": (str(tmp_path / "other"),)}
+    made = model.shrink(**given, valid=lines[48:], keep=3, **more, **shape)
+    hand = model.remove(ranking.lowest(len(made.removed)), **given, valid=lines[48:], refit=refit)
+    assert made.removed == hand.removed
+    found, wanted = (dict(each.model.state_dict()) for each in (made, hand))
+    assert found.keys() == wanted.keys()
+    assert all(torch.allclose(found[name], wanted[name], atol=1e-7) for name in found)
+
+
+def test_how_often_the_text_is_read_beyond_the_ranking(tmp_path: Path) -> None:
+    """At most seven times here (7.5 with all candidates on all lines), by positions at the embedding of words."""
+    model, read = hs.Model(speakers.checkpoint("bert")), list[int]()
+    lines = [sentence.source for sentence in speakers.corpus("bert", count=240)]
+    (tmp_path / "other").write_text("".join(f"{each.source}\n" for each in speakers.corpus("bert", count=60, seed=5)))
+    embedding: Any = model.model
+    words = embedding.get_input_embeddings().num_embeddings
+
+    def count(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
+        if isinstance(module, torch.nn.Embedding) and module.num_embeddings == words:
+            read.append(given[0].numel())
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        model.rank(by="obs", text=lines[:154], allocate="per-layer")
+        ranking = sum(read)
+        made = model.shrink(text=lines, keep=3, by="obs", allocate="per-layer", check=(str(tmp_path / "other"),))
+    finally:
+        handle.remove()
+    assert made.compensation is not None and made.compensation["calibration"]["sentences"] == 154
+    assert 154 < sum(read) - 2 * ranking <= 7 * ranking

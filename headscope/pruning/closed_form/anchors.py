@@ -17,6 +17,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import ConfigError
 from headscope.files.reading import read_lines
 from headscope.formats.base import Checkpoint, SideName
+from headscope.pruning.closed_form.damage import lines, spread
 from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name, sides
 
 LENGTHS = (6, 30)
@@ -56,7 +57,9 @@ def anchor_texts(
     """
     anchor_files(anchor)
     made: dict[str, Callable[[], Corpus]] = {
-        "random": lambda: random_text(checkpoint, corpus, seed=seed),
+        "random": lambda: capped(
+            checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
+        ),
         "shuffled": lambda: shuffled_text(corpus, seed=seed),
         "text": lambda: opened(anchor, like=corpus, name="--anchor"),
     }
@@ -188,3 +191,23 @@ def _readable(checkpoint: Checkpoint, corpus: Corpus) -> bool:
         lines["target"] = [sentence.target or "" for sentence in corpus]
     encoded = [each for side, texts in lines.items() for each in checkpoint.encode(texts, side=side, limit=512)]
     return sum(each.unknown for each in encoded) <= UNREADABLE * sum(len(each.ids) for each in encoded)
+
+
+def capped(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest: int = 1) -> Corpus:
+    """Lines spread over a text, so many that they have about as many subwords on all sides; at least `fewest`."""
+    found = subwords(checkpoint, corpus)
+    count = max(fewest, corpus.count * positions // max(found, 1))
+    return corpus if count >= corpus.count else lines(corpus, spread(corpus.count, count))
+
+
+def subwords(checkpoint: Checkpoint, corpus: Corpus) -> int:
+    """Subwords of a text, on all sides."""
+    sentences = list(corpus)
+    sides: list[tuple[SideName, list[str]]] = [
+        ("source", [line.source for line in sentences]),
+        ("source", [line.second for line in sentences if line.second is not None]),
+        ("target", [line.target for line in sentences if line.target is not None]),
+    ]
+    return sum(
+        len(each.ids) for side, lines in sides if lines for each in checkpoint.encode(lines, side=side, limit=512)
+    )

@@ -6,6 +6,9 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
+
+from torch import nn
 
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import BatchingOptions
@@ -13,7 +16,7 @@ from headscope.data.corpus import Corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
-from headscope.pruning.closed_form.anchors import anchor_texts, beside, opened, second_text
+from headscope.pruning.closed_form.anchors import anchor_texts, beside, capped, opened, second_text, subwords
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated
 from headscope.pruning.closed_form.choice import Candidate, Choice, least_harm
 from headscope.pruning.closed_form.compensate import (
@@ -23,7 +26,7 @@ from headscope.pruning.closed_form.compensate import (
     heads_by_module,
     refitted_model,
 )
-from headscope.pruning.closed_form.damage import DamageMeter, Performance
+from headscope.pruning.closed_form.damage import DamageMeter, Performance, StagedMeter
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import AUTO, DAMPING, OtherText, Refit, RefitOptions, anchor_name
@@ -33,6 +36,10 @@ TRIED_DAMPINGS = (DAMPING, 0.1)
 """What `auto` tries of least squares, where it is not given; "general", the last, where a sample ships."""
 
 
+FINALISTS = 2
+"""Candidates of `auto` that are compared with masking on all lines, the best on a few lines of both texts."""
+CHECK_SHARE, CHECKED = 4, 32
+"""The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
 PREDICTED = "top1"
 """The objective that a text without any sense is measured by."""
 
@@ -85,22 +92,25 @@ class RefitBench:
         self.moments = AnchoredMoments(checkpoint, text.calibration, batching=batching, seed=seed, moments=moments)
 
     @cached_property
-    def held_out(self) -> DamageMeter:
+    def held_out(self) -> StagedMeter:
         """What the intact model says of held-out text."""
         return self._meter(self.text.held_out, self.options.objective)
 
     @cached_property
-    def check(self) -> tuple[DamageMeter, Corpus]:
+    def check(self) -> tuple[StagedMeter, Corpus]:
         """What it says of the second text; of random subwords its own predictions count, not what follows there."""
         corpus, foretold = second_text(self.checkpoint, self.text.calibration, self.options.check, seed=self.seed)
+        most = subwords(self.checkpoint, self.text.calibration) // CHECK_SHARE
+        corpus = capped(self.checkpoint, corpus, positions=most, fewest=CHECKED)
         objective = self.options.objective if self.text.held_out.has_labels == corpus.has_labels else ""
         if not foretold:
             own = OBJECTIVES.get(PREDICTED).applies(self.checkpoint, has_target=corpus.has_target, has_labels=False)
             objective = PREDICTED if own is None else ""
         return self._meter(corpus, objective), corpus
 
-    def _meter(self, corpus: Corpus, objective: str) -> DamageMeter:
-        return DamageMeter.of(self.checkpoint, corpus, batching=self.batching, objective=objective, seed=self.seed)
+    def _meter(self, corpus: Corpus, objective: str) -> StagedMeter:
+        given: dict[str, Any] = {"batching": self.batching, "objective": objective, "seed": self.seed}
+        return StagedMeter.of(corpus, lambda part: DamageMeter.of(self.checkpoint, part, **given))
 
     def compensated(self, heads: Sequence[HeadId]) -> Compensated:
         """Refit the output projections for the removal of `heads`, and measure what that does.
@@ -116,7 +126,7 @@ class RefitBench:
         made, seconds = self.checkpoint.with_model(copy.model), time.monotonic() - began
         if choice is None and taken.method != "none":
             choice = self._compared(heads, taken, copy)
-        performance = {"intact": self.held_out.measure()}
+        performance = {"intact": self.held_out.of_intact}
         performance["removed"] = self._removed(self.held_out, heads) if choice is None else choice.masked.held_out
         if choice is not None and taken.method != "none":
             performance["refitted"] = choice.taken.held_out
@@ -160,16 +170,31 @@ class RefitBench:
         _put(copy, refits)
         return copy
 
-    def _removed(self, meter: DamageMeter, heads: Sequence[HeadId]) -> Performance:
+    def _removed(self, meter: StagedMeter, heads: Sequence[HeadId], few: Performance | None = None) -> Performance:
         with masked(self.checkpoint.model, heads):
-            return meter.measure(None if self.altered is None else self.altered.model)
+            return meter.measure(None if self.altered is None else self.altered.model, few=few)
 
-    def _masked(self, heads: Sequence[HeadId]) -> Candidate:
+    def _masked(self, heads: Sequence[HeadId], few: Candidate | None = None) -> Candidate:
         options = RefitOptions(method="none", add_bias=self.add_bias)
-        return Candidate(options, self._removed(self.held_out, heads), self._removed(self.check[0], heads))
+        held_out, check = (None, None) if few is None else (few.held_out, few.check)
+        return Candidate(
+            options, self._removed(self.held_out, heads, held_out), self._removed(self.check[0], heads, check)
+        )
 
-    def _candidate(self, options: RefitOptions, copy: RefittedCopy) -> Candidate:
-        return Candidate(options, self.held_out.measure(copy.model), self.check[0].measure(copy.model))
+    def _candidate(self, options: RefitOptions, copy: RefittedCopy, few: Candidate | None = None) -> Candidate:
+        held_out, check = (None, None) if few is None else (few.held_out, few.check)
+        return Candidate(
+            options,
+            self.held_out.measure(copy.model, few=held_out),
+            self.check[0].measure(copy.model, few=check),
+        )
+
+    def _at_first(self, options: RefitOptions, model: nn.Module | None, heads: Sequence[HeadId] = ()) -> Candidate:
+        """A candidate on the few lines of the first stage; `heads` are masked."""
+        meters = self.held_out.few, self.check[0].few  # of the intact model, so made before heads are masked
+        with masked(self.checkpoint.model, heads):
+            held_out, check = (meter.measure(model) for meter in meters)
+        return Candidate(options, held_out, check)
 
     def _compared(self, heads: Sequence[HeadId], options: RefitOptions, copy: RefittedCopy) -> Choice:
         """The refit that was asked for beside masking; `copy` has it."""
@@ -177,19 +202,36 @@ class RefitBench:
         return Choice(both, both[1], self.check[1].name, self.check[1].count)
 
     def _chosen(self, heads: Sequence[HeadId]) -> Choice:
-        """What harms least of all candidates; where asked for, the best of least squares also module after module."""
-        candidates, copy = [self._masked(heads)], None
+        """What harms least: of all candidates on a few lines, of the best two and masking on all lines.
+
+        Where asked for, the best of least squares is refitted module after module too.
+        """
+        few, copy = self._first_stage(heads)
+        measured = {few[0].name: self._masked(heads, few[0])}
+        for each in sorted(few[1:], key=lambda each: max(each.harms(few[0])))[:FINALISTS]:
+            _put(copy, self.refits(heads, each.options))
+            measured[each.name] = self._candidate(each.options, copy, each)
+        whole = self.held_out.rest is None and self.check[0].rest is None
+        shown = [measured.get(each.name, each if whole else replace(each, first=few[0])) for each in few]
+        if self.options.sequential and heads:
+            refitted = [each for each in measured.values() if each.options.method == "least-squares"]
+            best = min(refitted, key=lambda each: max(each.harms(shown[0])))
+            options = replace(best.options, sequential=True)
+            shown.append(self._candidate(options, self.copy_with(self.refits(heads, options))))
+        taken = least_harm([each for each in shown if each.first is None])
+        return Choice(shown, taken, self.check[1].name, self.check[1].count)
+
+    def _first_stage(self, heads: Sequence[HeadId]) -> tuple[list[Candidate], RefittedCopy]:
+        """Masking and all candidates on the few lines, and the copy that they were measured with."""
+        options, altered = RefitOptions(method="none", add_bias=self.add_bias), self.altered
+        few, copy = [self._at_first(options, None if altered is None else altered.model, heads)], None
         for options in self.tried(heads):
             refits = self.refits(heads, options)
             copy = copy or self.copy_with(refits)
             _put(copy, refits)
-            candidates.append(self._candidate(options, copy))
-        if self.options.sequential and heads:
-            refitted = [each for each in candidates if each.options.method == "least-squares"]
-            best = min(refitted, key=lambda each: max(each.harms(candidates[0])))
-            options = replace(best.options, sequential=True)
-            candidates.append(self._candidate(options, self.copy_with(self.refits(heads, options))))
-        return Choice(candidates, least_harm(candidates), self.check[1].name, self.check[1].count)
+            few.append(self._at_first(options, copy.model))
+        assert copy is not None, "least squares is always tried"
+        return few, copy
 
     def tried(self, heads: Collection[HeadId]) -> list[RefitOptions]:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares."""

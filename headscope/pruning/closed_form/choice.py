@@ -15,11 +15,15 @@ SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Candidate:
-    """A compensation, and what a model with it does on held-out text and on a second text."""
+    """A compensation, and what a model with it does on held-out text and on a second text.
+
+    Where it was measured on a few lines of both texts only, `first` are the masked heads on the same lines.
+    """
 
     options: RefitOptions
     held_out: Performance
     check: Performance
+    first: Candidate | None = None
 
     @property
     def name(self) -> str:
@@ -29,8 +33,16 @@ class Candidate:
         how = ["sequential"] * self.options.sequential + [f"anchor {anchor}"] * bool(anchor)
         return ", ".join([self.options.method, *how, *([f"damping {self.options.damping:g}"] if refits else [])])
 
+    @property
+    def remark(self) -> str:
+        """On how many lines it was measured, if not on all."""
+        if self.first is None:
+            return ""
+        return f"{self.held_out.sentences} and {self.check.sentences} lines"
+
     def harms(self, masked: Candidate) -> tuple[float, float]:
-        """Its damage on both texts as shares of that of the masked heads."""
+        """Its damage on both texts as shares of that of the masked heads, on the lines that it was measured on."""
+        masked = self.first or masked
         return (
             share(self.held_out.damage, masked.held_out.damage),
             share(self.check.damage, masked.check.damage),
@@ -76,6 +88,7 @@ class Choice:
 def _row(candidate: Candidate, masked: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
+        "remark": candidate.remark,
         **{
             text: {"value": measured.value, "damage": measured.damage, "harm": harm}
             for text, measured, harm in zip(

@@ -165,7 +165,8 @@ def _measured(compensated: Compensated | None) -> tuple[str, ...]:
     choice = compensated.choice
     if choice is not None:
         other, taken = f"{choice.sentences} sentences of another kind ({_without_folder(choice.text)})", choice.taken
-        numbers = f"heads removed {choice.masked.check.value:.4f}, {taken.name} {taken.check.value:.4f}"
+        refit = "no refit did less harm" if taken is choice.masked else f"{taken.name} {taken.check.value:.4f}"
+        numbers = f"heads removed {choice.masked.check.value:.4f}, {refit}"
         lines.append(f"{taken.check.objective} on {other}: {numbers}")
     return tuple(lines)
 

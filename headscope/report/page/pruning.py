@@ -111,12 +111,18 @@ def _compared(record: Any) -> dict[str, Any]:
         return {"rows": [], "text": ""}
     rows = [
         [
-            f"{each['name']}{' (taken)' if each['name'] == record['taken'] else ''}",
+            " ".join([each["name"], *_remarks(each, record)]),
             *(rounded(each[text][key]) for text in ("held_out", "check") for key in ("value", "harm")),
         ]
         for each in record["candidates"]
     ]
     return {"rows": rows, "text": f"{Path(str(record['text'])).name}, {record['sentences']} sentences"}
+
+
+def _remarks(each: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
+    """Whether a compensation was taken, and on how many lines it was measured, if not on all."""
+    few = [f"({each['remark']})"] if each.get("remark") else []
+    return [*few, *(["(taken)"] if each["name"] == record["taken"] else [])]
 
 
 def titled(name: Any, titles: Mapping[str, str]) -> str:
