@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from threading import RLock
 from typing import Any
 
@@ -20,8 +21,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-
-from headscope.devices import has_float64, upload
 
 GROUPS = 1024
 COARSE = 256
@@ -52,6 +51,24 @@ class Ratio:
     per_batch: bool = False
     centred: bool = False
     coarse: bool = False
+
+
+def upload(values: Tensor, device: torch.device) -> Tensor:
+    """Values on a device. What goes there from the CPU is pinned where that is possible, and the host does not wait."""
+    if device.type == "cpu" or values.device.type != "cpu":
+        return values.to(device)
+    pinned = values.pin_memory() if device.type == "cuda" else values
+    return pinned.to(device, non_blocking=True)
+
+
+@cache
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64 (MPS does not)."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True
 
 
 class GroupSums:

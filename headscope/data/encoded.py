@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from headscope.bootstrap import upload
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Sentence
-from headscope.devices import upload
 
 IGNORED = -100  # a label where nothing is to be predicted
 

@@ -9,9 +9,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import FOLDS, GROUPS, GroupSums, Ratio
+from headscope.bootstrap import FOLDS, GROUPS, GroupSums, Ratio, upload
 from headscope.data.encoded import Batch
-from headscope.devices import upload
 from headscope.engine.base import Analysis, refuse_non_finite
 from headscope.heads import Site
 

@@ -28,31 +28,13 @@ from headscope.model.discovery import base_of
 from headscope.model.gating import gated
 from headscope.pruning.scores_file import columns
 from tests.oracles import tiny
-from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
+from tests.oracles.studies import OPTIONS, numbers
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")
 NEEDS = {"parse", "frequencies", "labels", "objective", "gradient", "contrast"}
 SENTENCES, REPLICATES = 23, 19
-RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
-
-OPTIONS = run_options(
-    ranks=RANKS,
-    frequencies="made",
-    parse="made",
-    shapley_samples=1,
-    ig_steps=3,
-    massive_magnitude=1.0,
-    massive_ratio=2.0,
-    streaming_steps=2,
-    streaming_lengths=(3, 9),
-    passkeys=1,
-    passkey_length=2,
-    chg_fits=2,
-    chg_steps=2,
-)
-
 every_analysis = pytest.mark.parametrize("name", NAMES)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -95,16 +77,6 @@ def study(
 def usual(kind: str, analysis: str) -> AnalysisResult:
     """`study` as it is without options, made once for several tests."""
     return study(kind, analysis)
-
-
-def numbers(its: AnalysisResult) -> dict[str, np.ndarray]:
-    """Every number of a study by name."""
-    found = dict(its.arrays)
-    for name, table in {"heads": its.heads, **its.tables}.items():
-        for column in table.columns:
-            if pd.api.types.is_numeric_dtype(table[column]):
-                found[f"{name}.{column}"] = table[column].to_numpy(dtype=float)
-    return found
 
 
 def same_numbers(one: AnalysisResult, other: AnalysisResult, *, within: float) -> None:

@@ -28,9 +28,9 @@ from headscope.pruning.options.refit import COMPENSATIONS
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named
 from headscope.training.composed import VariantChain  # noqa: F401  (registers what combines)
 from headscope.training.variant import VARIANTS
-from tests.contracts.test_analyses import OPTIONS, made, numbers
-from tests.oracles import checkpoints, lessons, prompts, speakers
+from tests.oracles import checkpoints, lessons, prompts, speakers, tiny
 from tests.oracles.pretended import FIRST, SECOND, Counts, pretended
+from tests.oracles.studies import OPTIONS, numbers
 
 WITHIN = 1e-9
 TEXT = [name for name, cls in ANALYSES if "contrast" not in cls.needs]
@@ -60,6 +60,11 @@ def same(one: AnalysisResult, other: AnalysisResult, *, within: float = WITHIN) 
     assert [left.analysis for left in one.left_out] == [left.analysis for left in other.left_out]
 
 
+def made(kind: str, count: int) -> tuple[Any, Any]:
+    """A tiny model, and so many sentences."""
+    return tiny.checkpoint(kind, 7), tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided)
+
+
 def study(
     its: Checkpoint, corpus: Any, names: list[str], *, attention: Attention = "dense", tokens: int = 61
 ) -> AnalysisResult:
@@ -81,7 +86,7 @@ def study(
     ("kind", "attention"), [("bert", "dense"), ("bert", "streamed"), ("gemma", "streamed"), ("t5", "dense")]
 )
 def test_every_analysis_of_text(kind: str, attention: Attention) -> None:
-    its, corpus = made(kind, "ablation", least=3)
+    its, corpus = made(kind, 3)
     own = {name for name in TEXT if ANALYSES.get(name).explain is not Analysis.explain}
     left_out = {"bert": SLOW if attention == "dense" else own, "gemma": own, "t5": SLOW}[kind]
     names = [name for name in TEXT if name not in left_out]
@@ -95,7 +100,7 @@ def test_every_analysis_of_prompts() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
-    its, corpus = made("bert", "confidence")
+    its, corpus = made("bert", 23)
     half = moved(its, dtype)
     names = [name for name in TEXT if ANALYSES.get(name).default]
     same(study(half, corpus, names), study(moved(half), corpus, names), within=1e-6)
@@ -103,7 +108,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 def test_a_device_without_float64() -> None:
     """As MPS is: sums are kept in float32 with what rounding loses beside them."""
-    its, corpus = made("bert", "confidence")
+    its, corpus = made("bert", 23)
     single = moved(its, torch.float32)
     names = [name for name in TEXT if ANALYSES.get(name).default and ANALYSES.get(name).passes]
     with pretended(float64=False):  # nothing is known yet of the second device, and it has no backward pass

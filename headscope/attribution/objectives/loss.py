@@ -9,8 +9,8 @@ from torch import Tensor
 
 from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.attribution.objectives.predictions import negative_log_likelihood, no_words
+from headscope.bootstrap import upload
 from headscope.data.encoded import IGNORED, Batch
-from headscope.devices import upload
 from headscope.errors import CheckpointError
 from headscope.evaluation.labels import no_labels
 from headscope.evaluation.likelihood import hidden_at_random

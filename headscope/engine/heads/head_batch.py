@@ -9,9 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Ratio
+from headscope.bootstrap import Ratio, upload
 from headscope.data.encoded import Batch, Side
-from headscope.devices import upload
 from headscope.engine.heads.rows import Match, Rows
 from headscope.engine.heads.shared import SharedTensors, T
 from headscope.engine.heads.streamed_rows import StreamedRows

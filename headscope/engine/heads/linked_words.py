@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Ratio
+from headscope.bootstrap import Ratio, upload
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Side
 from headscope.data.offsets import Span
@@ -28,7 +28,6 @@ from headscope.data.word_alignment import (
     train,
     word_of_subwords,
 )
-from headscope.devices import upload
 from headscope.errors import ConfigError, DataError
 from headscope.files.lines import in_step, read_lines
 from headscope.formats.base import Checkpoint

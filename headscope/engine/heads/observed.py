@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from headscope.bootstrap import upload
 from headscope.data.encoded import Batch, Side
-from headscope.devices import upload
 from headscope.engine.heads.head_batch import HeadBatch
 from headscope.engine.heads.rows import DenseRows, Rows
 from headscope.engine.heads.shared import SharedTensors
