@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,8 @@ def command_line(*words: object, options: Mapping[str, Any] | None = None, names
     for name in names:
         value = (options or {}).get(name)
         if value not in (None, False, ""):
-            typed += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            typed += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
     return shlex.join(typed)
 
 
@@ -47,7 +48,7 @@ def after_analysis(finished: Finished) -> str:
     if not main:
         again = ("analyze", checkpoint, "--also", CHEAP, "--out", f"{folder}-importance")
         stanza = STANZA if options.get("parse") == "stanza" else ()
-        return command_line(*again, options=options, names=(*ANALYSED, *stanza, *COMPANIONS))
+        return command_line(*again, options=options, names=(*ANALYSED, *stanza, *COMPANIONS, *_of_analyses(options)))
     table = finished.study.tables["importance"]
     rows = table[(table["measure"] == main) & table["value"].notna()]
     if len(rows) < len(finished.study.heads):
@@ -57,6 +58,18 @@ def after_analysis(finished: Finished) -> str:
     keep = len(rows) - (min(max(idle, 1), most) if rows["p"].notna().any() else most)
     ranking = ("prune", "rank", checkpoint, "--from", folder, "--by", main, "--keep", keep, "--out", f"{folder}-pruned")
     return command_line(*ranking, options=options, names=(*TEXT, *COMPANIONS))
+
+
+def _of_analyses(options: Mapping[str, Any]) -> Iterator[str]:
+    """Options of analyses that run unasked (`--alignments`), as far as they were given."""
+    from headscope.engine.base import ANALYSES
+    from headscope.engine.declarations import analysis_options
+
+    for name, option in analysis_options().items():
+        default = option.field.default
+        unset = list(default) if isinstance(default, tuple) else default
+        if options.get(name, unset) != unset and any(ANALYSES.get(each).default for each in option.analyses):
+            yield name
 
 
 def after_choice(choice: Selection, options: Mapping[str, Any]) -> str:

@@ -101,11 +101,14 @@ def test_of_translation(caption_files: tuple[Path, Path], tmp_path: Path, follow
     assert lines[0].startswith("prune remove") and "--target" in lines[1]
 
 
-def test_what_stanza_was_told_goes_on() -> None:
+def test_what_analyses_and_stanza_were_told_goes_on() -> None:
     options = {"checkpoint": "m", "source": "t", "parse": "stanza", "lang": "de", "stanza_dir": "st"}
+    options |= {"alignments": "links", "alignments_first": 1, "aligner": "auto", "ig_steps": 7}
     study: Any = SimpleNamespace(complete=True, tables={})
     finished: Any = SimpleNamespace(study=study, folder=Path("run"), record={"options": options})
-    assert "--parse stanza --lang de --stanza-dir st" in after_analysis(finished)
+    line = after_analysis(finished)
+    assert "--parse stanza --lang de --stanza-dir st" in line
+    assert "--alignments links --alignments-first 1" in line and "--aligner" not in line and "--ig-steps" not in line
 
 
 def test_what_show_leads_to(folder: Path, follow: Callable[..., list[str]], command: Command) -> None:
