@@ -204,8 +204,9 @@ class OneExpert(Analysis):
         mixtures = experts_of(checkpoint.model)
         soft, _, count = token_sums(checkpoint.logits(batch), batch.labels)
         losses = {"soft": soft}
+        drawn_on = [checkpoint.device] if checkpoint.device.type == "cuda" else []
         for mode in MODES:
-            with using(mixtures, mode), torch.random.fork_rng():  # type: ignore[arg-type]
+            with using(mixtures, mode), torch.random.fork_rng(devices=drawn_on):  # type: ignore[arg-type]
                 torch.manual_seed(self.run.seed + int(batch.indices[0]))
                 losses[mode] = token_sums(checkpoint.logits(batch), batch.labels)[0]
             losses[f"{mode}_drop"] = losses[mode] - soft

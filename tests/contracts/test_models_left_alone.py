@@ -101,7 +101,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 def seeded(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     """Logits with dropout drawn from a fixed seed."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return logits(model, inputs)
 

@@ -165,7 +165,9 @@ def short_demo(inputs: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            demo, "captions", lambda kind: captions(kind) if kind == "conllu" else inputs / f"captions.{kind}"
+            demo,
+            "captions",
+            lambda kind: captions(kind) if kind in ("conllu", "align") else inputs / f"captions.{kind}",
         )
         patch.setattr(demo, "demo_checkpoint", no_bert)
         patch.setattr(demo, "LEARN", 8)
