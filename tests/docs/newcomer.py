@@ -13,10 +13,9 @@ import torch
 import transformers
 
 import headscope as hs
-from tests.makers.documented import Command
+from tests.makers.documented import DOCS, Command, commands
 from tests.makers.modules import ROOT
 from tests.makers.shared import SHIPPED
-from tests.oracles import tiny
 from tests.oracles.commands import ran
 
 TEXTS = {"text": 24, "train": 24, "val": 6, "test": 3}
@@ -65,6 +64,8 @@ class Newcomer:
         self.typed: set[str] = set()
         for name in ("headscope", "examples"):
             (folder / name).symlink_to(ROOT / name)
+        [makes_llama] = [command for command in commands(DOCS / "serving.md") if "make_llama" in command.line]
+        self.types(makes_llama)
         for name, sentences in TEXTS.items():
             for kind in ("en", "de", "conllu"):
                 (folder / f"{name}.{kind}").write_text(_sentences(kind, sentences), encoding="utf-8")
@@ -76,7 +77,6 @@ class Newcomer:
                 with (folder / f"story.{kind}").open("a", encoding="utf-8") as file:
                     file.write(pair[side] + "\n")
         (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
-        llama(folder / "llama")
 
     def types(self, command: Command) -> None:
         """One command; nothing where it was typed before."""
@@ -115,25 +115,6 @@ def _sentences(kind: str, count: int) -> str:
     return end.join(hs.assets.sample(kind).read_text(encoding="utf-8").split(end)[:count]) + end
 
 
-def llama(folder: Path) -> None:
-    """A Llama of two layers, four groups of two heads each."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(tiny.PIECES),
-        hidden_size=32,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=128,
-        pad_token_id=tiny.PAD,
-        bos_token_id=tiny.START,
-        eos_token_id=tiny.END,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tiny.tokenizer([tiny.START], []).save_pretrained(folder)
-
-
 def narrow_bert(folder: Path, original: str) -> str:
     """The small BERT with its tokenizer, layers and heads, but two channels a head and weights drawn at random."""
     torch.manual_seed(0)
@@ -159,5 +140,5 @@ def smaller(words: list[str]) -> list[str]:
         first, *others = words[words.index(flag) + 1].split(",")
         options[flag] = ",".join([first, *others[-1:]])
     kept = [word for place, word in enumerate(words) if word not in options and words[place - 1] not in options]
-    plain = ["--no-figures"] if words[0] == "analyze" and words[-1] != "run" else []  # those of one run are enough
-    return [*kept, *plain, *(part for option in options.items() for part in option)]
+    drawn = words[0] != "analyze" or words[-1].endswith("run")  # the figures of one run are enough
+    return [*kept, *([] if drawn else ["--no-figures"]), *(part for option in options.items() for part in option)]
