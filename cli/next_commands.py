@@ -11,7 +11,7 @@ from headscope.config import Companions, TextFiles, ValidatedTextFiles
 from headscope.heads import Site
 
 if TYPE_CHECKING:
-    from headscope.api.analysis import Finished
+    from headscope.api.analysis import FinishedRun
     from headscope.pruning.removal.record import Removed
     from headscope.pruning.selection import Selection
 
@@ -36,7 +36,7 @@ def command_line(*words: object, options: Mapping[str, Any] | None = None, names
     return shlex.join(typed)
 
 
-def after_analysis(finished: Finished) -> str:
+def after_analysis(finished: FinishedRun) -> str:
     """After the functions of heads their importance; then a ranking that takes out what the model needs least."""
     from headscope.cli.importance import LEVEL, main_measure
 
