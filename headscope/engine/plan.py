@@ -73,8 +73,7 @@ def analyze(
     batching = batching or BatchingOptions()
     options = replace(options, batching=batching)
     if any(map(needs_objective, analyses)):
-        available = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-        name = choose_objective(options.objective, checkpoint, **available, has_answers=corpus.has_contrast)
+        name = choose_objective(options.objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
         options = replace(options, objective=name)
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
     corpus, sentences_read = corpus.counting()
