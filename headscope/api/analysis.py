@@ -17,7 +17,7 @@ from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
-from headscope.engine.base import Analysis, RunOptions, needs_objective
+from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
 from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
@@ -197,9 +197,13 @@ def save_measurement(
 
 def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
     """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
-    importance = options.importance or (options.faithfulness and not options.only)
-    groups = {"importance": importance, "prompts": prompts and not options.only}
-    also = (*options.also, *(group for group, wanted in groups.items() if wanted))
+    importance = options.importance
+    if importance == "none" and options.faithfulness and not options.only:
+        importance = "cheap"
+    also = [*options.also, *(["prompts"] if prompts and not options.only else [])]
+    if importance != "none":
+        members = (cls for _, cls in ANALYSES if cls.group == "importance")
+        also += [cls.name for cls in members if importance == "all" or not cls.many_passes]
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
