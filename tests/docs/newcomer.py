@@ -76,7 +76,8 @@ class Newcomer:
                 with (folder / f"story.{kind}").open("a", encoding="utf-8") as file:
                     file.write(pair[side] + "\n")
         (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
-        llama(folder / "llama")
+        for kind in ("Llama", "Qwen3"):
+            decoder(folder / kind.lower(), kind)
 
     def types(self, command: Command) -> None:
         """One command; nothing where it was typed before."""
@@ -115,22 +116,23 @@ def _sentences(kind: str, count: int) -> str:
     return end.join(hs.assets.sample(kind).read_text(encoding="utf-8").split(end)[:count]) + end
 
 
-def llama(folder: Path) -> None:
-    """A Llama of two layers, four groups of two heads each."""
+def decoder(folder: Path, kind: str) -> None:
+    """A Llama, or a kin of it, of two layers, four groups of two heads each."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=len(tiny.PIECES),
         hidden_size=32,
         intermediate_size=24,
         num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=4,
+        head_dim=4,
         max_position_embeddings=128,
         pad_token_id=tiny.PAD,
         bos_token_id=tiny.START,
         eos_token_id=tiny.END,
     )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
     tiny.tokenizer([tiny.START], []).save_pretrained(folder)
 
 
