@@ -156,8 +156,8 @@ class Model(ScoredModel):
         keep_lowest, keep_highest: which heads stay; default: as is agreed for the criterion, which `Ranking.direction`
             says. Columns without an agreed direction (`sink`, `distance`, …) need one of them.
         steps: how often heads are scored anew while some are taken out, each time that `Ranking.lowest` is asked.
-        allocate: how many heads each layer keeps: "global", "per-layer", "uniform", or "measured", as the loss says
-            once what is left is refitted.
+        allocate: how many heads each layer keeps: "global", "per-layer", "uniform", "per-group" (as many of each
+            group), or "measured", as the loss says once what is left is refitted.
         objective: what heads are judged by, a name of `--objective`; default: what fits the model.
         damping: ridge of criteria and allocations that refit, a share of the mean second moment.
         max_length, batch_tokens: subwords of a sentence, positions of a batch.

@@ -6,8 +6,10 @@ import io
 import json
 import runpy
 import shutil
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import transformers
@@ -101,7 +103,7 @@ class Newcomer:
     def _python(self, words: list[str]) -> str:
         """`python -c CODE` or `python FILE`, in this process: what it prints."""
         said = io.StringIO()
-        with redirect_stdout(said):
+        with redirect_stdout(said), patch.object(sys, "argv", words):
             if words[0] == "-c":
                 exec(compile(words[1], "command", "exec"), {})
             else:

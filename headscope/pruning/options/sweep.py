@@ -127,6 +127,11 @@ class SweepConfig(PruningOptions):
         ranks = len(self.learnt) < len(self.methods)
         if self.allocate != "global" and not ranks:
             raise ConfigError(f"--allocate {self.allocate} is for rankings; --methods names none")
+        if self.allocate == "per-group" and self.learnt:
+            learnt = ", ".join(sorted(self.learnt))
+            raise ConfigError(
+                f"--allocate per-group is for rankings, and {learnt} learns gates of whole groups; sweep it apart"
+            )
         for name, value, needs_text in (
             ("--compensate", self.compensate, self.compensate != "none"),
             ("--allocate", self.allocate, self.allocate == "measured"),

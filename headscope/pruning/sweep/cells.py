@@ -158,6 +158,7 @@ class SweepContext:
             None if corpus is None else corpus.first(config.score_sentences),
             batching,
             candidates=self.opened.gating.gated_heads,
+            whole_groups=not self.opened.gating.groups,
         )
 
     def recipe(self) -> TrainConfig:
