@@ -124,6 +124,7 @@ class EvaluateMore(TypedDict, total=False):
     """Further options of `Model.evaluate`; `headscope.config.EvaluateOptions` says what they mean."""
 
     hiding: Literal["each", "random"]
+    expert: str | None
     beam: int | None
     lenpen: float | None
     max_len_a: float | None

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from headscope.api.analysis import chosen_analyses, run_analysis
+from headscope.engine.plan import chosen_analyses, run_analysis
 from headscope.assets import demo_checkpoint
 from headscope.config import AnalyzeConfig
 from headscope.data.batching import BatchingOptions
