@@ -1,20 +1,20 @@
-"""Refits module after module: each for the contexts of a model whose earlier modules are refitted already.
+"""Refits module after module: each for the inputs of a model whose earlier modules are refitted already.
 
 The target of a refitted module is what the intact one gives at the same token (ZipLM, Kurtić et al. 2023, and others
 calibrate this way), plus what the residual stream there has lost, so that errors of earlier modules are made up for
-too. Two passes over the text for every module, from the first that loses heads on; those after it that lose none are
-refitted too.
+too. Two passes over the text for every module, each no further than the module, from the first that loses heads on;
+those after it that lose none are refitted too, and where that is asked for the outputs of feed-forward blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
@@ -26,11 +26,16 @@ from headscope.model.discovery import eval_mode
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
+from headscope.pruning.closed_form.feed_forward import FeedForwardOutput, feed_forward_outputs
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.closed_form.refit import Refit, reconstruction_error, refit_to_targets, zeroed
-from headscope.pruning.closed_form.residual_stream import StreamTap
+from headscope.pruning.closed_form.residual_stream import AllRead, StreamTap
 from headscope.pruning.options.refit import RefitOptions
+
+LinearPart = OutputProjection | FeedForwardOutput
+BLOCK_DAMPING = 0.1
+"""Least damping of feed-forward blocks: most have four times the columns of W_O, and follow the text that they see."""
 
 
 @dataclass
@@ -107,23 +112,40 @@ def sequential_refits(
     options = options or RefitOptions()
     if options.method != "least-squares":
         raise ConfigError(f"--sequential is for --compensate least-squares, not {options.method}")
-    called = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
-    modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: called.index(module[0].places[0]))
+    modules = _modules(checkpoint, heads)
     losing = (number for number, (_, of_module) in enumerate(modules) if of_module or altered is not None)
     first = next(losing, len(modules))
     made = RefittedCopy(altered or checkpoint, [projection for projection, _ in modules])
+    blocks: Sequence[FeedForwardOutput] = ()
+    if options.feed_forward and modules[first:]:
+        blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
     texts = [(corpus, 1 - sum(text.weight for text in beside)), *beside]
     refits = []
-    for projection, of_module in modules[first:]:
+    for part, of_module in _with_blocks(modules[first:], blocks):
         pruned = checkpoint.with_model(made.model)
         pairs = [
-            _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), projection, residual)
+            _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), part, residual)
             for text, _ in texts
         ]
         pair = _weighted(pairs, [weight for _, weight in texts])
-        refits.append(_refit(projection, pair, of_module, options, altered=altered is not None))
-        made.put(projection, refits[-1].refit)
+        refits.append(_refit(part, pair, of_module, options, altered=altered is not None))
+        made.put(part, refits[-1].refit)
     return refits
+
+
+def _modules(checkpoint: Checkpoint, heads: Collection[HeadId]) -> list[tuple[OutputProjection, frozenset[HeadId]]]:
+    """Every output projection with the heads that it loses, in the order in which the model calls them."""
+    called = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
+    return sorted(heads_by_module(checkpoint, heads), key=lambda module: called.index(module[0].places[0]))
+
+
+def _with_blocks(
+    modules: Iterable[tuple[OutputProjection, frozenset[HeadId]]], blocks: Iterable[FeedForwardOutput]
+) -> Iterator[tuple[LinearPart, frozenset[HeadId]]]:
+    """Output projections, and after each the outputs of the feed-forward blocks that follow it."""
+    for projection, of_module in modules:
+        yield projection, of_module
+        yield from ((block, frozenset()) for block in blocks if block.places == projection.places)
 
 
 def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMoments:
@@ -136,7 +158,7 @@ def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMom
 
 
 def _refit(
-    projection: OutputProjection,
+    part: LinearPart,
     pair: PairMoments,
     heads: Collection[HeadId],
     options: RefitOptions,
@@ -144,9 +166,10 @@ def _refit(
     altered: bool,
 ) -> ModuleRefit:
     if not pair.tokens:
-        raise unreached(projection)
-    weight, columns = projection.weight, projection.columns(heads)
-    affine = projection.has_bias or options.add_bias
+        raise unreached(part.places[0])
+    weight, columns = part.weight, part.columns(heads)
+    is_block = isinstance(part, FeedForwardOutput)
+    affine = part.has_bias or (options.add_bias and not is_block)
     mean, second = pair.total / pair.tokens, pair.products / pair.tokens
     refit = refit_to_targets(
         weight,
@@ -156,13 +179,16 @@ def _refit(
         target=pair.target / pair.tokens,
         cross=pair.cross / pair.tokens,
         affine=affine,
-        share=options.damping,
+        share=max(options.damping, BLOCK_DAMPING) if is_block else options.damping,
     )
     energy = float(((weight @ second) * weight).sum()) or 1.0
     removal = zeroed(weight, columns, mean=mean, second=second, affine=False)
-    without = _error(removal, pair) if altered else reconstruction_error(weight, removal, mean=mean, second=second)
+    if altered or is_block:
+        without = _error(removal, pair)
+    else:
+        without = reconstruction_error(weight, removal, mean=mean, second=second)
     error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens
-    return ModuleRefit(projection, refit, error, without / energy, affine, residual)
+    return ModuleRefit(part, refit, error, without / energy, affine, residual)
 
 
 def _error(refit: Refit, pair: PairMoments) -> float:
@@ -175,39 +201,62 @@ def _error(refit: Refit, pair: PairMoments) -> float:
 
 
 class _Reader(ContextTap):
-    """Keeps the contexts [n m] of one batch, and the residual streams [n d] that outputs are added to."""
+    """Keeps the inputs [n m] of a linear layer in one batch, and the residual streams [n d] that outputs are added to.
 
-    def __init__(self, checkpoint: Checkpoint, places: Collection[Place], *, residual: bool) -> None:
-        super().__init__(checkpoint, places)
-        self.contexts: list[tuple[Place, Tensor]] = []
-        self.tap = StreamTap() if residual else None
+    A pass ends where the outputs of all calls have been read.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, part: LinearPart, *, residual: bool) -> None:
+        is_block = isinstance(part, FeedForwardOutput)
+        super().__init__(checkpoint, () if is_block else part.places)
+        self.inputs: list[tuple[Place, Tensor]] = []
+        self.module = checkpoint.model.get_submodule(part.owner)
+        self.block = part.places[-1] if is_block else None
+        self.tap = StreamTap(calls=1 if is_block else len(part.places)) if residual else None
 
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
         """Keep the contexts of this place."""
-        self.contexts.append((place, contexts))
+        self.inputs.append((place, contexts))
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Also keeps the inputs of the output of a feed-forward block."""
+        with ExitStack() as stack:
+            if self.block is None:
+                stack.enter_context(super().observing())
+            else:
+                stack.callback(self.module.register_forward_pre_hook(self._block_input).remove)
+            if self.tap is not None:
+                stack.enter_context(self.tap.observing([self.module]))
+            yield
+
+    def _block_input(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert self.block is not None
+        self.inputs.append((self.block, self.rows(self.block, inputs[0])))
 
     def of(self, batch: Batch) -> list[tuple[Tensor, Tensor | None]]:
-        """Contexts and stream of every call in a batch; None where the stream cannot be told."""
-        self.contexts = []
+        """Inputs and stream of every call in a batch; None where the stream cannot be told."""
+        self.inputs = []
         with (
             self.observing(),
             eval_mode(self.checkpoint.model),
             threads_for_pass(self.checkpoint.model, batch.positions),
-            self.tap.observing(self.owners.values()) if self.tap else nullcontext(),
+            suppress(AllRead),
         ):
             self.read(batch)
-        streams = self.tap.streams() if self.tap else [None] * len(self.contexts)
+        self.counting = False
+        streams = self.tap.streams() if self.tap else [None] * len(self.inputs)
         return [
-            (contexts, None if stream is None else self.rows(place, stream))
-            for (place, contexts), stream in zip(self.contexts, streams, strict=True)
+            (inputs, None if stream is None else self.rows(place, stream))
+            for (place, inputs), stream in zip(self.inputs, streams, strict=True)
         ]
 
 
 def _pair_moments(
-    checkpoint: Checkpoint, pruned: Checkpoint, texts: Iterable[Batch], projection: OutputProjection, residual: bool
+    checkpoint: Checkpoint, pruned: Checkpoint, texts: Iterable[Batch], part: LinearPart, residual: bool
 ) -> PairMoments:
-    readers = [_Reader(model, projection.places, residual=residual) for model in (checkpoint, pruned)]
-    weight = projection.weight.to(readers[0].device)
+    readers = [_Reader(model, part, residual=residual) for model in (checkpoint, pruned)]
+    weight = part.weight.to(readers[0].device)
     pair = PairMoments.zero(weight.shape[1], weight.shape[0])
     for batch in texts:
         on_device = batch.to(checkpoint.device)
