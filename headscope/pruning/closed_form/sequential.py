@@ -29,7 +29,7 @@ from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, 
 from headscope.pruning.closed_form.feed_forward import FeedForwardOutput, feed_forward_outputs
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
-from headscope.pruning.closed_form.refit import Refit, reconstruction_error, refit_to_targets, zeroed
+from headscope.pruning.closed_form.refit import Refit, refit_to_targets
 from headscope.pruning.closed_form.residual_stream import AllRead, StreamTap
 from headscope.pruning.options.refit import RefitOptions
 
@@ -40,19 +40,20 @@ BLOCK_DAMPING = 0.1
 
 @dataclass
 class PairMoments:
-    """Sums over `tokens` of contexts x of the intact model, x̃ of the pruned one and of targets t, in float64.
+    """Sums over `tokens` of inputs x of the intact model, x̃ of the pruned one and of targets t, in float64.
 
-    `total` Σ x [m], `products` Σ x xᵀ [m m], `pruned` Σ x̃ [m], `pruned_products` Σ x̃ x̃ᵀ [m m], `target` Σ t [d],
-    `cross` Σ x̃ tᵀ [m d], `target_energy` Σ ‖t‖². `streams`: tokens whose targets count the residual stream in.
+    `pruned` Σ x̃ [m], `products` Σ x̃ x̃ᵀ [m m], `target` Σ t [d], `cross` Σ x̃ tᵀ [m d], `target_energy` Σ ‖t‖²,
+    `energy` Σ ‖W x‖², `lost` Σ ‖W_G x_G‖² over removed columns. `streams`: tokens whose targets count the residual
+    stream in.
     """
 
-    total: Tensor
-    products: Tensor
     pruned: Tensor
-    pruned_products: Tensor
+    products: Tensor
     target: Tensor
     cross: Tensor
     target_energy: float = 0.0
+    energy: float = 0.0
+    lost: float = 0.0
     tokens: int = 0
     streams: int = 0
 
@@ -60,16 +61,17 @@ class PairMoments:
     def zero(cls, m: int, d: int) -> PairMoments:
         """Sums over nothing."""
         zeros = partial(torch.zeros, dtype=torch.float64)
-        return cls(zeros(m), zeros(m, m), zeros(m), zeros(m, m), zeros(d), zeros(m, d))
+        return cls(zeros(m), zeros(m, m), zeros(d), zeros(m, d))
 
-    def add(self, intact: Tensor, pruned: Tensor, target: Tensor, *, stream: bool) -> None:
-        """Contexts [n m] and targets [n d] of the same tokens."""
-        self.tokens += len(intact)
-        self.streams += len(intact) if stream else 0
-        self.total += intact.sum(dim=0).cpu()
-        self.products += (intact.T @ intact).cpu()
+    def add(self, pruned: Tensor, output: Tensor, lost: Tensor, stream: Tensor | None) -> None:
+        """Inputs [n m], intact outputs and what of them removed columns give [n d], and what the stream lost [n d]."""
+        target = output if stream is None else output + stream
+        self.tokens += len(pruned)
+        self.streams += 0 if stream is None else len(pruned)
+        self.energy += float(output.square().sum())
+        self.lost += float(lost.square().sum())
         self.pruned += pruned.sum(dim=0).cpu()
-        self.pruned_products += (pruned.T @ pruned).cpu()
+        self.products += (pruned.T @ pruned).cpu()
         self.target += target.sum(dim=0).cpu()
         self.cross += (pruned.T @ target).cpu()
         self.target_energy += float(target.square().sum())
@@ -86,7 +88,7 @@ class PairMoments:
         return PairMoments(**sums, tokens=self.tokens, streams=min(self.streams, other.streams))
 
 
-SUMS = ("total", "products", "pruned", "pruned_products", "target", "cross", "target_energy")
+SUMS = ("pruned", "products", "target", "cross", "target_energy", "energy", "lost")
 
 
 def sequential_refits(
@@ -124,7 +126,7 @@ def sequential_refits(
     for part, of_module in _with_blocks(modules[first:], blocks):
         pruned = checkpoint.with_model(made.model)
         pairs = [
-            _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), part, residual)
+            _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), part, of_module, residual)
             for text, _ in texts
         ]
         pair = _weighted(pairs, [weight for _, weight in texts])
@@ -170,23 +172,19 @@ def _refit(
     weight, columns = part.weight, part.columns(heads)
     is_block = isinstance(part, FeedForwardOutput)
     affine = part.has_bias or (options.add_bias and not is_block)
-    mean, second = pair.total / pair.tokens, pair.products / pair.tokens
     refit = refit_to_targets(
         weight,
         columns,
         mean=pair.pruned / pair.tokens,
-        second=pair.pruned_products / pair.tokens,
+        second=pair.products / pair.tokens,
         target=pair.target / pair.tokens,
         cross=pair.cross / pair.tokens,
         affine=affine,
         share=max(options.damping, BLOCK_DAMPING) if is_block else options.damping,
     )
-    energy = float(((weight @ second) * weight).sum()) or 1.0
-    removal = zeroed(weight, columns, mean=mean, second=second, affine=False)
+    energy, without = pair.energy / pair.tokens or 1.0, pair.lost / pair.tokens
     if altered or is_block:
-        without = _error(removal, pair)
-    else:
-        without = reconstruction_error(weight, removal, mean=mean, second=second)
+        without = _error(Refit(weight, weight.new_zeros(len(weight))), pair)
     error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens
     return ModuleRefit(part, refit, error, without / energy, affine, residual)
 
@@ -195,7 +193,7 @@ def _error(refit: Refit, pair: PairMoments) -> float:
     """E‖t − V x̃ − s‖² for the refitted V and the shift s."""
     n, made, shift = pair.tokens, refit.weight, refit.shift
     lost = (pair.target - made @ pair.pruned) / n  # [d]
-    squares = pair.target_energy + float(((made @ pair.pruned_products) * made).sum())
+    squares = pair.target_energy + float(((made @ pair.products) * made).sum())
     both = float((made.T * pair.cross).sum())
     return (squares - 2 * both) / n + float(shift @ shift - 2 * shift @ lost)
 
@@ -253,18 +251,20 @@ class _Reader(ContextTap):
 
 
 def _pair_moments(
-    checkpoint: Checkpoint, pruned: Checkpoint, texts: Iterable[Batch], part: LinearPart, residual: bool
+    checkpoint: Checkpoint,
+    pruned: Checkpoint,
+    texts: Iterable[Batch],
+    part: LinearPart,
+    heads: Collection[HeadId],
+    residual: bool,
 ) -> PairMoments:
     readers = [_Reader(model, part, residual=residual) for model in (checkpoint, pruned)]
-    weight = part.weight.to(readers[0].device)
+    weight, removed = part.weight.to(readers[0].device), part.columns(heads)
     pair = PairMoments.zero(weight.shape[1], weight.shape[0])
     for batch in texts:
         on_device = batch.to(checkpoint.device)
         calls = zip(*(reader.of(on_device) for reader in readers), strict=True)
         for (intact, stream), (altered, altered_stream) in calls:
-            target = intact @ weight.T
-            followed = stream is not None and altered_stream is not None
-            if stream is not None and altered_stream is not None:
-                target = target + stream - altered_stream
-            pair.add(intact, altered, target, stream=followed)
+            missing = None if stream is None or altered_stream is None else stream - altered_stream
+            pair.add(altered, intact @ weight.T, intact[:, removed] @ weight[:, removed].T, missing)
     return pair
