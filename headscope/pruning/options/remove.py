@@ -9,7 +9,7 @@ from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, Vali
 from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
-from headscope.pruning.options.rank import SEQUENTIAL
+from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
 from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, HEADS
 
@@ -100,6 +100,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         DAMPING, "Ridge of least-squares, a share of the mean second moment; auto tries 0.1 too.", panel=COMPENSATION
     )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
+    feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
     objective: str = option(
         "",
         "What a compensation is measured by: {objectives}; default: what fits the model.",
@@ -138,7 +139,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential,
+            sequential=self.sequential or self.feed_forward,
             anchor=as_text(self.anchor),
             check=as_text(self.check),
             names=("--compensate", "--damping", "--calibration-sentences", "--sequential", "--anchor", "--check"),
@@ -176,7 +177,8 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             method=self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential or merges,
+            sequential=self.sequential or merges or self.feed_forward,
+            feed_forward=self.feed_forward,
             objective=self.objective,
             anchor=as_text(self.anchor),
             check=as_text(self.check),
