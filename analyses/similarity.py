@@ -131,19 +131,18 @@ class JensenShannon(Analysis):
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        weights = heads.weights.transpose(1, 2)[heads.queries]  # [n h s]
+        row, place = heads.counted_places  # [n]
+        weights = heads.weights.transpose(1, 2).flatten(0, 1).index_select(0, place)  # [n h s]
         n, h, _ = weights.shape
         entropies = torch.special.entr(weights).sum(dim=-1)  # [n h]
-        pairs = torch.combinations(torch.arange(h), r=2, with_replacement=True).to(weights.device)  # [p 2]
+        pairs = torch.triu_indices(h, h, device=weights.device)  # [2 p]
         divergences = weights.new_zeros(n, h, h)
-        for chunk in torch.split(pairs, max(1, 2**24 // max(1, weights[:, 0].numel()))):
-            i, j = chunk.T
+        for i, j in pairs.split(max(1, 2**24 // max(1, weights[:, 0].numel())), dim=1):
             middle = torch.special.entr((weights[:, i] + weights[:, j]) / 2).sum(dim=-1)  # [n p]
             divergences[:, i, j] = divergences[:, j, i] = (middle - (entropies[:, i] + entropies[:, j]) / 2).clamp(
                 min=0
             )
         b = len(heads.queries)
-        row = heads.queries.nonzero(as_tuple=True)[0]  # [n]
         total = weights.new_zeros(b, h, h).index_add_(0, row, divergences)
         return {"js": Ratio(total, heads.queries.sum(dim=-1)[:, None, None])}
 

@@ -78,12 +78,13 @@ def _later(heads: HeadBatch) -> Tensor:
 
 
 def _sinks(heads: HeadBatch) -> Tensor:
-    """The indicators of the first key, and of special tokens [b s 2]."""
-    special = heads.key_side.special
-    first = (torch.arange(special.shape[1], device=special.device) == 0).expand_as(special)
+    """The indicators of the first key, and of special tokens [b s 2], on the CPU."""
+    special = heads.host_sides[1].special
+    first = (torch.arange(special.shape[1]) == 0).expand_as(special)
     return torch.stack([first, special], dim=-1).to(heads.context.dtype)
 
 
 def _evenly_on(heads: HeadBatch, columns: Tensor) -> Tensor:
     """What queries that look at all they see alike have on columns [b s n]: [b t n]."""
-    return heads.visible_on(columns) / heads.visible_on(torch.ones_like(columns)).clamp(min=1)
+    visible = heads.visible_on(torch.nn.functional.pad(columns, (0, 1), value=1.0))  # [b t n+1]
+    return visible[..., :-1] / visible[..., -1:].clamp(min=1)

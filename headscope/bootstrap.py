@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headscope.distributed import has_float64, upload
+from headscope.distributed import upload, widest
 
 GROUPS = 1024
 COARSE = 256
@@ -104,7 +104,7 @@ class GroupSums:
             self.groups //= 2
         fits = self.groups * cells * torch.float64.itemsize <= self.budget
         device = ratio.total.device if fits else torch.device("cpu")
-        wide = torch.float64 if has_float64(device) else torch.float32
+        wide = widest(device)
         self.total = torch.zeros(self.groups, *ratio.total.shape[1:], dtype=wide, device=device)
         self.count = torch.zeros(self.groups, *ratio.count.shape[1:], dtype=wide, device=device)
         self.lost = None if wide is torch.float64 else torch.zeros_like(self.total)

@@ -18,6 +18,12 @@ from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.heads import Site
 
 
+def sides(batch: Batch, site: Site) -> tuple[Side, Side]:
+    """What queries and keys of a site are."""
+    text = batch.source if batch.target is None else batch.target
+    return batch.source if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else batch.source
+
+
 @dataclass
 class HeadBatch:
     """One site and layer at work on one batch, with what analyses share computed once.
@@ -58,6 +64,11 @@ class HeadBatch:
         self.host_queries = self.host_queries if self.host_queries.numel() else self.queries
 
     @property
+    def host_sides(self) -> tuple[Side, Side]:
+        """What queries and keys are, on the CPU."""
+        return sides(self.batch.on_host, self.site)
+
+    @property
     def weights(self) -> Tensor:
         """The weights [b h t s], in float32 at least."""
         return self.rows.weights
@@ -83,11 +94,14 @@ class HeadBatch:
         return self.rows.entropy
 
     def weight_on(self, columns: Tensor) -> Tensor:
-        """Σ_s weights · columns [b h t n] for columns [b s n], such as the indicators of sets of keys."""
+        """Σ_s weights · columns [b h t n] for columns [b s n], such as the indicators of sets of keys.
+
+        Columns that are the same for all layers (`once`) may be on the CPU: which keys they name is then known there.
+        """
         return self.rows.weight_on(columns)
 
     def visible_on(self, columns: Tensor) -> Tensor:
-        """Σ of columns [b s n] over the keys that each query sees [b t n]."""
+        """Σ of columns [b s n] over the keys that each query sees [b t n], where the model is."""
         return self.rows.visible_on(columns)
 
     def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:

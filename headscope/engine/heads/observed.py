@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.data.encoded import Batch, Side
 from headscope.distributed import upload
-from headscope.engine.heads.head_batch import HeadBatch
+from headscope.engine.heads.head_batch import HeadBatch, sides
 from headscope.engine.heads.rows import DenseRows, Rows
 from headscope.engine.heads.shared import SharedTensors
 from headscope.engine.heads.streamed_rows import StreamedRows
@@ -46,7 +46,7 @@ class ObservedBatch:
         return HeadBatch(
             site=attention_site.site,
             layer=attention_site.layer,
-            rows=self._rows(call, key_side, keys),
+            rows=self._rows(call, attention_site.site, keys),
             context=precise(call.context.detach()),
             value=call.value.detach(),
             queries=queries,
@@ -96,15 +96,18 @@ class ObservedBatch:
         host, device = batch.on_host, batch.source.ids.device
         return self.shared.get(f"counted/{site}", batch, make)
 
-    def _rows(self, call: AttentionCall, key_side: Side, keys: Tensor) -> Rows:
-        t = call.query.shape[2]
+    def _rows(self, call: AttentionCall, site: Site, keys: Tensor) -> Rows:
+        t, device = call.query.shape[2], call.context.device
+        key_side = sides(self._batch_on(device), site)[1]
         name = f"{id(key_side)}/{t}"
         if call.made_weights is not None:
             visible = self.shared.get(f"visible/{name}", call.mask, lambda: _visible(call, key_side))
             return DenseRows(precise(call.made_weights.detach()), visible, keys, self.shared)
-        size = (len(call.query), t, call.key.shape[2])
-        visibility = self.shared.get(f"visibility/{name}", call.mask, lambda: Visibility.of(call.mask, size))
-        seen = self.shared.get(f"seen/{name}", visibility, lambda: visibility.without_padding(key_side.real))
+        size, real = (len(call.query), t, call.key.shape[2]), sides(self.batch.on_host, site)[1].real
+        visibility = self.shared.get(
+            f"visibility/{name}", call.mask, lambda: Visibility.of(call.mask, size, device=device)
+        )
+        seen = self.shared.get(f"seen/{name}", visibility, lambda: visibility.without_padding(real))
         options = call.options
         scores = ScoreBlocks.of(
             call.query.detach(),
@@ -116,12 +119,6 @@ class ObservedBatch:
             sinks=None if options.sinks is None else options.sinks.detach(),
         )
         return StreamedRows(scores, seen, keys, self.shared)
-
-
-def sides(batch: Batch, site: Site) -> tuple[Side, Side]:
-    """What queries and keys of a site are."""
-    text = batch.source if batch.target is None else batch.target
-    return batch.source if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else batch.source
 
 
 def precise(values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headscope.distributed import upload
 from headscope.engine.heads.shared import SharedTensors
 
 Match = Callable[[slice], Tensor]
@@ -96,13 +97,14 @@ class DenseRows:
 
     def weight_on(self, columns: Tensor) -> Tensor:
         """See `Rows`."""
-        sums = self.weights.flatten(1, 2) @ columns.to(self.weights.dtype)  # [b h·t n]
+        columns = placed(self.shared, columns, self.weights)
+        sums = self.weights.flatten(1, 2) @ columns  # [b h·t n]
         return sums.view(*self.weights.shape[:-1], -1)
 
     def visible_on(self, columns: Tensor) -> Tensor:
         """See `Rows`."""
         visible = self._shared(f"visible/{columns.dtype}", lambda: self.visible.to(columns.dtype))
-        return visible @ columns
+        return visible @ upload(columns, visible.device)
 
     def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """See `Rows`."""
@@ -118,6 +120,13 @@ class DenseRows:
 
     def _shared(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         return self.shared.get(name, self.visible, make)
+
+
+def placed(shared: SharedTensors, columns: Tensor, weights: Tensor) -> Tensor:
+    """Columns where weights are, in numbers like them."""
+    if columns.device == weights.device and columns.dtype is weights.dtype:
+        return columns
+    return shared.get(f"columns/{weights.dtype}", columns, lambda: upload(columns.to(weights.dtype), weights.device))
 
 
 # Weights nearer than this share of the larger one are equal. In float32 not more than two units in the last
