@@ -45,12 +45,12 @@ class Sink(Analysis):
         later = heads.shared("later", lambda: _later(heads))  # [b t]
         columns = heads.once("sinks", lambda: _sinks(heads))  # [b s 2]
         weight = heads.weight_on(columns)  # [b h t 2]
-        even = heads.shared("evenly", lambda: _evenly_on(heads, columns))  # [b t 2]
+        even = heads.shared("evenly", lambda: heads.over_queries(_evenly_on(heads, columns), only=later))
         ratios: dict[str, Ratio] = {}
         for place, name in enumerate(("sink", "sink_special")):
             ratios[name] = heads.over_queries(weight[..., place], only=later)
-            chance = even[:, None, :, place].expand(weight.shape[:-1])
-            ratios[f"{name}_chance"] = heads.over_queries(chance, only=later)
+            chance = even.total[:, place, None].expand(weight.shape[:2])
+            ratios[f"{name}_chance"] = Ratio(chance, even.count)
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -71,10 +71,10 @@ class Sink(Analysis):
 
 
 def _later(heads: HeadBatch) -> Tensor:
-    """The queries of which `sink` is a mean: in self attention not the first position."""
-    if heads.site is Site.CROSS:
-        return heads.queries
-    return (heads.positions > 0).expand_as(heads.queries)
+    """The queries of which `sink` is a mean, on the CPU: in self attention not the first position."""
+    later = heads.host_queries.clone()
+    later[:, : 0 if heads.site is Site.CROSS or heads.first_query else 1] = False
+    return later
 
 
 def _sinks(heads: HeadBatch) -> Tensor:
@@ -85,6 +85,6 @@ def _sinks(heads: HeadBatch) -> Tensor:
 
 
 def _evenly_on(heads: HeadBatch, columns: Tensor) -> Tensor:
-    """What queries that look at all they see alike have on columns [b s n]: [b t n]."""
+    """What queries that look at all they see alike have on columns [b s n]: [b n t]."""
     visible = heads.visible_on(torch.nn.functional.pad(columns, (0, 1), value=1.0))  # [b t n+1]
-    return visible[..., :-1] / visible[..., -1:].clamp(min=1)
+    return (visible[..., :-1] / visible[..., -1:].clamp(min=1)).transpose(1, 2)

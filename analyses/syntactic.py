@@ -107,7 +107,7 @@ class Syntactic(Analysis):
         hits = plan.hits(heads, block)  # [n h]
         b, h = heads.context.shape[:2]
         cells = torch.zeros(b, len(self.names) * 2, h, device=hits.device)
-        cells.view(-1, h).index_add_(0, block.cell, hits)
+        cells.view(-1, h).index_add_(0, block.due[3], hits)
         ratios = {"accuracy": Ratio(cells.transpose(1, 2), block.instances[:, None])}
         if not plan.counted:  # the same for every layer: kept once, at the first
             plan.counted = True
@@ -247,17 +247,14 @@ class _Block(NamedTuple):
     """What there is to do for a block of queries, which touch w words.
 
     `mean` [b w q] averages over the queries of words; `begun` are the places among them of words that began before it,
-    `unfinished` of those that go on after it. Of the instances whose word ends here `row`, `word` (its place among the
-    w), `end` and `cell` are [n]; `instances` [b cells], on the CPU, count them.
+    `unfinished` of those that go on after it. `due` [4 n] are the instances whose word ends here: row, word (its place
+    among the w), end and cell; `instances` [b cells], on the CPU, count them.
     """
 
     mean: Tensor
     begun: Tensor
     unfinished: Tensor
-    row: Tensor
-    word: Tensor
-    end: Tensor
-    cell: Tensor
+    due: Tensor
     instances: Tensor
 
 
@@ -319,10 +316,12 @@ class _Plan:
         last = self.last[self.row, self.start]
         due = ((last >= queries.start) & (last < queries.stop)).nonzero()[:, 0]
         word = torch.searchsorted(touched, self.start[due])
-        parts = (begun, unfinished, self.row[due], word, self.end[due], self.cell[due])
+        places = torch.stack([self.row[due], word, self.end[due], self.cell[due]])
         return _Block(
             upload(self.mean[:, touched, queries].to(like.dtype), like.device),
-            *(upload(part, like.device) for part in parts),
+            upload(begun, like.device),
+            upload(unfinished, like.device),
+            upload(places, like.device),
             self._count(self.cell[due], 1)[..., 0],
         )
 
@@ -343,7 +342,9 @@ class _Plan:
         if len(block.unfinished):
             self.begun = words.index_select(2, block.unfinished)
         _, argmax_position = max_and_position(words.masked_fill(self.no_word, -1.0))  # [b h w]
-        return (argmax_position[block.row, :, block.word] == block.end[:, None]).float()
+        row, word, end, _ = block.due
+        found: Tensor = argmax_position[row, :, word] == end[:, None]
+        return found.float()
 
 
 def _instances(row: int, aligned: Aligned, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:

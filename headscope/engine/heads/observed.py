@@ -42,7 +42,7 @@ class ObservedBatch:
                 f"{size[1]} positions where the text has {expected[0]} and {expected[1]}; "
                 "it cannot be analysed token by token"
             )
-        host_queries, queries, keys = self._counted(batch, attention_site.site)
+        host_queries, host_keys, queries, keys = self._counted(batch, attention_site.site)
         return HeadBatch(
             site=attention_site.site,
             layer=attention_site.layer,
@@ -57,6 +57,7 @@ class ObservedBatch:
             of_batch=self.shared,
             of_rows=self.shared,
             host_queries=host_queries,
+            host_keys=host_keys,
         )
 
     def joined(self, attention_sites: Sequence[AttentionSite], calls: Sequence[AttentionCall]) -> HeadBatch:
@@ -85,13 +86,13 @@ class ObservedBatch:
             return self.batch
         return self.shared.get(f"batch/{device}", self.batch, lambda: self.batch.to(device))
 
-    def _counted(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        """Which queries count on the CPU and on the device [b t], and which keys [b s]: the same for all its layers."""
+    def _counted(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Which queries [b t] and keys [b s] count, on the CPU and on the device: the same for all layers of a site."""
 
-        def make() -> tuple[Tensor, Tensor, Tensor]:
+        def make() -> tuple[Tensor, Tensor, Tensor, Tensor]:
             counted = [side.real if self.keep_special else side.real & ~side.special for side in sides(host, site)]
             queries, keys = counted[0] & counted[1].any(dim=-1, keepdim=True), counted[1]
-            return queries, upload(queries, device), upload(keys, device)
+            return queries, keys, upload(queries, device), upload(keys, device)
 
         host, device = batch.on_host, batch.source.ids.device
         return self.shared.get(f"counted/{site}", batch, make)

@@ -87,11 +87,14 @@ class DenseRows:
         return max_and_position(weights + self._shared("hidden", self._hidden))  # [b h t s] + [b 1 t s]
 
     def _hidden(self) -> Tensor:
-        return (self.visible & self.keys[:, None])[:, None].to(self.weights.dtype) * 2 - 2
+        return (~(self.visible & self.keys[:, None]))[:, None] * -2.0
 
     @property
     def entropy(self) -> Tensor:
         """See `Rows`."""
+        if self.weights.device.type != "cpu":
+            terms: Tensor = torch.special.entr(self.weights)  # fewer kernels, where each has a price
+            return terms.sum(dim=-1)
         logs = self.weights.clamp(min=torch.finfo(self.weights.dtype).tiny).log_()  # 0 ln 0 is 0
         return -torch.einsum("bhts,bhts->bht", self.weights, logs)
 
@@ -142,9 +145,11 @@ def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
     A model may give two keys the same weight, as T5 does for one token twice in one bucket of distance:
     their last digits change with the shape of the batch, and the place must not.
     """
-    by_key = values.movedim(-1, 0)  # [s …]
-    if values.device.type == "cpu":
-        by_key = by_key.contiguous()  # many short rows side by side, which is much faster
+    if values.device.type != "cpu":
+        max_weight = values.amax(dim=-1)
+        least = torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
+        return max_weight, (values >= least[..., None]).to(torch.uint8).argmax(dim=-1)
+    by_key = values.movedim(-1, 0).contiguous()  # [s …]: many short rows side by side, which is much faster
     max_weight, s = by_key.amax(dim=0), len(by_key)
     near = by_key >= torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
     from_end = torch.arange(s, 0, -1, device=values.device, dtype=torch.uint8 if s < 256 else torch.int32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -123,8 +122,8 @@ class StreamedRows:
         for queries in self._query_blocks(self.scores.size[3]):
             low, _, _, high = self.scores.visibility.bounds(queries)
             block = self.scores.block(queries, slice(low, high), all_visible=self.scores.visibility.spans is not None)
-            for name, (pairs, begins) in patterns.items():
-                part = self._places(pairs[:, begins[queries.start] : begins[queries.stop]])
+            for name, pairs in patterns.items():
+                part = self._places(pairs.places[:, pairs.begins[queries.start] : pairs.begins[queries.stop]])
                 sums[name].add(block[part[0], :, part[1] - queries.start, part[2] - low], part)
         return {name: of_pattern.result for name, of_pattern in sums.items()}
 
@@ -153,7 +152,7 @@ class StreamedRows:
                 return None
         places = torch.cat(found, dim=1)
         firsts = torch.arange(self.scores.size[2] + 1, dtype=torch.int32, device=places.device) * len(keys)
-        return Pairs(places, torch.searchsorted(places[0].contiguous(), firsts).tolist())
+        return Pairs(places, firsts)
 
     def _places(self, pairs: Tensor) -> Tensor:
         """Sentence, query and key [3 n] of pairs [2 n]."""
@@ -188,11 +187,18 @@ class StreamedRows:
             yield queries, DenseRows(whole, visible, self.keys, SharedTensors(), queries.start)
 
 
-class Pairs(NamedTuple):
-    """Matches of a pattern: query · b + sentence, and key [2 n], in this order; and where each query's begin [t+1]."""
+@dataclass(frozen=True)
+class Pairs:
+    """Matches of a pattern: query · b + sentence, and key [2 n], in this order; `firsts` [t+1] is query · b."""
 
     places: Tensor
-    begins: list[int]
+    firsts: Tensor
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """Where the matches of each query begin, and where the last one's end."""
+        begins: list[int] = torch.searchsorted(self.places[0].contiguous(), self.firsts).tolist()
+        return begins
 
 
 @dataclass(frozen=True)
