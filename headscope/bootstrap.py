@@ -70,8 +70,8 @@ class GroupSums:
         """Add the ratio of one batch; `indices` [b], on the CPU, are the sentences' numbers in the corpus.
 
         The sums are where the ratio's totals and its counts are, and the host does not wait for them; those that take
-        more than the budget are on the CPU. Where a device has no float64, `lost` has what rounding in float32 took from
-        `total`.
+        more than the budget are on the CPU. Where a device has no float64, `lost` has what rounding in float32 took
+        from `total`.
         """
         if self.used == 0:
             self._begin(ratio)

@@ -136,8 +136,7 @@ class AnalysisRunner:
     def streams(self, batch: Batch) -> bool:
         """Whether a batch goes through the model without matrices of weights."""
         if self.options.attention == "auto":
-            longest = max(side.ids.shape[1] for side in (batch.source, batch.target) if side is not None)
-            return longest > LONG
+            return batch.longest > LONG
         return self.options.attention == "streamed"
 
     def _passes(self, on_device: Batch) -> None:
