@@ -3,8 +3,8 @@
 Run: python benchmarks/per_group.py --data DIR --out FILE.csv [--seeds N] [--updates N]
 
 DIR has Multi30k. A small Qwen3 (4 layers of 8 query heads in 2 groups, which learns 20,000 captions) loses a quarter, a
-half and three quarters of its heads by `obs-task`, ranked and refitted on 400 captions: any heads ("free", which nothing
-but a mask holds), one of every group of a layer at a time ("per-group"), or whole groups ("groups"). A row for every
+half and three quarters of its heads by `obs-task`, ranked and refitted on 400 captions: any heads ("free", which only
+a mask holds), one of every group of a layer at a time ("per-group"), or whole groups ("groups"). A row for every
 seed, choice, number of heads kept and refit: nats a piece of 300 other captions.
 """
 

@@ -118,6 +118,8 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
         default = default or None
     elif is_list or choices:
         kind = str
+    elif about.get("unset"):
+        kind, default = str, about["unset"]
     if is_list and isinstance(default, tuple):
         optional, default = optional or not default, ",".join(map(str, default)) or None
     metavar = about.get("metavar") or ("|".join(choices) or None)
@@ -159,7 +161,7 @@ def value_of(entry: Field[Any], hint: Any, value: Any) -> Any:
     kind = _kind(hint)
     if values := values_left_out(entry.metadata.get("metavar")):
         value = {"true": values[0], "false": entry.default}.get(str(value).lower(), value)
-    if value is None:
+    if value is None or value == (entry.metadata.get("unset") or None):
         return () if get_origin(hint) is tuple else None
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]

@@ -19,7 +19,7 @@ from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.declarations import checked_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
-from headscope.engine.plan import analyze, chosen_analyses, conllu_file, run_options, with_stanza
+from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
 from headscope.engine.result import AnalysisResult
 from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
 from headscope.errors import OutputError
@@ -135,11 +135,15 @@ def measure_heads(
     analyses = chosen_analyses(options, prompts=corpus.has_contrast)
     options = replace(options, analysis_options=checked_options(options.analysis_options))
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
-    batching = BatchingOptions(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
+    batching = BatchingOptions(limit=options.max_length, long=options.long)
     limit = sentence_limit(checkpoint, batching)
     if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
         corpus = with_stanza(corpus, options, progress, processes)
     for_analyses = run_options(options, checkpoint, corpus, analyses, limit)
+    tokens, said = options.batch_tokens, ""
+    if tokens is None:
+        tokens, said = batch_tokens(checkpoint, corpus, analyses, for_analyses, batching, processes=processes)
+    options, batching = replace(options, batch_tokens=tokens), replace(batching, tokens=tokens)
     with masked(checkpoint.model, off), progress("analysing", corpus.count) as step:
         study = analyze(
             checkpoint,
@@ -152,17 +156,16 @@ def measure_heads(
             progress=step,
             processes=processes,
         )
+        study.remarks += [said] if said else []
         if not processes.main:
             return Measurement(study, None, {})
         if options.faithfulness and study.complete:
-            _try_rankings(study, checkpoint, corpus, options, for_analyses, analyses, limit, progress)
+            _try_rankings(study, checkpoint, corpus, options, for_analyses, analyses, batching, progress)
         pickles = {}
         if options.mhr_pickles and study.complete:
             batch = BatchSize(options.mhr_batch_size, options.mhr_max_tokens)
             text, sentences_read = corpus.counting()
-            pickles = mhr_pickles(
-                checkpoint, text, rows=options.mhr_rows, limit=limit, tokens=options.batch_tokens, size=batch
-            )
+            pickles = mhr_pickles(checkpoint, text, rows=options.mhr_rows, limit=limit, tokens=tokens, size=batch)
             study.sentences = study.sentences or sentences_read()  # analyses of weights read none
         kept = options.examples_kept if study.complete else 0
         sentences = short_examples(checkpoint, corpus, kept, limit=limit, off=off) if kept else []
@@ -198,7 +201,7 @@ def _try_rankings(
     config: AnalyzeOptions,
     options: RunOptions,
     analyses: list[type[Analysis]],
-    limit: int,
+    batching: BatchingOptions,
     progress: Progress,
 ) -> None:
     """Add the tables of `headscope.engine.faithfulness` to a study."""
@@ -221,19 +224,21 @@ def _try_rankings(
         replicates=config.bootstrap,
     )
     likelihood_options = LikelihoodOptions(
-        tokens=config.batch_tokens, limit=limit, long=config.long, hiding="random", seed=config.seed
+        tokens=batching.tokens,
+        limit=sentence_limit(checkpoint, batching),
+        long=config.long,
+        hiding="random",
+        seed=config.seed,
     )
 
     def again() -> pd.DataFrame:
         ranked = [cls for cls in analyses if ranks(cls)]
-        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
         with progress("analysing shuffled weights", corpus.count) as step:
             return analyze(checkpoint, corpus, analyses=ranked, options=options, batching=batching, progress=step).heads
 
     def criteria() -> dict[str, Scores]:
         if config.only:
             return {}
-        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
         return scores_by_criteria(ScoringContext(checkpoint, corpus, batching, options))
 
     comparison = try_rankings(

@@ -73,7 +73,7 @@ class AnalyzeMore(AnalysisOptions, total=False):
     max_length: int | None
     long: Literal["truncate", "refuse"]
     max_sentences: int | None
-    batch_tokens: int
+    batch_tokens: int | None
     bootstrap: int
     seed: int
     detail: bool

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from headscope.bounds import WHOLE
 from headscope.config.inputs import (
     DATA,
     MODEL,
@@ -33,6 +34,15 @@ class AnalyzeOptions(TextOptions):
     (`headscope.engine.declarations.checked_options`).
     """
 
+    batch_tokens: int | None = option(
+        None,
+        "Token positions in a batch; auto: 2048 on a CPU, on an accelerator as many as its memory allows.",
+        metavar="N|auto",
+        panel=MODEL,
+        minimum=1,
+        maximum=WHOLE,
+        unset="auto",
+    )
     only: tuple[str, ...] = option(
         (),
         "Run only these analyses, comma-separated; `headscope show CKPT` lists them.",

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headscope.config.inputs import OUTPUT, CheckpointOptions, OneExpert, SearchOptions, TextFiles, TextOptions
+from headscope.bounds import WHOLE
+from headscope.config.inputs import MODEL, OUTPUT, CheckpointOptions, OneExpert, SearchOptions, TextFiles, TextOptions
 from headscope.config.option import option
 from headscope.errors import ConfigError
 
@@ -21,6 +22,7 @@ class EvaluateOptions(OneExpert, SearchOptions, TextOptions):
     something without those that compare states with the intact model's.
     """
 
+    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     metrics: tuple[str, ...] = option(
         (),
         "{metrics}. Default: all that fit; those that compare states with the intact model's for encoders without a "

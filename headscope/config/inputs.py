@@ -190,7 +190,6 @@ class TextOptions(MaskedHeads):
     max_sentences: int | None = option(
         None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE, common=True
     )
-    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     bootstrap: int = option(1000, "Resamples for the 95 % intervals.", panel=OUTPUT, minimum=2, maximum=RESAMPLES)
     seed: int = option(1, "Seed of the bootstrap and of all that is drawn.", panel=MODEL, minimum=0, maximum=SEED)
 

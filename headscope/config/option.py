@@ -32,6 +32,7 @@ def option(
     refuse_idle: bool = False,
     written: bool = False,
     identity: bool = True,
+    unset: str = "",
 ) -> Any:
     """A field of an options class; it becomes `--the-name`, the TOML key `the-name` and a keyword of the API.
 
@@ -43,11 +44,11 @@ def option(
     one by one, not with commas. `minimum` and `maximum` bound numbers. With `refuse_idle` a value is refused, not
     ignored, in a run of which nothing has the option. A path that is `written` is an output; every other path is an
     input, which no output replaces. `identity` False: it does not change what is computed, only where, how fast, or
-    what is kept.
+    what is kept. `unset` is a word that says the default None of a number.
     """
     about: dict[str, Any] = {"help": help, "metavar": metavar, "panel": panel, "name": name, "argument": argument}
     about["common"] = common or argument or default is MISSING
-    about |= {"repeat": repeat, "minimum": minimum, "maximum": maximum, "refuse_idle": refuse_idle}
+    about |= {"repeat": repeat, "minimum": minimum, "maximum": maximum, "refuse_idle": refuse_idle, "unset": unset}
     return field(default=default, metadata={**about, "written": written, "identity": identity and not written})
 
 

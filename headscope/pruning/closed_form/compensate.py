@@ -128,9 +128,7 @@ class RefittedCopy:
     ConfigError where a mixing cannot be folded, and where weights are quantised or offloaded.
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, projections: Iterable[OutputProjection | FeedForwardOutput]
-    ) -> None:
+    def __init__(self, checkpoint: Checkpoint, projections: Iterable[OutputProjection | FeedForwardOutput]) -> None:
         model = checkpoint.model
         if why := why_not_changed(model):
             raise ConfigError(
