@@ -135,6 +135,18 @@ class AnalyzeOptions(TextOptions):
 class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     """The options of `headscope analyze`; the text is `source`, or `clean`."""
 
+    source: Path | None = option(
+        None,
+        "Text, one sentence a line (.gz too); - reads what is typed or piped in, and writes the page too.",
+        metavar="FILE|-",
+        panel=DATA,
+    )
+    target: Path | None = option(
+        None,
+        "Translations of the lines, for models with an encoder and a decoder; - beside --source -.",
+        metavar="FILE|-",
+        panel=DATA,
+    )
     out: Path = option(help="Directory for the results.", metavar="DIR", panel=OUTPUT, written=True)
     figures: bool = option(True, "Draw the standard figures.", panel=OUTPUT)
     force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from headscope.config import option
 from headscope.engine.declarations import HeadFunction, head_functions
 from headscope.report.layout.families import Function, contrast, fit, legend_entries
 from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
@@ -22,9 +24,19 @@ BAND = 0.125  # inches a function needs in its cell
 MOST = 4  # functions of one head that are all written; more are counted
 
 
-def functions_figure(run: AnalysisRun) -> Figure:
-    """A cell per head, a coloured band per function; beside it the heads per layer by function."""
-    grids = grids_of(run)
+@dataclass(frozen=True)
+class FunctionsOptions:
+    """Options of the figure."""
+
+    unsupported: bool = option(False, "Also draw functions that lack evidence, hollow; they count in no bar.")
+
+
+def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
+    """A cell per head, a coloured band per function; beside it the heads per layer by function.
+
+    With `unsupported` functions that lack evidence have hollow bands; the bars do not count them.
+    """
+    grids = grids_of(run, unsupported=unsupported)
     tall = _row_height(grids)
     sizes = [_panel_size(grid, tall) for grid in grids]
     laid = flow(sizes, widest(14.0), gap=(0.35, 0.12))
@@ -96,8 +108,13 @@ def _draw_head(axes: Axes, x: int, y: int, functions: Sequence[Function], wide: 
     for number, function in enumerate(shown):
         color = function.family.color
         top = y + number / bands
-        axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white", linewidth=0.8))
-        _write(axes, x, top + 0.5 / bands, fit(function, wide - 0.03, TICK), contrast(color))
+        if function.hollow:
+            inside = (x + 0.06, top + 0.06 / bands), 0.88, 0.88 / bands
+            axes.add_patch(Rectangle(*inside, facecolor="white", edgecolor=color, linewidth=1))
+        else:
+            axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white", linewidth=0.8))
+        ink = "black" if function.hollow else contrast(color)
+        _write(axes, x, top + 0.5 / bands, fit(function, wide - 0.03, TICK), ink)
     if len(shown) < len(functions):
         _write(axes, x, y + 1 - 0.5 / bands, f"+{len(functions) - len(shown)}", "black")
 
@@ -112,7 +129,7 @@ def _families(grid: Grid) -> list[dict[HeadFunction, int]]:
     for row in grid.functions:
         counts: dict[HeadFunction, int] = {}
         for cell in row:
-            for family in dict.fromkeys(function.family for function in cell):
+            for family in dict.fromkeys(function.family for function in cell if not function.hollow):
                 counts[family] = counts.get(family, 0) + 1
         rows.append(counts)
     return rows
@@ -149,6 +166,7 @@ FUNCTIONS = PlotFigure(
     "functions",
     "Which function each head has, and how many heads of each layer have it.",
     functions_figure,
+    Options=FunctionsOptions,
     every_run=True,
     order=20,
 )
