@@ -109,7 +109,9 @@ def _run(
     began = time.monotonic()
     chosen_analyses(config, prompts=config.clean is not None)
     text = replace(config.text, **cast(Any, typed))  # lists are as good as files
-    corpus = open_text(text, parses=conllu_file(config), max_sentences=config.max_sentences)
+    corpus = open_text(
+        text, parses=conllu_file(config), target_parses=config.target_parse, max_sentences=config.max_sentences
+    )
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
     checkpoint = open_configured(config)
@@ -320,9 +322,8 @@ def _options(
 
 
 def _parse_name(config: AnalyzeOptions) -> str:
-    if config.parse is None:
-        return ""
-    return f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse).name
+    source = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
+    return "+".join(filter(None, (source, config.target_parse.name if config.target_parse else "")))
 
 
 def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:

@@ -64,6 +64,7 @@ class AnalyzeMore(AnalysisOptions, total=False):
     faithfulness_seeds: int
     faithfulness_bleu: bool
     objective: str
+    target_parse: PathName | None
     stanza_dir: PathName | None
     lang: str
     download: bool

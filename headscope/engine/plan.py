@@ -137,7 +137,7 @@ def _applicable(
 
 
 def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | None:
-    if "parse" in cls.needs and not corpus.has_parses:
+    if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:
         return "needs --parse stanza or --parse FILE.conllu"
     if "contrast" in cls.needs and not corpus.has_contrast:
         return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
