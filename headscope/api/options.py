@@ -52,6 +52,8 @@ class AnalysisOptions(TypedDict, total=False):
     ig_steps: int
     direction: Literal["noising", "denoising"]
     eap_steps: int
+    vocabulary_directions: int
+    vocabulary_tokens: str | Iterable[str]
 
 
 class AnalyzeMore(AnalysisOptions, total=False):
