@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
     from headscope.engine.faithfulness.orders import Scores
 
+NOTHING: Mapping[str, Sequence[str]] = {}
+
 
 @dataclass(frozen=True)
 class FinishedRun:
@@ -74,9 +76,12 @@ class Measurement:
     examples: Sequence[Example] = ()
 
 
-def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> FinishedRun:
+def run_analysis(
+    config: AnalyzeConfig, *, typed: Mapping[str, Sequence[str]] = NOTHING, progress: Progress = no_progress
+) -> FinishedRun:
     """Open checkpoint and corpus, measure, write `config.out`.
 
+    `typed` has sentences in the place of files: of `source`, and perhaps of `target`; run.json keeps them.
     An earlier run in `config.out` stays until the new one is complete. HeadscopeError for whatever the user can fix.
     Interrupted by Ctrl-C, it writes what was done (`complete` is then false), beside an earlier run if there is one.
     Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
@@ -85,22 +90,34 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
     with process_group() as processes:
         if not processes.main:
             check_folder(config.out, ANALYSIS, inputs=inputs, force=config.force)
-            return _run(config, processes, no_progress)
+            return _run(config, typed, processes, no_progress)
         with Build(config.out, ANALYSIS, inputs=inputs, force=config.force) as build:
-            return _run(config, processes, progress, build)
+            return _run(config, typed, processes, progress, build)
 
 
-def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> FinishedRun:
+def _run(
+    config: AnalyzeConfig,
+    typed: Mapping[str, Sequence[str]],
+    processes: Processes,
+    progress: Progress,
+    build: Build | None = None,
+) -> FinishedRun:
     began = time.monotonic()
     chosen_analyses(config, prompts=config.clean is not None)
-    corpus = open_text(config.text, parses=conllu_file(config), max_sentences=config.max_sentences)
+    text = replace(config.text, **cast(Any, typed))  # lists are as good as files
+    corpus = open_text(
+        text, parses=conllu_file(config), target_parses=config.target_parse, max_sentences=config.max_sentences
+    )
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
     checkpoint = open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
     if config.corrupt is not None and config.answer is not None:
         corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
-    measurement = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
+    about = {"typed": typed} if typed else {}
+    measurement = measure_heads(
+        checkpoint, corpus, config, about=about, command=sys.argv, processes=processes, progress=progress
+    )
     if measurement.description is None or build is None:
         return FinishedRun(measurement.study, config.out, Signature({}), [], main=False)
     measurement.study.seconds = time.monotonic() - began

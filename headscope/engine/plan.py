@@ -119,9 +119,8 @@ def run_options(
 
 
 def _parse_name(config: AnalyzeOptions) -> str:
-    if config.parse is None:
-        return ""
-    return f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse).name
+    source = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
+    return "+".join(filter(None, (source, config.target_parse.name if config.target_parse else "")))
 
 
 def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
@@ -275,7 +274,7 @@ def _applicable(
 
 
 def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | None:
-    if "parse" in cls.needs and not corpus.has_parses:
+    if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:
         return "needs --parse stanza or --parse FILE.conllu"
     if "contrast" in cls.needs and not corpus.has_contrast:
         return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"

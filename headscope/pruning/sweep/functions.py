@@ -72,7 +72,8 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     own = {name: value for name, value in recorded.items() if name in analysis_options()}
     try:
         config = restored(AnalyzeConfig, {**recorded, "out": run, "analysis_options": checked_options(own)})
-        corpus = open_text(config.text, parses=conllu_file(config), max_sentences=config.max_sentences)
+        parses = {"parses": conllu_file(config), "target_parses": config.target_parse}
+        corpus = open_text(config.text, **parses, max_sentences=config.max_sentences)
         corpus = with_labels(checkpoint, corpus, config.labels)
         analyses = [cls for cls in chosen_analyses(config) if cls.functions]
         if config.parse == "stanza":
