@@ -69,7 +69,7 @@ class Shrunk:
     `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
     Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`. `quality` is
     that of the intact model and of this one, on a second text it is `elsewhere`; why it was not measured is
-    `unmeasured`.
+    `unmeasured`. `alignment` says what became of heads that the generation settings name.
     """
 
     checkpoint: Checkpoint
@@ -84,6 +84,7 @@ class Shrunk:
     quality: QualityChange | None = None
     elsewhere: QualityChange | None = None
     unmeasured: str = ""
+    alignment: tuple[str, ...] = ()
 
 
 def padding_note(done: Shrunk) -> tuple[str, ...]:
