@@ -17,14 +17,14 @@ from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
-from headscope.engine.base import Analysis, RunOptions, needs_objective
+from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
 from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.plan import analyze, batch_tokens, choose_analyses
 from headscope.engine.result import AnalysisResult
-from headscope.engine.run_files import ANALYSIS, PAGE, Description, describe_run, write_run
+from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
 from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run that has been written; `main` is False in those of several processes that wrote nothing.
 
     `record` is what run.json says, `seconds` how long everything took: opening, passes, faithfulness, figures.
@@ -73,12 +73,12 @@ class Measurement:
     """
 
     study: AnalysisResult
-    description: Description | None
+    description: RunDescription | None
     pickles: Mapping[str, Any]
     examples: Sequence[Example] = ()
 
 
-def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> Finished:
+def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> FinishedRun:
     """Open checkpoint and corpus, measure, write `config.out`.
 
     An earlier run in `config.out` stays until the new one is complete. HeadscopeError for whatever the user can fix.
@@ -94,7 +94,7 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
             return _run(config, processes, progress, build)
 
 
-def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> Finished:
+def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> FinishedRun:
     began = time.monotonic()
     chosen_analyses(config, prompts=config.clean is not None)
     corpus = open_text(config.text, parses=conllu_file(config), max_sentences=config.max_sentences)
@@ -106,10 +106,10 @@ def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build:
         corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
     measurement = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
     if measurement.description is None or build is None:
-        return Finished(measurement.study, config.out, Signature({}), [], main=False)
+        return FinishedRun(measurement.study, config.out, Signature({}), [], main=False)
     measurement.study.seconds = time.monotonic() - began
     out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
-    return Finished(
+    return FinishedRun(
         measurement.study,
         out,
         measurement.description.signature,
@@ -200,9 +200,13 @@ def save_measurement(
 
 def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
     """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
-    importance = options.importance or (options.faithfulness and not options.only)
-    groups = {"importance": importance, "prompts": prompts and not options.only}
-    also = (*options.also, *(group for group, wanted in groups.items() if wanted))
+    importance = options.importance
+    if importance == "none" and options.faithfulness and not options.only:
+        importance = "cheap"
+    also = [*options.also, *(["prompts"] if prompts and not options.only else [])]
+    if importance != "none":
+        members = (cls for _, cls in ANALYSES if cls.group == "importance")
+        also += [cls.name for cls in members if importance == "all" or not cls.many_passes]
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")

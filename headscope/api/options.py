@@ -94,7 +94,7 @@ class ShrinkMore(TypedDict, total=False):
     fraction: float | None
     max_drop: str | None
     by: str
-    allocate: Literal["global", "per-layer", "uniform", "measured"] | None
+    allocate: Literal["global", "per-layer", "uniform", "per-group", "measured"] | None
     sites: str | Iterable[str]
     compensate: str
     calibration_sentences: int

@@ -166,8 +166,7 @@ def _with_objective(
     """Options with the name of the objective, where any analysis needs one."""
     if not any(map(needs_objective, analyses)):
         return options
-    available = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-    name = choose_objective(options.objective, checkpoint, **available, has_answers=corpus.has_contrast)
+    name = choose_objective(options.objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
     return replace(options, objective=name)
 
 
