@@ -11,9 +11,11 @@ import pytest
 import torch
 import transformers
 
+from headscope.bootstrap import FOLDS
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, pad_side
+from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, Attention, RunOptions
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -35,6 +37,7 @@ RANKS = torch.arange(len(tiny.PIECES)) * 97
 @pytest.fixture(autouse=True)
 def _asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonfinite, "EVERY", EVERY)
+    monkeypatch.setattr(plan, "RANDOM_SEQUENCES", FOLDS)
 
 
 def encoder() -> HuggingFaceCheckpoint:
