@@ -25,12 +25,12 @@ MODELS: dict[str, dict[str, int]] = {
     "0.1B": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
 }
-BATCHES = {True: (64, 128), False: (512, 2048, 8192, 32768)}
+BATCHES = {True: (128, 256), False: (512, 2048, 8192, 32768)}
 
 
 def rows(device: torch.device, name: str, *, tiny: bool) -> Iterator[dict[str, Any]]:
     """One row after the other, with the columns `COLUMNS`; a ratio is to the forward pass over the same text."""
-    lines = LINES // 8 if tiny else LINES
+    lines = LINES // 4 if tiny else LINES
     for model, sizes in (TINY if tiny else MODELS).items():
         opened = checkpoint(sizes, device)
         for tokens in BATCHES[tiny]:

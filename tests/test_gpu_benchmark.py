@@ -16,7 +16,9 @@ def test_the_benchmark_of_accelerators_runs_on_a_processor(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import gpu
+    import gpu_tasks
 
+    monkeypatch.setattr(gpu_tasks, "ROUNDS", 1)
     gpu.main(["--device", "cpu", "--tiny", "--lengths", "97", "--out", str(tmp_path / "table.csv")])
     with (tmp_path / "table.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
