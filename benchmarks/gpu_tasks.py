@@ -18,10 +18,10 @@ from long_context import SEED, VOCABULARY, whole_words, words
 
 COLUMNS = ("device", "task", "model", "tokens", "seconds", "ratio")
 ROUNDS, WORDS, LINES = 3, 31, 64
-TINY: dict[str, dict[str, int]] = {
+TINY: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2},
 }
-MODELS: dict[str, dict[str, int]] = {
+MODELS: dict[str, dict[str, Any]] = {
     "0.1B": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32},
 }
@@ -50,7 +50,7 @@ def row(*values: Any) -> dict[str, Any]:
     return {key: round(value, 5) if isinstance(value, float) else value for key, value in found.items()}
 
 
-def checkpoint(sizes: dict[str, int], device: torch.device) -> Any:
+def checkpoint(sizes: dict[str, Any], device: torch.device) -> Any:
     """A Llama with an output layer, in bfloat16 where it runs on an accelerator."""
     import transformers
 
@@ -113,7 +113,7 @@ def training_step(device: torch.device, *, tiny: bool) -> float:
     sizes: dict[str, Any] = {"d_model": 16, "d_ffn": 24, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     sizes = {**PRESETS["small"], **(sizes if tiny else {}), "vocab_size": 200 if tiny else 1000}
     folder = Path(str(assets.__path__[0]))
-    text = {"source": folder / "captions.en", "target": folder / "captions.de", "max_sentences": 64 if tiny else None}
+    text: dict[str, Any] = {"source": folder / "captions.en", "target": folder / "captions.de", "max_sentences": 64 if tiny else None}
     with tempfile.TemporaryDirectory() as out:
         config = TrainConfig(out=Path(out) / "run", device=str(device), max_tokens=2048, **text, **sizes)
         run = make_run(config, VARIANTS.get("baseline")(None))
