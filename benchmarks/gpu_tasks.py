@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,7 @@ def rows(device: torch.device, name: str, *, tiny: bool) -> Iterator[dict[str, A
         opened = checkpoint(sizes, device)
         for tokens in BATCHES[tiny]:
             text = texts(max(lines, 2 * tokens // WORDS))
-            alone = fastest(lambda opened=opened, text=text, tokens=tokens: forward(opened, text, tokens), device)
-            analysed = fastest(lambda opened=opened, text=text, tokens=tokens: study(opened, text, tokens), device)
+            alone, analysed = (fastest(partial(work, opened, text, tokens), device) for work in (forward, study))
             yield row(name, "forward", model, tokens, alone)
             yield row(name, "analyze", model, tokens, analysed, analysed / alone)
         for task, work in commands(opened, texts(lines)).items():
@@ -113,7 +113,8 @@ def training_step(device: torch.device, *, tiny: bool) -> float:
     sizes: dict[str, Any] = {"d_model": 16, "d_ffn": 24, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     sizes = {**PRESETS["small"], **(sizes if tiny else {}), "vocab_size": 200 if tiny else 1000}
     folder = Path(str(assets.__path__[0]))
-    text: dict[str, Any] = {"source": folder / "captions.en", "target": folder / "captions.de", "max_sentences": 64 if tiny else None}
+    lines = 64 if tiny else None
+    text: dict[str, Any] = {"source": folder / "captions.en", "target": folder / "captions.de", "max_sentences": lines}
     with tempfile.TemporaryDirectory() as out:
         config = TrainConfig(out=Path(out) / "run", device=str(device), max_tokens=2048, **text, **sizes)
         run = make_run(config, VARIANTS.get("baseline")(None))
