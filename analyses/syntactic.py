@@ -96,13 +96,13 @@ class Syntactic(Analysis):
     def read(self, corpus: Corpus) -> None:
         """With `relations` "all": the names of those that occur, sorted."""
         if self.options.relations == "all":
-            parses = (sentence.parse for sentence in corpus if sentence.parse)
+            parses = (parse for sentence in corpus for parse in (sentence.parse, sentence.target_parse) if parse)
             self.names = sorted({relation.relation for parse in parses for relation in parse.relations})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        if heads.key_side is not heads.batch.source or not heads.batch.aligned:
+        if not heads.batch.aligned_of(heads.key_side):
             return {}
-        plan = heads.of_batch.get("syntactic plan", heads.batch, lambda: _Plan(heads, self.names))
+        plan = heads.of_batch.get(f"{heads.site}/syntactic plan", heads.batch, lambda: _Plan(heads, self.names))
         block = plan.block(heads)
         hits = plan.hits(heads, block)  # [n h]
         b, h = heads.context.shape[:2]
@@ -267,7 +267,7 @@ class _Plan:
 
     def __init__(self, heads: HeadBatch, names: Sequence[str]) -> None:
         self.counted = False
-        aligned = heads.batch.aligned
+        aligned = heads.batch.aligned_of(heads.key_side)
         b, s = heads.key_side.ids.shape
         words = max([1, *(len(a.units) for a in aligned if a)])
         member = torch.zeros(b, words, s)

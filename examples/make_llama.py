@@ -2,8 +2,8 @@
 
     python examples/make_llama.py [Qwen3]
 
-Writes llama, or qwen3 (3 layers of 8 heads in 4 groups, a tokenizer of its own), and text.en, captions that it has not seen, and
-says its perplexity on them. It takes a few seconds.
+Writes llama, or qwen3 (3 layers of 8 heads in 4 groups, a tokenizer of its own), and text.en, captions that it has not
+seen, and says its perplexity on them. It takes a few seconds.
 """
 
 from __future__ import annotations

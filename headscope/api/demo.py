@@ -43,7 +43,7 @@ DEMONSTRATION = OutputKind(
     ),
 )
 LEARN = 140  # captions that weights are refitted on; the others are for measuring
-EXPLAINED = 40  # sentences whose translations are explained: a backward pass for each of their tokens
+EXPLAINED = 200  # sentences whose translations are explained: a backward pass for each of their tokens
 MEASURE = "lrp"  # what heads of the translation model are ranked by
 SHARE = 0.5  # of the heads that stay
 ROUNDS = 2  # of timing
@@ -109,7 +109,8 @@ def _run(out: Path, final: Path, progress: Progress) -> Demonstration:
 def _bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress) -> Part:
     """All heads on parsed sentences; half of them go by how well the others make up for them."""
     analysis = _analysed(
-        AnalyzeConfig(checkpoint=checkpoint, out=out / "bert", parse=str(text["parsed.conllu"])), progress
+        AnalyzeConfig(checkpoint=checkpoint, out=out / "bert", parse=str(text["parsed.conllu"]), also=("explained",)),
+        progress,
     )
     calibration: dict[str, Any] = {"source": text["calibration.en"], "valid_source": text["test.en"]}
     choice = run_ranking(
@@ -128,9 +129,10 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
             source=captions("en"),
             target=captions("de"),
             parse=str(captions("conllu")),
+            target_parse=captions("de.conllu"),
             analysis_options={"alignments": captions("align")},
             max_sentences=EXPLAINED,
-            also=("lrp",),
+            also=("lrp", "explained"),
         ),
         progress,
     )

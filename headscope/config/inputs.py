@@ -167,6 +167,19 @@ class MaskedHeads:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneExpert:
+    """One expert instead of the mixture while a model of attentive experts runs (Peng et al. 2020, §5.1)."""
+
+    expert: str | None = option(
+        None,
+        "Mixtures of attentive experts: one expert alone in every layer: the most responsible (top), one that the seed "
+        "draws for each layer (random), or that of a number, from 0.",
+        metavar="top|random|N",
+        panel=MODEL,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextOptions(MaskedHeads):
     """How a text is read while a model is measured, and how sure the numbers are."""
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
+
+C = TypeVar("C")
 
 
 def option(
@@ -157,3 +159,15 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, tuple):
         return [plain_value(entry) for entry in value]
     return str(value) if isinstance(value, Path) else value
+
+
+def restored(cls: type[C], values: Mapping[str, Any]) -> C:
+    """The config that `plain_options` gave the values of; fields that they lack have their defaults."""
+    hints = get_type_hints(cls)
+    given = {field.name: values[field.name] for field in fields(cls) if field.name in values}  # type: ignore[arg-type]
+    for name, value in given.items():
+        if isinstance(value, list):
+            given[name] = tuple(value)
+        elif isinstance(value, str) and names_file(hints[name]):
+            given[name] = Path(value)
+    return cls(**given)

@@ -98,10 +98,11 @@ class Contrasts:
 class Batch:
     """Sentences of one forward pass; `indices` [b] are their numbers in the corpus.
 
-    `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and
-    relations of the source where there are parses, None for sentences that cannot be aligned. `labels` [b n], where
-    requested, are the ids that a decoder should predict at each of its inputs, the tags of words at their first
-    subwords, or [b 1] the classes of sentences; `IGNORED` for none. `contrasts` are there where sentences are prompts.
+    `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and relations of the
+    source where there are parses, None for sentences that cannot be aligned, `target_aligned` those of the target.
+    `labels` [b n], where requested, are the ids that a decoder should predict at each of its inputs, the tags of words
+    at their first subwords, or [b 1] the classes of sentences; `IGNORED` for none. `contrasts` are there where
+    sentences are prompts.
     `host` is what a copy on a device was made of: its shapes and masks can be read without waiting for the device.
     """
 
@@ -110,6 +111,7 @@ class Batch:
     source: Side
     target: Side | None = None
     aligned: tuple[Aligned | None, ...] = ()
+    target_aligned: tuple[Aligned | None, ...] = ()
     kind: Literal["text", "random"] = "text"
     labels: Tensor | None = None
     contrasts: Contrasts | None = None
@@ -120,6 +122,10 @@ class Batch:
         """The batch on the CPU that this one is a copy of; itself where it is none."""
         return self if self.host is None else self.host
 
+    def aligned_of(self, side: Side) -> tuple[Aligned | None, ...]:
+        """The word units of one of its sides; nothing where that has no parses."""
+        return self.aligned if side is self.source else self.target_aligned if side is self.target else ()
+
     @property
     def corrupted(self) -> Batch:
         """The corrupt prompts in the place of the others, and these in theirs."""
@@ -129,6 +135,7 @@ class Batch:
             source=self.contrasts.corrupt,
             contrasts=replace(self.contrasts, corrupt=self.source),
             aligned=(),
+            target_aligned=(),
             host=None if self.host is None else self.host.corrupted,
         )
 
@@ -169,6 +176,7 @@ class Batch:
             source=source,
             target=target,
             aligned=tuple(self.aligned[number] for number in numbers.tolist()) if self.aligned else (),
+            target_aligned=tuple(self.target_aligned[n] for n in numbers.tolist()) if self.target_aligned else (),
             labels=None if self.labels is None else self.labels[numbers, :length],
             contrasts=None if self.contrasts is None else self.contrasts.rows(numbers),
             host=None,
@@ -196,7 +204,9 @@ class Encodes(Protocol):
 class Encoder(Encodes, Protocol):
     """The part of a checkpoint that batching uses."""
 
-    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
+    def spans(
+        self, text: str, ids: Sequence[int], *, side: Literal["source", "target"] = "source"
+    ) -> list[tuple[int, int] | None] | None:
         """Character spans of subwords, None for special ones; None instead of a list if they cannot be located."""
         ...
 

@@ -95,8 +95,7 @@ class Sampler:
             if found is None:
                 sample.passed_over += 1
             elif len(found):
-                aligned = batch.aligned[row] if batch.aligned else None
-                parses = [aligned if side is batch.source else None for side in sides]
+                parses = [aligned[row] if (aligned := batch.aligned_of(side)) else None for side in sides]
                 sample.tokens[number] = self._pairs(sides, row, found, parses)
                 chosen.append(Chosen(number, row, found))
         return chosen

@@ -1,4 +1,4 @@
-"""`headscope analyze`: one forward pass over the corpus, shared by every analysis that was asked for."""
+"""`headscope analyze`: from options to analyses, and one forward pass over the corpus, which they all share."""
 
 from __future__ import annotations
 
@@ -6,23 +6,31 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
+from headscope.config import AnalyzeOptions
 from headscope.data.ahead import ahead
 from headscope.data.batch_memory import Memory, fitting_tokens, memory_of
 from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.data.parses import Parse
+from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
+from headscope.engine.declarations import checked_options, refuse_idle_options
+from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.engine.runner import AnalysisRunner
 from headscope.errors import ConfigError
+from headscope.files.reading import read_lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
+from headscope.progress import Progress, no_progress
 
 PROBED = 512
 """Sentences of which the longest show how much memory a batch needs."""
@@ -51,6 +59,77 @@ def _members(names: Sequence[str]) -> set[str]:
         if cls.group:
             groups.setdefault(cls.group, set()).add(name)
     return {member for name in names for member in groups.get(name) or {ANALYSES.get(name).name}}
+
+
+def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
+    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
+    importance = options.importance
+    if importance == "none" and options.faithfulness and not options.only:
+        importance = "cheap"
+    also = [*options.also, *(["prompts"] if prompts and not options.only else [])]
+    if importance != "none":
+        members = (cls for _, cls in ANALYSES if cls.group == "importance")
+        also += [cls.name for cls in members if importance == "all" or not cls.many_passes]
+    analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
+    if options.objective and not any(map(needs_objective, analyses)):
+        raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
+    refuse_idle_options(checked_options(options.analysis_options), {cls.name for cls in analyses})
+    return analyses
+
+
+def conllu_file(config: AnalyzeOptions) -> Path | None:
+    """The file that parses come from, if they come from one."""
+    return Path(config.parse) if config.parse is not None and config.parse != "stanza" else None
+
+
+def with_stanza(
+    corpus: Corpus, config: AnalyzeOptions, progress: Progress = no_progress, processes: Processes = ALONE
+) -> Corpus:
+    """The corpus with parses; stanza runs once, in the first process, and all passes read what it left in the cache."""
+
+    def parses() -> Iterator[Parse]:
+        lines = (sentence.source for sentence in corpus)
+        return parse_with_stanza(lines, lang=config.lang, resources=config.stanza_dir, download=config.download)
+
+    if processes.main:
+        with progress("parsing", corpus.count) as step:
+            for _ in parses():
+                step(1)
+    processes.wait()
+    return corpus.with_parses(parses)
+
+
+def run_options(
+    config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], limit: int
+) -> RunOptions:
+    """What analyses are told: how frequent tokens are only where one of them asks."""
+    options = RunOptions(
+        keep_special=config.keep_special,
+        parse=_parse_name(config),
+        seed=config.seed,
+        objective=config.objective,
+        detail=config.detail,
+        attention=config.attention,
+        analysis_options=config.analysis_options,
+    )
+    if any("frequencies" in cls.needs for cls in analyses):
+        counts, source = _counts(config, checkpoint, corpus, limit)
+        options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
+    return options
+
+
+def _parse_name(config: AnalyzeOptions) -> str:
+    source = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
+    return "+".join(filter(None, (source, config.target_parse.name if config.target_parse else "")))
+
+
+def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
+    if config.frequencies:
+        return read_counts(checkpoint, config.frequencies), config.frequencies.name
+    if config.frequency_corpus:
+        lines = read_lines(config.frequency_corpus)
+        return count_subwords(checkpoint, lines, limit=limit), config.frequency_corpus.name
+    return count_subwords(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
 
 
 def analyze(
@@ -195,7 +274,7 @@ def _applicable(
 
 
 def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | None:
-    if "parse" in cls.needs and not corpus.has_parses:
+    if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:
         return "needs --parse stanza or --parse FILE.conllu"
     if "contrast" in cls.needs and not corpus.has_contrast:
         return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"

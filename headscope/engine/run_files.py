@@ -148,6 +148,7 @@ def _meta(
             "corrupt": settings.get("corrupt"),
             "answer": settings.get("answer"),
             "parse": settings["parse"],
+            "target_parse": settings.get("target_parse"),
             "digest": corpus.digest,
             "sentences": study.sentences,
             "in_corpus": corpus.count,

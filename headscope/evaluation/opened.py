@@ -6,6 +6,7 @@ The intact model, which states are compared with, is one that is named, or the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -26,6 +27,8 @@ from headscope.files.reading import exists, read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
+from headscope.model.gating import masked
+from headscope.model.mixing.experts import one_expert
 
 RECORD = "pruning.json"
 COMPANIONS = ("dicts", "hp", "bpe")
@@ -66,6 +69,13 @@ class OpenedEvaluation:
     unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
     processes: Processes = ALONE
     intact: Checkpoint | None = None
+
+    @contextmanager
+    def as_asked(self) -> Iterator[None]:
+        """Within the block the model runs without its masked heads, and with one expert if the config says so."""
+        model = self.checkpoint.model
+        with masked(model, self.masked_heads), one_expert(model, self.config.expert, seed=self.config.seed):
+            yield
 
     def asked(self, reads: Pass | None = None) -> list[Metric]:
         """The metrics that are measured, of all passes or one, in their order."""
@@ -119,7 +129,7 @@ def matched(
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
     opened = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
     if opened.asked("states"):
-        _find_intact(opened, against, altered=altered or bool(masked_heads) or config.each_head)
+        _find_intact(opened, against, altered=altered or bool(masked_heads or config.expert) or config.each_head)
     return opened
 
 

@@ -22,7 +22,6 @@ from headscope.evaluation.likelihood import hides_tokens
 from headscope.evaluation.metrics.base import METRICS, Metric, TextMode, Translations
 from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.passes import MeasuredMetrics, measure
-from headscope.model.gating import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
 from headscope.results import Signature, signature_of
@@ -78,7 +77,7 @@ class Evaluation:
 def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:
     """Score an open checkpoint on a text; writes nothing."""
     began = time.monotonic()
-    with masked(opened.checkpoint.model, opened.masked_heads):
+    with opened.as_asked():
         found = measure(opened, [()], progress)
     bootstrap, text = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap), opened.config.text
     scored, checkpoint = found.scored, opened.checkpoint
@@ -149,6 +148,7 @@ def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -
     return signature_of(
         {
             "m": "+".join(opened.metrics) or "none",
+            **({"expert": config.expert} if config.expert else {}),
             **({"against": f"{opened.intact.format}-sha256={opened.intact.digest[:12]}"} if opened.intact else {}),
             **search,
             **hidden,

@@ -24,6 +24,7 @@ ALLOCATE = (
     "that is measured once what is left is refitted (prune remove --compensate; slow)."
 )
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
+FEED_FORWARD = "--sequential, and refit the outputs of feed-forward blocks too, which then make up for heads as well."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,6 +88,9 @@ def _check(record: Record, name: str) -> None:
         raise ValueError(f"it is that of {Cell(**entries).name}")
     if len({HeadId.parse(head) for head in record["kept"]}) < len(record["kept"]):
         raise ValueError("a head twice")
+    labels = record.get("labels", {})
+    if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
+        raise ValueError("labels")
     if not isinstance(record["facts"].get("lambda_paper", 0), NUMBER) or not isinstance(record.get("model", ""), str):
         raise ValueError("facts or model")
     sums, loss = np.array(record["sums"]), np.array(record["loss"])

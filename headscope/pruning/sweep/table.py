@@ -148,15 +148,21 @@ def _functions(record: Record, by_head: Mapping[str, tuple[str, ...]] | None) ->
 
 
 def survivors(records: Sequence[Record], functions: pd.DataFrame | None) -> pd.DataFrame:
-    """A row for every head that a cell keeps, with its functions where they are known; controls have none."""
+    """A row for every head that a cell keeps, with its functions where they are known; controls have none.
+
+    `functions` are those before any heads went, `relabelled` those in the pruned model, where these were looked at.
+    """
     labels = None if functions is None else labels_by_head(functions)
-    rows = []
+    relabelled = any("labels" in record for record in records)
+    rows: list[dict[str, Any]] = []
     for record in records:
         cell = Cell(**record["cell"])
         for head in [] if cell.control else map(HeadId.parse, record["kept"]):
             row = {"method": cell.method, "size": cell.size, "seed": cell.seed, "cell": cell.name}
             row |= {"site": head.site.value, "layer": head.layer, "head": head.head}
-            rows.append(row if labels is None else row | {"functions": labels.get(str(head), "")})
+            row |= {} if labels is None else {"functions": labels.get(str(head), "")}
+            anew = labels if cell.method == UNPRUNED else record.get("labels")
+            rows.append(row if not relabelled or anew is None else row | {"relabelled": anew.get(str(head), "")})
     return with_seeds(rows)
 
 
