@@ -13,7 +13,7 @@ import importlib
 import inspect
 import re
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import lru_cache
@@ -197,6 +197,16 @@ def _declared(
 def measured_columns() -> dict[str, tuple[Declaration, Measure]]:
     """Every column of heads.csv that an analysis declares, by name: what the analysis declares, and the measure."""
     return {measure.name: (analysis, measure) for analysis in declarations("measures") for measure in analysis.measures}
+
+
+def unknown_column(column: str, there: Sequence[str]) -> str:
+    """What is said of a column that heads.csv lacks: the command that adds it, else the nearest of those there."""
+    if column not in measured_columns():
+        return unknown("measure", column, there)
+    analysis, measure = measured_columns()[column]
+    parse = " --parse stanza" if "parse" in {*analysis.needs, measure.needs} else ""
+    command = f"headscope analyze CKPT --source FILE --also {analysis.name}{parse} --out DIR"
+    return f"{column!r} was not measured, `{command}` adds it; available: {', '.join(there)}"
 
 
 def measure_of(column: str) -> Measure:
