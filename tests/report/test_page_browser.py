@@ -124,7 +124,9 @@ def test_importance_has_one_scale_and_is_not_clipped(chromium: Any, runs: dict[s
         page = Reader(context.new_page(), runs["page"]).page
         wide = "e => [...e.querySelectorAll('.bars')].map(b => b.parentNode.scrollWidth - b.parentNode.clientWidth)"
         assert page.eval_on_selector("#importance", wide) == [0, 0]
-        marks = "e => [...e.querySelectorAll('.ticks')].map(t => [...t.children].map(m => m.textContent + m.style.left))"
+        marks = (
+            "e => [...e.querySelectorAll('.ticks')].map(t => [...t.children].map(m => m.textContent + m.style.left))"
+        )
         most, least = page.eval_on_selector("#importance", marks)
         assert most == least and len(most) > 1
         page.evaluate("location.hash = '#faithfulness'")
