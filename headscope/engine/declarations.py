@@ -13,7 +13,7 @@ import importlib
 import inspect
 import re
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import lru_cache
@@ -199,7 +199,7 @@ def measured_columns() -> dict[str, tuple[Declaration, Measure]]:
     return {measure.name: (analysis, measure) for analysis in declarations("measures") for measure in analysis.measures}
 
 
-def unknown_column(column: str, there: Sequence[str]) -> str:
+def unknown_column(column: str, there: list[str]) -> str:
     """What is said of a column that heads.csv lacks: the command that adds it, else the nearest of those there."""
     if column not in measured_columns():
         return unknown("measure", column, there)
