@@ -11,14 +11,14 @@ from headscope.config import Companions, TextFiles, ValidatedTextFiles
 from headscope.heads import Site
 
 if TYPE_CHECKING:
-    from headscope.api.analysis import Finished
+    from headscope.api.analysis import FinishedRun
     from headscope.pruning.removal.record import Removed
     from headscope.pruning.selection import Selection
 
 COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
 VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
-ANALYSED = (*TEXT, "clean", "corrupt", "answer", "parse", "max_sentences", "mask")
+ANALYSED = (*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", "max_sentences", "mask")
 STANZA = ("lang", "stanza_dir", "download")
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
 
@@ -34,7 +34,7 @@ def command_line(*words: object, options: Mapping[str, Any] | None = None, names
     return shlex.join(typed)
 
 
-def after_analysis(finished: Finished) -> str:
+def after_analysis(finished: FinishedRun) -> str:
     """After the functions of heads their importance; then a ranking that takes out what the model needs least."""
     from headscope.cli.importance import LEVEL, main_measure
 

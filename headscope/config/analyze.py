@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from headscope.bounds import WHOLE
 from headscope.config.inputs import (
     DATA,
     MODEL,
@@ -33,6 +34,15 @@ class AnalyzeOptions(TextOptions):
     (`headscope.engine.declarations.checked_options`).
     """
 
+    batch_tokens: int | None = option(
+        None,
+        "Token positions in a batch; auto: 2048 on a CPU, on an accelerator as many as its memory allows.",
+        metavar="N|auto",
+        panel=MODEL,
+        minimum=1,
+        maximum=WHOLE,
+        unset="auto",
+    )
     only: tuple[str, ...] = option(
         (),
         "Run only these analyses, comma-separated; `headscope show CKPT` lists them.",
@@ -75,6 +85,12 @@ class AnalyzeOptions(TextOptions):
         metavar="stanza|FILE",
         panel=DATA,
         common=True,
+    )
+    target_parse: Path | None = option(
+        None,
+        "Dependency parses of the translations: a CoNLL-U file.",
+        metavar="FILE",
+        panel=DATA,
     )
     stanza_dir: Path | None = option(
         None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", panel=DATA
@@ -149,6 +165,18 @@ class AnalyzeOptions(TextOptions):
 class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     """The options of `headscope analyze`; the text is `source`, or `clean`."""
 
+    source: Path | None = option(
+        None,
+        "Text, one sentence a line (.gz too); - reads what is typed or piped in, and writes the page too.",
+        metavar="FILE|-",
+        panel=DATA,
+    )
+    target: Path | None = option(
+        None,
+        "Translations of the lines, for models with an encoder and a decoder; - beside --source -.",
+        metavar="FILE|-",
+        panel=DATA,
+    )
     out: Path = option(help="Directory for the results.", metavar="DIR", panel=OUTPUT, written=True)
     figures: bool = option(True, "Draw the standard figures.", panel=OUTPUT)
     force: bool = option(
@@ -159,6 +187,8 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
         super().__post_init__()
         if self.parse is not None and (self.source2 is not None or self.pairs):
             raise ConfigError(f"--parse {self.parse}: parses are of one text a line; leave out --source2 and --pairs")
+        if self.target_parse is not None and self.target is None:
+            raise ConfigError(f"--target-parse {self.target_parse} has parses of the target; give --target FILE too")
         self.check_prompts(source=self.source, source2=self.source2, pairs=self.pairs, labels=self.labels)
         has_text = self.source is not None or self.labels is not None or self.clean is not None
         if not has_text and (self.parse is None or self.parse == "stanza"):

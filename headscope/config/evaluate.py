@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headscope.config.inputs import OUTPUT, CheckpointOptions, SearchOptions, TextFiles, TextOptions
+from headscope.bounds import WHOLE
+from headscope.config.inputs import MODEL, OUTPUT, CheckpointOptions, OneExpert, SearchOptions, TextFiles, TextOptions
 from headscope.config.option import option
 from headscope.errors import ConfigError
 
@@ -14,13 +15,14 @@ SCORES, EACH = "Metrics", "Each head off"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(SearchOptions, TextOptions):
+class EvaluateOptions(OneExpert, SearchOptions, TextOptions):
     """How a model is scored, whatever the checkpoint and the text.
 
     `metrics` empty: all that fit the model (with `each_head` those that need no translation); of models that predict
     something without those that compare states with the intact model's.
     """
 
+    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     metrics: tuple[str, ...] = option(
         (),
         "{metrics}. Default: all that fit; those that compare states with the intact model's for encoders without a "

@@ -167,6 +167,19 @@ class MaskedHeads:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OneExpert:
+    """One expert instead of the mixture while a model of attentive experts runs (Peng et al. 2020, §5.1)."""
+
+    expert: str | None = option(
+        None,
+        "Mixtures of attentive experts: one expert alone in every layer: the most responsible (top), one that the seed "
+        "draws for each layer (random), or that of a number, from 0.",
+        metavar="top|random|N",
+        panel=MODEL,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TextOptions(MaskedHeads):
     """How a text is read while a model is measured, and how sure the numbers are."""
 
@@ -177,7 +190,6 @@ class TextOptions(MaskedHeads):
     max_sentences: int | None = option(
         None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE, common=True
     )
-    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     bootstrap: int = option(1000, "Resamples for the 95 % intervals.", panel=OUTPUT, minimum=2, maximum=RESAMPLES)
     seed: int = option(1, "Seed of the bootstrap and of all that is drawn.", panel=MODEL, minimum=0, maximum=SEED)
 

@@ -22,7 +22,7 @@ import pytest
 import typer
 
 from headscope.api import demo
-from headscope.api.analysis import Finished, run_analysis
+from headscope.api.analysis import FinishedRun, run_analysis
 from headscope.assets import captions, sample
 from headscope.cli import main, prune
 from headscope.config import AnalyzeConfig
@@ -262,7 +262,7 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
         path.write_text(between.join(whole.split(between)[:count]) + between, encoding="utf-8")
         return path
 
-    def quick(config: AnalyzeConfig, **more: Any) -> Finished:
+    def quick(config: AnalyzeConfig, **more: Any) -> FinishedRun:
         return run_analysis(replace(config, bootstrap=50, figures=config.out.name == "bert"), **more)
 
     monkeypatch.setattr(demo, "run_analysis", quick)

@@ -13,13 +13,13 @@ import pandas as pd
 import pytest
 import torch
 
-from headscope.api.analysis import chosen_analyses, run_analysis
+from headscope.api.analysis import run_analysis
 from headscope.assets import demo_checkpoint
 from headscope.config import AnalyzeConfig
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.engine.base import RunOptions
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.plan import analyze, choose_analyses, chosen_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.model.gradients import frozen_parameters

@@ -15,14 +15,16 @@ from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, Select
 
 End = Literal["lowest", "highest"]
 """Which end of a ranking stays."""
-Allocation = Literal["global", "per-layer", "uniform", "measured"]
+Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
 """How many heads each layer keeps."""
 ALLOCATE = (
     "How many heads each layer keeps: as all scores say, the same share, the same number (in whole groups: what "
-    "programs that serve models can hold, prune remove --export native), or as the loss says that is measured once "
-    "what is left is refitted (prune remove --compensate; slow)."
+    "programs that serve models can hold, prune remove --export native), as scores say with as many heads of every "
+    "group of a layer (where query heads share keys and values; prune remove --export laguna), or as the loss says "
+    "that is measured once what is left is refitted (prune remove --compensate; slow)."
 )
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
+FEED_FORWARD = "--sequential, and refit the outputs of feed-forward blocks too, which then make up for heads as well."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, Vali
 from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
-from headscope.pruning.options.rank import SEQUENTIAL
+from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
 from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, HEADS
 
@@ -34,11 +34,12 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     keep_only: str | None = option(
         None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS, common=True
     )
-    merge_kv: int | None = option(
-        None,
+    merge_kv: tuple[int, ...] = option(
+        (),
         "Instead: all heads stay, and the key/value heads of every layer become N, each the mean of several, for a "
-        "smaller cache (--export native, the default here, is a plain class).",
-        metavar="N",
+        "smaller cache (--export native, the default then, is a plain class); or a number for each layer, N,N,… "
+        "(--export deci-hf, gguf).",
+        metavar="N[,N…]",
         panel=HEADS,
     )
     merge_by: Path | None = option(
@@ -100,6 +101,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         DAMPING, "Ridge of least-squares, a share of the mean second moment; auto tries 0.1 too.", panel=COMPENSATION
     )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
+    feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
     objective: str = option(
         "",
         "What a compensation is measured by: {objectives}; default: what fits the model.",
@@ -138,7 +140,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential,
+            sequential=self.sequential or self.feed_forward,
             anchor=as_text(self.anchor),
             check=as_text(self.check),
             names=("--compensate", "--damping", "--calibration-sentences", "--sequential", "--anchor", "--check"),
@@ -154,14 +156,14 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             {
                 "--heads LIST, the heads that go": self.heads,
                 "--keep-only LIST, those that stay": self.keep_only,
-                "--merge-kv N, the key/value heads that stay": self.merge_kv,
+                "--merge-kv N, the key/value heads that stay": self.merge_kv or None,
             }
         )
         self._check_merge()
 
     def _check_merge(self) -> None:
         """ConfigError for options that do not go with a merge, or only with one."""
-        if self.merge_kv is not None:
+        if self.merge_kv:
             check_merge(pad=self.pad, compensate=self.compensate)
         elif self.merge_by is not None:
             raise ConfigError("--merge-by says which key/value heads --merge-kv N merges; give that too")
@@ -171,12 +173,13 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     @property
     def calibration(self) -> Refit:
         """How the removal is compensated: after a merge always module after module, as all contexts are others."""
-        merges = self.merge_kv is not None and self.compensate == "least-squares"
+        merges = bool(self.merge_kv) and self.compensate == "least-squares"
         return Refit(
             method=self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential or merges,
+            sequential=self.sequential or merges or self.feed_forward,
+            feed_forward=self.feed_forward,
             objective=self.objective,
             anchor=as_text(self.anchor),
             check=as_text(self.check),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from headscope.bounds import SEED, WHOLE
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
@@ -48,7 +48,8 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     )
     allocate: Allocation | None = option(
         None,
-        "How many heads each layer keeps, as in prune rank; default: measured, with --export native uniform.",
+        "How many heads each layer keeps, as in prune rank; default: measured, with --export native uniform, with "
+        "--export laguna per-group.",
         panel=HEADS,
     )
     sites: tuple[str, ...] = option(
@@ -149,7 +150,9 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     @property
     def allocation(self) -> Allocation:
         """How many heads each layer keeps."""
-        return self.allocate or ("uniform" if "native" in self.export else "measured")
+        fitting = {"native": "uniform", "laguna": "per-group"}
+        asked = next((allocation for export, allocation in fitting.items() if export in self.export), "measured")
+        return self.allocate or cast(Allocation, asked)
 
     def sizes(self, folder: Path, *, by: str, metric: str) -> SweepConfig:
         """The sweep over the sizes that are tried, in a folder of its own, by a criterion and a metric."""

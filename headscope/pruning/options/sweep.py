@@ -85,6 +85,11 @@ class SweepConfig(PruningOptions):
         panel=MEASURING,
         identity=False,
     )
+    relabel: bool = option(
+        False,
+        "Also label the heads of every pruned model anew, on the text and with the options of that run.",
+        panel=MEASURING,
+    )
     text: Literal["raw", "tokenised-lowercase"] = option("raw", "What BLEU compares, as in evaluate.", panel=MEASURING)
     beam: int | None = option(None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM)
     hiding: Literal["each", "random"] = option("each", "Encoders alone: as in evaluate.", panel=MEASURING)
@@ -127,6 +132,11 @@ class SweepConfig(PruningOptions):
         ranks = len(self.learnt) < len(self.methods)
         if self.allocate != "global" and not ranks:
             raise ConfigError(f"--allocate {self.allocate} is for rankings; --methods names none")
+        if self.allocate == "per-group" and self.learnt:
+            learnt = ", ".join(sorted(self.learnt))
+            raise ConfigError(
+                f"--allocate per-group is for rankings, and {learnt} learns gates of whole groups; sweep it apart"
+            )
         for name, value, needs_text in (
             ("--compensate", self.compensate, self.compensate != "none"),
             ("--allocate", self.allocate, self.allocate == "measured"),
@@ -164,6 +174,8 @@ class SweepConfig(PruningOptions):
             raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --fractions 0.25,0.5")
         if self.from_scratch and not self.learnt:
             raise ConfigError(f"--from-scratch trains what {' and '.join(learners())} leave; --methods names none")
+        if self.relabel and self.functions is None:
+            raise ConfigError("--relabel labels as a run of `headscope analyze` did; name that with --functions RUN")
         if self.recipe is not None and not self.from_scratch:
             raise ConfigError("--recipe is for --from-scratch; give that too")
 
