@@ -84,8 +84,8 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
         met, at = torch.cat([_words(block)[block.visible] for block in fitting]).unique(), 0
         for block in laid.blocks:
             new = block.visible & ~torch.isin(_words(block), met) & (half_of(block.sentences) != half)[:, None, None]
-            found = among(block.weights, description.log_probabilities(block, used, projected), new)
-            for whole, part in zip(unmet, found, strict=True):
+            parts = among(block.weights, description.log_probabilities(block, used, projected), new)
+            for whole, part in zip(unmet, parts, strict=True):
                 whole[at : at + len(part)] += part
             at += len(block.sentences)
     room = torch.cat([block.room for block in laid.blocks])
@@ -115,13 +115,14 @@ def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
 def _fit(
     description: Description, blocks: Sequence[Block], used: Sequence[int], tables: Tables, steps: int, *, pairs: bool
 ) -> Description:
-    """Go on from `description` with these features; pairs of tokens begin at nothing, and take every ridge in turn."""
+    """Go on from `description` with these features; pairs of tokens begin at nothing: more steps, every ridge in turn."""
     chosen = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in blocks]
     if not pairs or not tables[0].shape[1]:
         return fitted(description, blocks, used, chosen, tables, steps=steps)
     description = with_pairs(description, blocks, used, chosen, tables)
-    for ridge in PAIR_RIDGES:
-        description = fitted(description, blocks, used, chosen, tables, steps=steps, pair_ridge=ridge)
+    for number, ridge in enumerate(PAIR_RIDGES):
+        more = steps if number else 2 * steps
+        description = fitted(description, blocks, used, chosen, tables, steps=more, pair_ridge=ridge)
     return description
 
 

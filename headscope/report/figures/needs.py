@@ -39,7 +39,7 @@ def needs_figure(runs: Sequence[AnalysisRun]) -> Figure:
     size = (left + WIDE + 0.15, ABOVE + len(functions) * ROW + BELOW)
     laid = flow([size] * len(measures), widest(13.9), gap=(0.15, 0.1))
     entries: list[Entry] = [
-        (Swatch(mark="o", line=""), COLORS[number % len(COLORS)], f"{run.name} · {run.model}")
+        (Swatch(mark="o", width=0), COLORS[number % len(COLORS)], f"{run.name} · {run.model}")
         for number, run in enumerate(runs)
     ]
     if len(runs) > 1:
