@@ -15,7 +15,7 @@ from headscope.config.analyze import ANALYSES
 from headscope.engine.declarations import analysis_options
 
 if TYPE_CHECKING:
-    from headscope.api.analysis import Finished
+    from headscope.api.analysis import FinishedRun
 
 
 ANALYSIS_OPTIONS = analysis_options()
@@ -48,7 +48,7 @@ def analyze(values: Mapping[str, Any], *, json: bool) -> None:
         raise typer.Exit(130)
 
 
-def _as_json(finished: Finished) -> dict[str, Any]:
+def _as_json(finished: FinishedRun) -> dict[str, Any]:
     from headscope.results import ResultTable
 
     table = ResultTable("heads", finished.study.heads, finished.signature)
@@ -63,7 +63,7 @@ def _as_json(finished: Finished) -> dict[str, Any]:
     }
 
 
-def _show(finished: Finished) -> None:
+def _show(finished: FinishedRun) -> None:
     """The summary on the terminal: functions, the sharpest heads, what was left out and why."""
     from headscope.cli.summary import summary
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
-from headscope.config.option import check_options, declared_options, flag, flag_of
+from headscope.config.option import check_options, declared_options, flag, flag_of, values_left_out
 from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
 
@@ -28,6 +28,9 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         context.default_map = {**(context.default_map or {}), **options}
     return path
 
+
+RARE = "rare"
+"""Marks, in its annotation, an option that --help leaves to --help-all."""
 
 Config = Annotated[
     Path | None,
@@ -125,6 +128,8 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
         default = default or None
     elif is_list or choices:
         kind = str
+    elif about.get("unset"):
+        kind, default = str, about["unset"]
     if is_list and isinstance(default, tuple):
         optional, default = optional or not default, ",".join(map(str, default)) or None
     metavar = about.get("metavar") or ("|".join(choices) or None)
@@ -138,7 +143,9 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
             metavar=metavar,
             rich_help_panel=about.get("panel") or panel,
         )
-    return parameter(entry.name, Annotated[kind | None if optional else kind, made], default)
+    kind = kind | None if optional else kind
+    annotation = Annotated[kind, made] if about["common"] else Annotated[kind, RARE, made]
+    return parameter(entry.name, annotation, default)
 
 
 def _kind(hint: Any) -> Any:
@@ -162,7 +169,9 @@ def value_of(entry: Field[Any], hint: Any, value: Any) -> Any:
     ConfigError where it is none.
     """
     kind = _kind(hint)
-    if value is None:
+    if values := values_left_out(entry.metadata.get("metavar")):
+        value = {"true": values[0], "false": entry.default}.get(str(value).lower(), value)
+    if value is None or value == (entry.metadata.get("unset") or None):
         return () if get_origin(hint) is tuple else None
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
@@ -185,6 +194,7 @@ def declared(function: Callable[..., None], parameters: Iterable[inspect.Paramet
     options = list(parameters)
     function.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     function.__annotations__ = {option.name: option.annotation for option in options}
+    function.rare = {option.name for option in options if RARE in get_args(option.annotation)}  # type: ignore[attr-defined]
     return function
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headscope.api.analysis import Finished, run_analysis
+from headscope.api.analysis import FinishedRun, run_analysis
 from headscope.assets import captions, demo_checkpoint, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.engine.run_files import ANALYSIS
@@ -53,7 +53,7 @@ ROUNDS = 2  # of timing
 class Part:
     """A model that was measured and pruned; `scores` are of texts that had no part in it, before and after."""
 
-    analysis: Finished
+    analysis: FinishedRun
     choice: Selection
     removed: Removed
     scores: tuple[Evaluation, Evaluation] | None = None
@@ -154,7 +154,7 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
     return Part(analysis, choice, removed, (before, after))
 
 
-def _analysed(config: AnalyzeConfig, progress: Progress) -> Finished:
+def _analysed(config: AnalyzeConfig, progress: Progress) -> FinishedRun:
     finished = run_analysis(replace(config, examples=6), progress=progress)
     if not finished.study.complete:
         raise KeyboardInterrupt

@@ -76,7 +76,7 @@ class AnalyzeMore(AnalysisOptions, total=False):
     max_length: int | None
     long: Literal["truncate", "refuse"]
     max_sentences: int | None
-    batch_tokens: int
+    batch_tokens: int | None
     bootstrap: int
     seed: int
     detail: bool
@@ -97,7 +97,7 @@ class ShrinkMore(TypedDict, total=False):
     fraction: float | None
     max_drop: str | None
     by: str
-    allocate: Literal["global", "per-layer", "uniform", "measured"] | None
+    allocate: Literal["global", "per-layer", "uniform", "per-group", "measured"] | None
     sites: str | Iterable[str]
     compensate: str
     calibration_sentences: int
@@ -127,6 +127,7 @@ class EvaluateMore(TypedDict, total=False):
     """Further options of `Model.evaluate`; `headscope.config.EvaluateOptions` says what they mean."""
 
     hiding: Literal["each", "random"]
+    expert: str | None
     beam: int | None
     lenpen: float | None
     max_len_a: float | None

@@ -9,12 +9,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, save_measurement
+from headscope.api.analysis import Measurement, measure_heads, save_measurement
 from headscope.api.options import PathName, Report, analyze_options, configured, in_python, progress_of, python_words
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Texts
 from headscope.bootstrap import Array
 from headscope.config.option import check_options
+from headscope.engine.plan import chosen_analyses
 from headscope.engine.result import LeftOut
 from headscope.engine.run_files import ANALYSIS
 from headscope.errors import ConfigError

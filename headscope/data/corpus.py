@@ -75,6 +75,11 @@ class Corpus:
     def __iter__(self) -> Iterator[Sentence]:
         return islice(self.read(), self.count)
 
+    @property
+    def comes_with(self) -> dict[str, bool]:
+        """What there is beside the text, as metrics and objectives are asked whether they apply."""
+        return {"has_target": self.has_target, "has_labels": self.has_labels}
+
     def counting(self) -> tuple[Corpus, Callable[[], int]]:
         """The same sentences, and how many of them have been read so far: the most that any pass over them gave."""
         most = 0

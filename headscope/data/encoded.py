@@ -52,19 +52,20 @@ class Side:
     special: Tensor
     segments: Tensor | None = None
 
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Side:
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Side:
+        """With every tensor changed."""
         segments = None if self.segments is None else change(self.segments)
         return Side(change(self.ids), change(self.real), change(self.special), segments)
 
     def to(self, device: torch.device) -> Side:
         """A copy on another device."""
-        return self._changed(lambda tensor: upload(tensor, device))
+        return self.changed(lambda tensor: upload(tensor, device))
 
     def rows(self, numbers: Tensor) -> Side:
         """The rows at `numbers` [n], in that order, without padding columns at the end."""
         needed = self.real[numbers].any(dim=0).nonzero()  # [n 1]
         length = int(needed[-1]) + 1 if len(needed) else 0
-        return self._changed(lambda tensor: tensor[numbers, :length])
+        return self.changed(lambda tensor: tensor[numbers, :length])
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,10 @@ class Contrasts:
     wrong: Tensor
     longer: Tensor
 
-    def to(self, device: torch.device) -> Contrasts:
-        """A copy on another device."""
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Contrasts:
+        """With every tensor changed."""
         corrupt, *tensors = vars(self).values()
-        return Contrasts(corrupt.to(device), *(upload(tensor, device) for tensor in tensors))
+        return Contrasts(corrupt.changed(change), *map(change, tensors))
 
     def rows(self, numbers: Tensor) -> Contrasts:
         """Those of the rows at `numbers` [n], in that order."""
@@ -143,6 +144,27 @@ class Batch:
         """Number of positions of the larger side, padding included."""
         return max(side.ids.numel() for side in (self.source, self.target) if side is not None)
 
+    @property
+    def longest(self) -> int:
+        """Positions of the longest sentence."""
+        return max(side.ids.shape[1] for side in (self.source, self.target) if side is not None)
+
+    def pinned(self, device: torch.device) -> Batch:
+        """The same in memory that a GPU reads without the host, which `to` then need not copy first; else itself."""
+        if device.type != "cuda":
+            return self
+        return self._changed(Tensor.pin_memory)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """With all tensors changed but `indices`."""
+        return replace(
+            self,
+            source=self.source.changed(change),
+            target=None if self.target is None else self.target.changed(change),
+            labels=None if self.labels is None else change(self.labels),
+            contrasts=None if self.contrasts is None else self.contrasts.changed(change),
+        )
+
     def rows(self, numbers: Tensor) -> Batch:
         """The sentences at `numbers` [n], in that order, without padding columns at the end."""
         source = self.source.rows(numbers)
@@ -164,11 +186,7 @@ class Batch:
         """A copy with source, target and labels on another device (`indices` stay on the CPU)."""
         if device == self.source.ids.device:
             return self
-        target = None if self.target is None else self.target.to(device)
-        labels = None if self.labels is None else upload(self.labels, device)
-        contrasts = None if self.contrasts is None else self.contrasts.to(device)
-        source, host = self.source.to(device), self.on_host
-        return replace(self, source=source, target=target, labels=labels, contrasts=contrasts, host=host)
+        return replace(self._changed(lambda tensor: upload(tensor, device)), host=self.on_host)
 
 
 class Encodes(Protocol):
