@@ -115,7 +115,7 @@ def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
 def _fit(
     description: Description, blocks: Sequence[Block], used: Sequence[int], tables: Tables, steps: int, *, pairs: bool
 ) -> Description:
-    """Go on from `description` with these features; pairs of tokens begin at nothing: more steps, every ridge in turn."""
+    """Go on from `description` with these features; pairs of tokens begin at nothing, and take every ridge in turn."""
     chosen = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in blocks]
     if not pairs or not tables[0].shape[1]:
         return fitted(description, blocks, used, chosen, tables, steps=steps)
