@@ -257,7 +257,7 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
     """On the first sentences; what it says of them is computed from the results. `make demo` runs it as it stands."""
 
     def shortened(part: str, original: Callable[[str], Path] = sample, count: int = 17) -> Path:
-        whole, between = original(part).read_text(encoding="utf-8"), "\n\n" if part == "conllu" else "\n"
+        whole, between = original(part).read_text(encoding="utf-8"), "\n\n" if part.endswith("conllu") else "\n"
         path = tmp_path / f"{original.__name__}.{part}"
         path.write_text(between.join(whole.split(between)[:count]) + between, encoding="utf-8")
         return path
