@@ -126,7 +126,7 @@ VALID = dict.fromkeys(("valid_source", "valid_target", "valid_source2", "valid_l
 HUB = {"hub_name": "push_to", "hub_public": "public"}
 REFIT = {
     "compensate": "Refit.method",
-    **{name: f"Refit.{name}" for name in ("damping", "sequential", "objective", "anchor", "check")},
+    **{name: f"Refit.{name}" for name in ("damping", "sequential", "feed_forward", "objective", "anchor", "check")},
 }
 AFTER = ("tune_updates", "freeze", "lr", "schedule", "warmup", "label_smoothing", "clip", "valid_sentences")
 ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {

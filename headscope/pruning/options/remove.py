@@ -9,7 +9,7 @@ from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, Vali
 from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
-from headscope.pruning.options.rank import SEQUENTIAL
+from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
 from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, HEADS
 
@@ -25,10 +25,14 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     device_map: str | None = None
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
     heads: str | None = option(
-        None, "Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.", metavar="LIST", panel=HEADS
+        None,
+        "Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.",
+        metavar="LIST",
+        panel=HEADS,
+        common=True,
     )
     keep_only: str | None = option(
-        None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS
+        None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS, common=True
     )
     merge_kv: tuple[int, ...] = option(
         (),
@@ -52,6 +56,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "choose heads with prune rank --allocate uniform, or fill up with --pad.",
         metavar="KIND",
         panel=OUTPUT,
+        common=True,
     )
     pad: bool = option(
         False,
@@ -64,6 +69,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
         metavar="FILE",
         panel=DATA,
+        common=True,
     )
     max_sentences: int = option(32, "Lines to compare on.", panel=DATA, minimum=1)
     batch: int = option(
@@ -84,6 +90,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "--check.",
         metavar="none|mean|least-squares|auto",
         panel=COMPENSATION,
+        common=True,
     )
     anchor: tuple[str, ...] = option((), ANCHOR, metavar="NAME|FILE[,TARGET]", panel=COMPENSATION)
     check: tuple[str, ...] = option((), CHECK, metavar="FILE[,TARGET]", panel=COMPENSATION)
@@ -94,6 +101,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         DAMPING, "Ridge of least-squares, a share of the mean second moment; auto tries 0.1 too.", panel=COMPENSATION
     )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
+    feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
     objective: str = option(
         "",
         "What a compensation is measured by: {objectives}; default: what fits the model.",
@@ -106,6 +114,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "predicts words, else cosine.",
         metavar="NAME",
         panel=DATA,
+        common=True,
     )
     margin: str | None = option(
         None,
@@ -119,8 +128,11 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "refitted on.",
         metavar="FILE",
         panel=DATA,
+        common=True,
     )
-    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+    force: bool = option(
+        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -128,7 +140,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential,
+            sequential=self.sequential or self.feed_forward,
             anchor=as_text(self.anchor),
             check=as_text(self.check),
             names=("--compensate", "--damping", "--calibration-sentences", "--sequential", "--anchor", "--check"),
@@ -166,7 +178,8 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             method=self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential or merges,
+            sequential=self.sequential or merges or self.feed_forward,
+            feed_forward=self.feed_forward,
             objective=self.objective,
             anchor=as_text(self.anchor),
             check=as_text(self.check),

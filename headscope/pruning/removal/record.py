@@ -253,6 +253,7 @@ def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineE
         "compensate": compensate if compensate != "none" else "",
         "anchor": "" if calibration is None else anchor_name(calibration.anchor),
         "sequential": calibration is not None and calibration.sequential and not done.removal.merged,
+        "feed_forward": calibration is not None and calibration.feed_forward,
     }
     return typed_command(done.source["path"], chosen)
 

@@ -57,7 +57,7 @@ def test_an_engine_of_another_package_is_in_help(
     for module, words, option in (("convert", ("convert",), "--to"), ("prune_remove", ("prune", "remove"), "--export")):
         for name in (module, words[0]):
             monkeypatch.delitem(sys.modules, f"headscope.cli.{name}", raising=False)
-        monkeypatch.setattr(sys, "argv", ["headscope", *words, "--help"])
+        monkeypatch.setattr(sys, "argv", ["headscope", *words, "--help-all"])
         with pytest.raises(SystemExit):
             main.run()
         shown = " ".join(capsys.readouterr().out.split())
