@@ -33,6 +33,7 @@ class FeedForwardOutput:
     owner: str
     module: nn.Module
     mixing_folded: bool = False
+    gate: float = 1.0
 
     @property
     def weight(self) -> Tensor:
