@@ -97,6 +97,7 @@ class ShrinkMore(TypedDict, total=False):
     allocate: Literal["global", "per-layer", "uniform", "measured"] | None
     sites: str | Iterable[str]
     compensate: str
+    feed_forward: bool
     calibration_sentences: int
     check: str | Iterable[str]
     metric: str

@@ -170,6 +170,7 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
         (["--keep", 3, "--metric", "accuracy"], "--metric accuracy"),
         (["--keep", 3, "--export", "gguf"], "gguf"),
         (["--keep", 3, "--compensate", "most"], "unknown compensation 'most'"),
+        (["--keep", 3, "--compensate", "mean", "--feed-forward"], "--feed-forward is for --compensate auto and"),
         (["--keep", 3, "--by", "confidance"], "did you mean 'confidence'"),
         (["--keep", 3, "--max-sentences", 8], "at least 8 sentences are needed"),
         (["--keep", 3, "--out", "."], "holds"),

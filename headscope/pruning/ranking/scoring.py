@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from statistics import fmean
 
 from torch import Tensor
@@ -120,7 +120,11 @@ def error_when_gone(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]
 
 
 def measured_scores(
-    context: ScoringContext, orders: Sequence[ModuleOrder], *, step: Callable[[int], None] = lambda count: None
+    context: ScoringContext,
+    orders: Sequence[ModuleOrder],
+    *,
+    step: Callable[[int], None] = lambda count: None,
+    known: MutableMapping[str, float] | None = None,
 ) -> Scores:
     """Scores by `measured_allocation` of a context's objective, on the first sentences of its text."""
     moments = moments_of(context)
@@ -133,7 +137,7 @@ def measured_scores(
         seed=context.options.seed,
     )
     options = RefitOptions(damping=context.damping)
-    return for_all_heads(context, measured_allocation(meter, moments, orders, options, step=step))
+    return for_all_heads(context, measured_allocation(meter, moments, orders, options, step=step, known=known))
 
 
 def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) -> list[ModuleOrder]:
