@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, MutableMapping, Sequence
+from statistics import fmean
 
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.compensate import RefittedCopy, reached, refit_module
@@ -26,7 +27,7 @@ TIE = 1e-9
 
 
 def measured_allocation(
-    meter: DamageMeter,
+    meters: Sequence[DamageMeter],
     moments: ModuleMoments,
     orders: Sequence[ModuleOrder],
     options: RefitOptions | None = None,
@@ -37,14 +38,14 @@ def measured_allocation(
     """The damage once a head and all before it are gone and the rest is refitted; next goes what does least damage.
 
     Greedy over modules: each step takes the next unit of the module that does the least damage, as the objective
-    measures it on the text of `meter` with all refits in place. A module is measured again only when it is the
-    cheapest by what was measured before (lazy evaluation, Minoux 1978): exact as long as no removal makes another
-    cheaper. Scores are made to rise, for the damage itself can fall. `step` is called after every unit. What is
+    measures it on the texts of `meters` (their mean) with all refits in place. A module is measured again only when it
+    is the cheapest by what was measured before (lazy evaluation, Minoux 1978): exact as long as no removal makes
+    another cheaper. Scores are made to rise, for the damage itself can fall. `step` is called after every unit. What is
     measured is put into `known`, by how many units of every module are gone; what is there already is not measured.
     """
     refits = _Refits(moments, orders, options or RefitOptions())
     known = {} if known is None else known
-    trial = RefittedCopy(meter.checkpoint, [projection for projection, _ in orders])
+    trial = RefittedCopy(meters[0].checkpoint, [projection for projection, _ in orders])
     gone, damage, scores = [0] * len(orders), 0.0, {}
 
     def measured(number: int) -> float:
@@ -53,7 +54,7 @@ def measured_allocation(
         if state not in known:
             for other, count in enumerate(gone):
                 trial.put(orders[other][0], refits.of(other, count + (other == number)))
-            known[state] = meter.measure(trial.model).damage
+            known[state] = fmean(meter.measure(trial.model).damage for meter in meters)
         return known[state]
 
     waiting = [(measured(number), number, 0) for number, (_, units) in enumerate(orders) if units]
