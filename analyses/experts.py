@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
+from headscope.distributed import widest
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.engine.declarations import AnalysisFigure, Measure
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
-from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, most_responsible, using
+from headscope.model.mixing.experts import Experts, Mode, experts_of, head_factors, membership, most_responsible, using
 
 SiteLayer = tuple[Site, int]
 TOKENS, LEAST = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred
-MODES = ("argmax", "random")
+MODES: tuple[Mode, ...] = ("argmax", "random")
 EVEN = 1e-6  # nats by which the entropy of gates that prefer no expert may be less than the largest
 
 
@@ -95,7 +96,7 @@ class ExpertUse(Analysis):
         if site_layer not in self.mixtures:
             return {}
         raw_gates, mixture = self.gates.pop(site_layer), self.mixtures[site_layer]
-        best, log_gates = most_responsible(raw_gates).double(), raw_gates.double()  # [b p e]
+        best, log_gates = (each.to(widest(each.device)) for each in (most_responsible(raw_gates), raw_gates))  # [b p e]
         counted = heads.queries if log_gates.shape[1] > 1 else heads.queries.any(dim=-1, keepdim=True)  # [b p]
         weight = counted.to(log_gates.dtype)
         gates, ties = log_gates.exp(), best.sum(dim=-1, keepdim=True)  # [b p e], [b p 1]
@@ -113,10 +114,10 @@ class ExpertUse(Analysis):
     def _tokens(self, heads: HeadBatch, best: Tensor, experts: int) -> Ratio:
         """How often each token stands where each expert alone is the most responsible, by `best` [b p e]: [1 e V]."""
         counted = heads.queries & (best.sum(dim=-1) == 1)  # [b t]
-        expert = best.argmax(dim=-1).expand(counted.shape)[counted]
-        cells = expert * self.vocabulary + heads.query_side.ids[counted]
-        counts = torch.bincount(cells, minlength=experts * self.vocabulary).view(1, experts, -1).double()
-        return Ratio(counts, counts.new_ones(1), per_batch=True)
+        cells = best.argmax(dim=-1) * self.vocabulary + heads.query_side.ids  # [b t]
+        counts = best.new_zeros(experts * self.vocabulary)
+        counts.index_add_(0, cells.flatten(), counted.flatten().to(counts.dtype))
+        return Ratio(counts.view(1, experts, -1), counts.new_ones(1), per_batch=True)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport(columns=[Column("expert_factor", {})])
@@ -175,8 +176,8 @@ class OneExpert(Analysis):
 
     `one_expert.csv`: mean -log p of the target with the most responsible expert of each gate ("argmax"; one of them,
     drawn evenly for each sentence, where several tie) and with one drawn evenly for each sentence and module
-    ("random"), both seeded by the batch, and how much more that is than with the mixture. The paper reports the same
-    in BLEU (§5.1).
+    ("random"), both seeded by the batch, and how much more that is than with the mixture. Where experts have no
+    gates (Uni-MAE) only the second. The paper reports BLEU (§5.1): `headscope evaluate --expert top|random|N`.
     """
 
     name = "one_expert"
@@ -189,14 +190,17 @@ class OneExpert(Analysis):
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
         self.site_layer: SiteLayer | None = None
+        self.modes: Sequence[Mode] = MODES
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        return ExpertUse.applies(checkpoint)
+        return None if experts_of(checkpoint.model) else "is for models that mix experts; this one does not"
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         first = checkpoint.attention_sites.order[0]
         self.site_layer = (first.site, first.layer)
+        if ExpertUse.applies(checkpoint):
+            self.modes = ("random",)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         if batch.labels is None or self.site_layer is None:
@@ -205,7 +209,7 @@ class OneExpert(Analysis):
         soft, _, count = token_sums(checkpoint.logits(batch), batch.labels)
         losses = {"soft": soft}
         drawn_on = [checkpoint.device] if checkpoint.device.type == "cuda" else []
-        for mode in MODES:
+        for mode in self.modes:
             with using(mixtures, mode), torch.random.fork_rng(devices=drawn_on):  # type: ignore[arg-type]
                 torch.manual_seed(self.run.seed + int(batch.indices[0]))
                 losses[mode] = token_sums(checkpoint.logits(batch), batch.labels)[0]
@@ -223,7 +227,7 @@ class OneExpert(Analysis):
                 **_interval("nll", aggregates.ratio(mode, *self.site_layer), 0),
                 **_interval("drop", aggregates.ratio(f"{mode}_drop", *self.site_layer), 0),
             }
-            for mode in MODES
+            for mode in self.modes
         ]
         return AnalysisReport(tables={"one_expert": pd.DataFrame(rows)})
 

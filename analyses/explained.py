@@ -23,6 +23,7 @@ from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.description.sample import NUMBERS, Chosen, Laid, Rows, Sampler, SiteSample, lay_out
 from headscope.description.shares import FOLDS, Explained, explained
 from headscope.description.tokens import TokenReader
+from headscope.distributed import fetch, upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
@@ -128,9 +129,9 @@ class ExplainedShares(Analysis):
         inside = [part._replace(positions=_within(part.positions, first, t)) for part in chosen]
         inside = [part for part in inside if len(part.positions)]
         if inside:
-            device = heads.context.device
-            line = torch.cat([torch.full_like(part.positions, part.row) for part in inside]).to(device)
-            at = torch.cat([part.positions for part in inside]).to(device) - first
+            line = torch.cat([torch.full_like(part.positions, part.row) for part in inside])
+            at = torch.cat([part.positions for part in inside]) - first
+            line, at = upload(torch.stack([line, at]), heads.context.device)
             self.waiting.append((heads.site, heads.layer, inside, heads.weights[line, :, at], heads.visible[line, at]))
         return {"largest_weight": heads.over_queries(heads.max_weight)}
 
@@ -148,27 +149,30 @@ class ExplainedShares(Analysis):
             per_sentence=NUMBERS // (every * min(self.sentences, self.options.explained_rows)),
             keep_special=self.run.keep_special,
         )
-        sides = (heads.query_side, heads.key_side)
-        on_cpu = [side.to(torch.device("cpu")) for side in sides]
         examples = self.examples.setdefault(site, Examples())
         examples.forget()  # layers of a site see a batch one after the other, so only when the next one comes
         for row, number in enumerate(heads.batch.indices.tolist()):
-            query, key = (side.ids[row][side.real[row]].numpy() for side in on_cpu)
+            query, key = (side.ids[row][side.real[row]].numpy() for side in heads.host_sides)
             examples.ids[number] = (query, key)
-        return sampler.choose(heads.batch, site, sides, sample)
+        return sampler.choose(heads.batch.on_host, site, heads.host_sides, sample)
 
     def _settle(self) -> None:
         """Move what was observed of earlier batches to the CPU, and sort it in."""
-        for site, layer, chosen, weights, visible in self.waiting:
+        observed = fetch([part.float() for *_, weights, visible in self.waiting for part in (weights, visible)])
+        for (site, layer, chosen, *_), weights, visible in zip(
+            self.waiting, observed[::2], observed[1::2], strict=True
+        ):
             sizes = [len(part.positions) for part in chosen]
-            parts = zip(weights.float().cpu().split(sizes), visible.cpu().split(sizes), strict=True)
+            parts = zip(weights.split(sizes), visible.bool().split(sizes), strict=True)
             for part, (own, seen) in zip(chosen, parts, strict=True):
                 pairs = self.samples[site].tokens[part.number]
                 count = len(pairs.key)
                 rows = Rows(own[..., :count].transpose(1, 2).contiguous(), seen[:, :count].contiguous())  # [n s h]
                 self.samples[site].add(layer, part.number, rows)
-        for site, layer, sharp in self.waiting_sharp:
-            self.examples[site].add(layer, sharp)
+        for (site, layer, sharp), found in zip(
+            self.waiting_sharp, fetch([sharp.found for *_, sharp in self.waiting_sharp]), strict=True
+        ):
+            self.examples[site].add(layer, sharp._replace(found=found))
         self.waiting, self.waiting_sharp = [], []
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

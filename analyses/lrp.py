@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from headscope.config import option
 from headscope.data.encoded import Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.engine.declarations import Measure
+from headscope.engine.rank_correlation import spearman
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
@@ -57,7 +59,8 @@ class Lrp(Analysis):
 
     Relevance is read at the contexts weights·V; absolute values are normalised (`headscope.relevance.rulesets`).
     Column `lrp` is of the first rule set; `lrp.csv` has every rule set's normalised, raw and absolute relevance, and
-    how much of it goes on through values and through queries and keys, per explained prediction. What is
+    how much of it goes on through values and through queries and keys, per explained prediction; `lrp_rules.csv`, of
+    several rule sets, the rank correlation of every two in each layer. What is
     explained, and in how many passes: `headscope.relevance.backward`. Voita et al. normalise each prediction by itself,
     as `voita` does here. The rule sets that are backward passes explain all predictions of a sentence together,
     in one pass, unless `--steps each` asks for one pass for every position; a sentence then counts as often as it
@@ -154,9 +157,20 @@ class Lrp(Analysis):
         }
         return AnalysisReport(
             columns=[Column("lrp", first)],
-            tables={"lrp": pd.DataFrame(_rows(estimates))},
+            tables={"lrp": pd.DataFrame(_rows(estimates))} | self._agreement(estimates),
             detail={"lrp": {f"{number}/{site}": _stacked(layers) for (number, site), layers in self.relevance.items()}},
         )
+
+    def _agreement(self, estimates: Mapping[tuple[str, Site, int], Estimate]) -> dict[str, pd.DataFrame]:
+        """`lrp_rules.csv`: how alike any two rule sets rank the heads of a layer, and which each puts first."""
+        rows = []
+        for first, second in combinations(self.names, 2):
+            for site, layer in [(site, layer) for name, site, layer in estimates if name == first]:
+                pair = [_measure(estimates[name, site, layer], 0).value for name in (first, second)]
+                tops = [int(values.argmax()) for values in pair]
+                place: dict[str, object] = {"first": first, "second": second, "site": site.value, "layer": layer}
+                rows.append(place | {"spearman": spearman(*pair), "first_head": tops[0], "second_head": tops[1]})
+        return {"lrp_rules": pd.DataFrame(rows)} if rows else {}
 
     def signature(self) -> dict[str, str]:
         steps = "+".join(dict.fromkeys(self.used.values()))

@@ -29,6 +29,7 @@ def translate(values: Mapping[str, Any]) -> None:
     from headscope.api.commands import load
     from headscope.distributed import process_group
     from headscope.formats.translate_options import TranslateOptions
+    from headscope.model.mixing.experts import one_expert
 
     config = read(TranslateConfig, values)
     options = TranslateOptions(
@@ -44,7 +45,7 @@ def translate(values: Mapping[str, Any]) -> None:
     with process_group() as processes:
         window = processes.on_main(lambda: 1 if sys.stdin.isatty() else config.window)
         model = load(config.checkpoint, **config.opening)
-        with model.masked(config.mask or ()):
+        with model.masked(config.mask or ()), one_expert(model.checkpoint.model, config.expert, seed=config.seed):
             _translate(model.checkpoint, options, config.batch_tokens, window, processes)
 
 

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
-from headscope.data.parses import Parse
-from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
-from headscope.engine.base import Analysis, RunOptions, needs_objective
-from headscope.engine.declarations import checked_options, refuse_idle_options
+from headscope.engine.base import Analysis, RunOptions
+from headscope.engine.declarations import checked_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
-from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
 from headscope.engine.result import AnalysisResult
-from headscope.engine.run_files import ANALYSIS, PAGE, Description, describe_run, write_run
-from headscope.errors import ConfigError, OutputError
+from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
+from headscope.errors import OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.prompts import with_answers
 from headscope.files.folders import Build
 from headscope.files.output_checks import check_folder, inputs_of
-from headscope.files.reading import read_lines
 from headscope.files.tables import Example
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
@@ -46,9 +42,11 @@ if TYPE_CHECKING:
 
     from headscope.engine.faithfulness.orders import Scores
 
+NOTHING: Mapping[str, Sequence[str]] = {}
+
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run that has been written; `main` is False in those of several processes that wrote nothing.
 
     `record` is what run.json says, `seconds` how long everything took: opening, passes, faithfulness, figures.
@@ -73,14 +71,17 @@ class Measurement:
     """
 
     study: AnalysisResult
-    description: Description | None
+    description: RunDescription | None
     pickles: Mapping[str, Any]
     examples: Sequence[Example] = ()
 
 
-def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> Finished:
+def run_analysis(
+    config: AnalyzeConfig, *, typed: Mapping[str, Sequence[str]] = NOTHING, progress: Progress = no_progress
+) -> FinishedRun:
     """Open checkpoint and corpus, measure, write `config.out`.
 
+    `typed` has sentences in the place of files: of `source`, and perhaps of `target`; run.json keeps them.
     An earlier run in `config.out` stays until the new one is complete. HeadscopeError for whatever the user can fix.
     Interrupted by Ctrl-C, it writes what was done (`complete` is then false), beside an earlier run if there is one.
     Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
@@ -89,27 +90,39 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
     with process_group() as processes:
         if not processes.main:
             check_folder(config.out, ANALYSIS, inputs=inputs, force=config.force)
-            return _run(config, processes, no_progress)
+            return _run(config, typed, processes, no_progress)
         with Build(config.out, ANALYSIS, inputs=inputs, force=config.force) as build:
-            return _run(config, processes, progress, build)
+            return _run(config, typed, processes, progress, build)
 
 
-def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> Finished:
+def _run(
+    config: AnalyzeConfig,
+    typed: Mapping[str, Sequence[str]],
+    processes: Processes,
+    progress: Progress,
+    build: Build | None = None,
+) -> FinishedRun:
     began = time.monotonic()
     chosen_analyses(config, prompts=config.clean is not None)
-    corpus = open_text(config.text, parses=conllu_file(config), max_sentences=config.max_sentences)
+    text = replace(config.text, **cast(Any, typed))  # lists are as good as files
+    corpus = open_text(
+        text, parses=conllu_file(config), target_parses=config.target_parse, max_sentences=config.max_sentences
+    )
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
     checkpoint = open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
     if config.corrupt is not None and config.answer is not None:
         corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
-    measurement = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
+    about = {"typed": typed} if typed else {}
+    measurement = measure_heads(
+        checkpoint, corpus, config, about=about, command=sys.argv, processes=processes, progress=progress
+    )
     if measurement.description is None or build is None:
-        return Finished(measurement.study, config.out, Signature({}), [], main=False)
+        return FinishedRun(measurement.study, config.out, Signature({}), [], main=False)
     measurement.study.seconds = time.monotonic() - began
     out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
-    return Finished(
+    return FinishedRun(
         measurement.study,
         out,
         measurement.description.signature,
@@ -139,11 +152,15 @@ def measure_heads(
     analyses = chosen_analyses(options, prompts=corpus.has_contrast)
     options = replace(options, analysis_options=checked_options(options.analysis_options))
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
-    batching = BatchingOptions(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
+    batching = BatchingOptions(limit=options.max_length, long=options.long)
     limit = sentence_limit(checkpoint, batching)
     if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
-        corpus = _with_stanza(corpus, options, progress, processes)
-    for_analyses = _options(options, checkpoint, corpus, analyses, limit)
+        corpus = with_stanza(corpus, options, progress, processes)
+    for_analyses = run_options(options, checkpoint, corpus, analyses, limit)
+    tokens, said = options.batch_tokens, ""
+    if tokens is None:
+        tokens, said = batch_tokens(checkpoint, corpus, analyses, for_analyses, batching, processes=processes)
+    options, batching = replace(options, batch_tokens=tokens), replace(batching, tokens=tokens)
     with masked(checkpoint.model, off), progress("analysing", corpus.count) as step:
         study = analyze(
             checkpoint,
@@ -156,17 +173,16 @@ def measure_heads(
             progress=step,
             processes=processes,
         )
+        study.remarks += [said] if said else []
         if not processes.main:
             return Measurement(study, None, {})
         if options.faithfulness and study.complete:
-            _try_rankings(study, checkpoint, corpus, options, for_analyses, analyses, limit, progress)
+            _try_rankings(study, checkpoint, corpus, options, for_analyses, analyses, batching, progress)
         pickles = {}
         if options.mhr_pickles and study.complete:
             batch = BatchSize(options.mhr_batch_size, options.mhr_max_tokens)
             text, sentences_read = corpus.counting()
-            pickles = mhr_pickles(
-                checkpoint, text, rows=options.mhr_rows, limit=limit, tokens=options.batch_tokens, size=batch
-            )
+            pickles = mhr_pickles(checkpoint, text, rows=options.mhr_rows, limit=limit, tokens=tokens, size=batch)
             study.sentences = study.sentences or sentences_read()  # analyses of weights read none
         kept = options.examples_kept if study.complete else 0
         sentences = short_examples(checkpoint, corpus, kept, limit=limit, off=off) if kept else []
@@ -195,18 +211,6 @@ def save_measurement(
     return out, [out / "figures" / path.name for path in drawn]
 
 
-def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
-    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
-    importance = options.importance or (options.faithfulness and not options.only)
-    groups = {"importance": importance, "prompts": prompts and not options.only}
-    also = (*options.also, *(group for group, wanted in groups.items() if wanted))
-    analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
-    if options.objective and not any(map(needs_objective, analyses)):
-        raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
-    refuse_idle_options(checked_options(options.analysis_options), {cls.name for cls in analyses})
-    return analyses
-
-
 def _try_rankings(
     study: AnalysisResult,
     checkpoint: Checkpoint,
@@ -214,7 +218,7 @@ def _try_rankings(
     config: AnalyzeOptions,
     options: RunOptions,
     analyses: list[type[Analysis]],
-    limit: int,
+    batching: BatchingOptions,
     progress: Progress,
 ) -> None:
     """Add the tables of `headscope.engine.faithfulness` to a study."""
@@ -237,19 +241,21 @@ def _try_rankings(
         replicates=config.bootstrap,
     )
     likelihood_options = LikelihoodOptions(
-        tokens=config.batch_tokens, limit=limit, long=config.long, hiding="random", seed=config.seed
+        tokens=batching.tokens,
+        limit=sentence_limit(checkpoint, batching),
+        long=config.long,
+        hiding="random",
+        seed=config.seed,
     )
 
     def again() -> pd.DataFrame:
         ranked = [cls for cls in analyses if ranks(cls)]
-        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
         with progress("analysing shuffled weights", corpus.count) as step:
             return analyze(checkpoint, corpus, analyses=ranked, options=options, batching=batching, progress=step).heads
 
     def criteria() -> dict[str, Scores]:
         if config.only:
             return {}
-        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
         return scores_by_criteria(ScoringContext(checkpoint, corpus, batching, options))
 
     comparison = try_rankings(
@@ -264,59 +270,6 @@ def _try_rankings(
     )
     study.tables["faithfulness"], study.tables["faithfulness_rankings"] = comparison.curves, comparison.rankings
     study.remarks += comparison.remarks
-
-
-def conllu_file(config: AnalyzeOptions) -> Path | None:
-    """The file that parses come from, if they come from one."""
-    return Path(config.parse) if config.parse is not None and config.parse != "stanza" else None
-
-
-def _with_stanza(corpus: Corpus, config: AnalyzeOptions, progress: Progress, processes: Processes) -> Corpus:
-    """The corpus with parses; stanza runs once, in the first process, and all passes read what it left in the cache."""
-
-    def parses() -> Iterator[Parse]:
-        lines = (sentence.source for sentence in corpus)
-        return parse_with_stanza(lines, lang=config.lang, resources=config.stanza_dir, download=config.download)
-
-    if processes.main:
-        with progress("parsing", corpus.count) as step:
-            for _ in parses():
-                step(1)
-    processes.wait()
-    return corpus.with_parses(parses)
-
-
-def _options(
-    config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: list[type[Analysis]], limit: int
-) -> RunOptions:
-    options = RunOptions(
-        keep_special=config.keep_special,
-        parse=_parse_name(config),
-        seed=config.seed,
-        objective=config.objective,
-        detail=config.detail,
-        attention=config.attention,
-        analysis_options=config.analysis_options,
-    )
-    if any("frequencies" in cls.needs for cls in analyses):
-        counts, source = _counts(config, checkpoint, corpus, limit)
-        options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
-    return options
-
-
-def _parse_name(config: AnalyzeOptions) -> str:
-    if config.parse is None:
-        return ""
-    return f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse).name
-
-
-def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
-    if config.frequencies:
-        return read_counts(checkpoint, config.frequencies), config.frequencies.name
-    if config.frequency_corpus:
-        lines = read_lines(config.frequency_corpus)
-        return count_subwords(checkpoint, lines, limit=limit), config.frequency_corpus.name
-    return count_subwords(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
 
 
 def _shown(build: Build, record: Mapping[str, Any], draw: Callable[[Path], list[Path]], *, partial: bool) -> list[Path]:

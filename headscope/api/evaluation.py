@@ -24,6 +24,7 @@ from headscope.formats.base import DTYPES, Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.discovery import eval_mode
 from headscope.model.gating import masked
+from headscope.model.mixing.experts import one_expert
 from headscope.registry import unknown
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class TranslateMore(TypedDict, total=False):
     max_length: int | None
     keep_pieces: bool
     mask: Heads | None
+    expert: str | None
+    seed: int
     batch_tokens: int
     progress: Report
 
@@ -108,14 +111,20 @@ def translations_of(
     """The best translations of every sentence; `options` are those of `TranslateMore`."""
     if strange := sorted(set(options) - set(TranslateMore.__annotations__)):
         raise ConfigError(unknown("option of translate", strange[0], sorted(TranslateMore.__annotations__)))
-    mask, report = options.pop("mask", None), options.pop("progress", False)
+    mask, expert = options.pop("mask", None), options.pop("expert", None)
+    report, seed = options.pop("progress", False), options.pop("seed", 1)
     tokens = options.pop("batch_tokens", 2048)
     search = {_SEARCH.get(name, name): value for name, value in options.items()}
     checked = configured(TranslateOptions, {**search, "best": nbest, "scores": scores}, function="translate")
     off = [] if mask is None else head_ids_of(mask, checkpoint.layout, name="mask")
     source = one_text(text)
     lines, total = (_file_lines(Path(source)), 0) if isinstance(source, (str, Path)) else (iter(source), len(source))
-    with eval_mode(checkpoint.model), masked(checkpoint.model, off), progress_of(report)("translating", total) as step:
+    with (
+        eval_mode(checkpoint.model),
+        masked(checkpoint.model, off),
+        one_expert(checkpoint.model, expert, seed=seed),
+        progress_of(report)("translating", total) as step,
+    ):
         return list(translate_lines(checkpoint, lines, options=checked, tokens=tokens, progress=step))
 
 
@@ -193,6 +202,7 @@ class ScoredModel(OpenModel):
         max_length: subwords of a sentence, longer ones are cut; default: the model's limit, or 1024.
         keep_pieces: leave the subwords apart.
         mask: heads that are off meanwhile.
+        expert, seed: of a mixture of experts one alone: "top", "random" (drawn by the seed) or its number.
         batch_tokens, progress: positions of a batch; see `analyze`.
         """
         translations = translations_of(self.checkpoint, text, {**options}, nbest=1, scores=False)

@@ -129,7 +129,8 @@ def shrunk_model(
         corpus = text.corpus(checkpoint, max_sentences=config.max_sentences)
         valid = None if held_out.empty else held_out.corpus(checkpoint, max_sentences=config.valid_sentences)
         safe = select_heads(config.protect, checkpoint.layout) if config.protect else []
-        gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe)
+        whole = config.allocation != "per-group"
+        gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe, whole_groups=whole)
         limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
         selection = OpenedSelection(checkpoint, gating, corpus, None, limit)
         opened = opened_with(config, config.out, selection, valid, (text.source, text.target))

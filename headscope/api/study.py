@@ -9,12 +9,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from headscope.api.analysis import Measurement, chosen_analyses, measure_heads, save_measurement
+from headscope.api.analysis import Measurement, measure_heads, save_measurement
 from headscope.api.options import PathName, Report, analyze_options, configured, in_python, progress_of, python_words
 from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Texts
 from headscope.bootstrap import Array
 from headscope.config.option import check_options
+from headscope.engine.plan import chosen_analyses
 from headscope.engine.result import LeftOut
 from headscope.engine.run_files import ANALYSIS
 from headscope.errors import ConfigError
@@ -212,7 +213,8 @@ def study_of(
         read = sources(checkpoint.path, {**settings.settings(), **texts.settings()})
         check_folder(Path(out), ANALYSIS, inputs=read, force=force)
         check_writable(Path(out))
-    corpus = texts.corpus(checkpoint, parse=settings.parse, max_sentences=settings.max_sentences)
+    parses = {"parse": settings.parse, "target_parse": settings.target_parse}
+    corpus = texts.corpus(checkpoint, **parses, max_sentences=settings.max_sentences)
     about = {**texts.settings(), **({"gates": gates} if gates else {})}
     with eval_mode(checkpoint.model):
         measurement = measure_heads(

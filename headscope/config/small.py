@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.bounds import WHOLE
-from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH, CheckpointOptions, MaskedHeads, SearchOptions
+from headscope.bounds import SEED, WHOLE
+from headscope.config.inputs import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    SEARCH,
+    CheckpointOptions,
+    MaskedHeads,
+    OneExpert,
+    SearchOptions,
+)
 from headscope.config.option import check_options, option
 from headscope.errors import ConfigError
 
@@ -34,18 +43,19 @@ class ListConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateConfig(SearchOptions, MaskedHeads, CheckpointOptions):
+class TranslateConfig(OneExpert, SearchOptions, MaskedHeads, CheckpointOptions):
     """The options of `headscope translate`."""
 
-    greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH)
+    greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH, common=True)
     nbest: int = option(
         1,
         "Translations of each line; each is then written behind the line's number and a tab, from 0.",
         panel=OUTPUT,
         minimum=1,
+        common=True,
     )
-    scores: bool = option(False, "Write the score and a tab before each text.", panel=OUTPUT)
-    keep_bpe: bool = option(False, "Leave the subwords of words apart.", panel=OUTPUT)
+    scores: bool = option(False, "Write the score and a tab before each text.", panel=OUTPUT, common=True)
+    keep_bpe: bool = option(False, "Leave the subwords of words apart.", panel=OUTPUT, common=True)
     batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     max_length: int | None = option(
         None,
@@ -53,6 +63,7 @@ class TranslateConfig(SearchOptions, MaskedHeads, CheckpointOptions):
         panel=DATA,
         minimum=2,
     )
+    seed: int = option(1, "Seed of what --expert draws.", panel=MODEL, minimum=0, maximum=SEED)
     window: int = option(512, "Lines that are read before they are translated.", panel=MODEL, minimum=1, maximum=WHOLE)
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ The intact model, which states are compared with, is one that is named, or the o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -26,6 +27,8 @@ from headscope.files.reading import exists, read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
+from headscope.model.gating import masked
+from headscope.model.mixing.experts import one_expert
 
 RECORD = "pruning.json"
 COMPANIONS = ("dicts", "hp", "bpe")
@@ -67,6 +70,13 @@ class OpenedEvaluation:
     processes: Processes = ALONE
     intact: Checkpoint | None = None
 
+    @contextmanager
+    def as_asked(self) -> Iterator[None]:
+        """Within the block the model runs without its masked heads, and with one expert if the config says so."""
+        model = self.checkpoint.model
+        with masked(model, self.masked_heads), one_expert(model, self.config.expert, seed=self.config.seed):
+            yield
+
     def asked(self, reads: Pass | None = None) -> list[Metric]:
         """The metrics that are measured, of all passes or one, in their order."""
         return metrics_in_order(self.metrics, reads=reads)
@@ -100,8 +110,7 @@ def matched(
     if checkpoint.needs_target and not corpus.has_target:
         raise ConfigError(f"{kind} needs --target, the references")
     metrics = choose_metrics(config, checkpoint, against=against.named)
-    given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-    why = {name: METRICS.get(name).applies(checkpoint, **given) for name in fitting_metrics(checkpoint)}
+    why = {name: METRICS.get(name).applies(checkpoint, **corpus.comes_with) for name in fitting_metrics(checkpoint)}
     if refused := [name for name in metrics if why[name]]:
         others = ", ".join(name for name, reason in why.items() if reason is None)
         raise ConfigError(f"{refused[0]} {why[refused[0]]}; this text allows {others}")
@@ -120,7 +129,7 @@ def matched(
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
     opened = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
     if opened.asked("states"):
-        _find_intact(opened, against, altered=altered or bool(masked_heads) or config.each_head)
+        _find_intact(opened, against, altered=altered or bool(masked_heads or config.expert) or config.each_head)
     return opened
 
 

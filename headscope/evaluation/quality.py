@@ -21,8 +21,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import hides_tokens
 from headscope.evaluation.metrics.base import METRICS, Metric, TextMode, Translations
 from headscope.evaluation.opened import OpenedEvaluation
-from headscope.evaluation.passes import Measured, measure
-from headscope.model.gating import masked
+from headscope.evaluation.passes import MeasuredMetrics, measure
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
 from headscope.results import Signature, signature_of
@@ -78,7 +77,7 @@ class Evaluation:
 def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:
     """Score an open checkpoint on a text; writes nothing."""
     began = time.monotonic()
-    with masked(opened.checkpoint.model, opened.masked_heads):
+    with opened.as_asked():
         found = measure(opened, [()], progress)
     bootstrap, text = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap), opened.config.text
     scored, checkpoint = found.scored, opened.checkpoint
@@ -123,7 +122,7 @@ def text_score(
     return score_of(metric, sums, bootstrap or Bootstrap(seed=1, replicates=1), title=metric.title, text=text)
 
 
-def _per_sentence(count: int, found: Measured) -> pd.DataFrame:
+def _per_sentence(count: int, found: MeasuredMetrics) -> pd.DataFrame:
     import pandas as pd
 
     scored = found.scored
@@ -149,6 +148,7 @@ def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -
     return signature_of(
         {
             "m": "+".join(opened.metrics) or "none",
+            **({"expert": config.expert} if config.expert else {}),
             **({"against": f"{opened.intact.format}-sha256={opened.intact.digest[:12]}"} if opened.intact else {}),
             **search,
             **hidden,

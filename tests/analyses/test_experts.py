@@ -20,7 +20,7 @@ from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
 from tests.makers.experts import disturbed
-from tests.oracles import mhr
+from tests.oracles import mhr, native
 
 WORDS = [f"w{number}" for number in range(4, 19)]
 
@@ -38,8 +38,6 @@ def corpus(count: int = 23) -> Corpus:
 @pytest.fixture(scope="module")
 def checkpoint() -> Any:
     its = mhr.small(mixing_options={})
-    from tests.oracles import native
-
     torch.manual_seed(0)
     its.model = disturbed(native.model(self_mixing="experts.v1")).eval()
     return its
@@ -195,3 +193,10 @@ def test_information_of_independent_counts_is_nothing() -> None:
 def test_models_without_gates_are_left_out() -> None:
     with pytest.raises(ConfigError, match="experts: is for models that mix experts by gates; this one does not"):
         study(mhr.small(), "experts", "one_expert")
+
+
+def test_experts_without_gates_are_measured_one_at_a_time() -> None:
+    its = mhr.small()
+    its.model = native.model(self_mixing="experts.v1", mixing_options={"uniform": True}).eval()
+    (row,) = study(its, "one_expert").tables["one_expert"].to_dict("records")
+    assert row["expert"] == "random" and row["nll"] == pytest.approx(row["nll_mixture"] + row["drop"])

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import headscope as hs
-from headscope.api.analysis import chosen_analyses
 from headscope.config import AnalyzeOptions
+from headscope.engine.plan import chosen_analyses
 from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.report.page.analysis import analysis_data, facts

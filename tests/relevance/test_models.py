@@ -272,6 +272,11 @@ def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
     kept = study.detail["lrp"]["0/encoder-self"]  # [position, layer, head]
     assert kept.shape == (1, 2, 3)
     np.testing.assert_allclose(kept.sum(axis=-1), 1.0, rtol=1e-5)
+    both = table.pivot_table(index=["site", "layer"], columns=["rules", "head"], values="relevance", sort=False)
+    ranks = both["cp"].rank(axis=1).corrwith(both["attnlrp"].rank(axis=1), axis=1)
+    agreement = study.tables["lrp_rules"]
+    assert agreement["spearman"].tolist() == pytest.approx(ranks.tolist())
+    assert agreement["second_head"].tolist() == both["attnlrp"].idxmax(axis=1).tolist()
     assert study.signatures["lrp"]["rules"] == "cp+attnlrp"
 
 

@@ -1,5 +1,6 @@
 """Every figure on a small and a ragged run: the numbers drawn are the numbers of the tables."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,17 @@ def test_functions_figure_counts_and_bands(runs: dict[str, AnalysisRun]) -> None
     families = labelled.map(lambda found: len({function.family for function in found}))
     assert sum(bar.get_width() for bar in bars.patches if isinstance(bar, Rectangle)) == families.sum()
     assert "no function found" in texts(figure)
+
+
+def test_functions_without_evidence_are_hollow_and_count_in_no_bar(runs: dict[str, AnalysisRun]) -> None:
+    weak = "positional:-1 (12 instances, 20 are needed);rare (p 0.2)"
+    heads = runs["small"].heads.assign(functions="sink", functions_unsupported=["", weak] * 36)
+    run = replace(runs["small"], heads=heads)
+    plain, marked = functions_figure(run), functions_figure(run, unsupported=True)
+    assert len(marked.axes[0].patches) - len(plain.axes[0].patches) == 36 * 2
+    assert len(marked.axes[1].patches) == len(plain.axes[1].patches)
+    assert [function.mark for function in grids_of(run, unsupported=True)[0].functions[0][1][1:]] == ["(◆−1)", "(★r)"]
+    assert "▼s\n(◆−1)\n(★r)" in texts(heads_figure(run, ["confidence"], unsupported=True))
 
 
 def test_offsets_are_the_table_with_tails(runs: dict[str, AnalysisRun]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 
 from headscope.cli.main import app
 from headscope.errors import ConfigError
-from headscope.report.figures.pruning import SEVERAL, function_counts, pruning_figure, run_kind
+from headscope.report.figures.pruning import pruning_figure
 from headscope.report.layout.legend import CHANCE, method_style
+from headscope.report.pruning.functions import SEVERAL, function_counts, run_kind
 from headscope.report.readers.pruning_runs import load_pruned, with_labels
 from headscope.report.readers.run import RunError
 
@@ -169,6 +171,25 @@ def test_sites_against_all_that_is_pruned(tmp_path: Path) -> None:
     assert list(encoder.get_xdata()) == [0, 24, 40, 56, 64, 68]
     total = np.array([encoder.get_ydata(), decoder.get_ydata(), cross.get_ydata()]).sum(axis=0)
     assert total.tolist() == [72, 48, 32, 16, 8, 4]
+
+
+def test_layers_of_each_site_against_what_is_pruned_there(tmp_path: Path) -> None:
+    (run,) = load_pruned([sweep(tmp_path / "s")])
+    cells = run.cells[run.cells["method"].isin(["unpruned", "magnitude"])]
+    alone = replace(run, cells=cells)
+    drawn = panels(pruning_figure([alone], "layers"))
+    assert list(drawn) == list(SITES)
+    heads = run.survivors[run.survivors["method"].isin(["unpruned", "magnitude"])]
+    for site, axes in drawn.items():
+        own = heads[heads["site"] == site]
+        left = own.groupby("cell", sort=False).size()
+        for layer, line in enumerate(axes.lines):
+            counts = own[own["layer"] == layer].groupby("cell").size().reindex(left.index, fill_value=0)
+            assert set(zip(line.get_xdata(), line.get_ydata(), strict=True)) == set(zip(24 - left, counts, strict=True))
+    named = words(pruning_figure([run], "layers"))
+    assert {"layer 0", "layer 1", "layer 2", "mean over seeds; band: lowest to highest"} <= named
+    deep = run.survivors.assign(layer=run.survivors["layer"] * 8 + run.survivors["head"])  # 24 layers of a head each
+    assert {"layers 0 to 7", "layers 16 to 23"} <= words(pruning_figure([replace(alone, survivors=deep)], "layers"))
 
 
 def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ Axes beyond the usual legend: `e` experts, `p` positions with a gate of their ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from itertools import combinations
 from math import comb
@@ -154,7 +154,8 @@ class Gate(nn.Module):
 MOST = 4096  # experts of one module
 HIDDEN = 256  # units of a gate at a width of 512 and more
 TIE = {torch.float64: 1e-12}  # log responsibilities that are nearer than this are equal; others: 1e-6
-Mode = Literal["soft", "sampled", "argmax", "random"]
+Mode = Literal["soft", "sampled", "argmax", "random"] | int
+"""How a mixture is computed: softly, or with one expert, that of a number or as `Experts.choose` says."""
 
 
 def count_experts(heads: int, size: int) -> int:
@@ -254,6 +255,8 @@ class Experts(Mixing):
         each sentence. "argmax": the most responsible; where several are, one of them drawn evenly for each sentence.
         """
         states = queries.states
+        if isinstance(self.mode, int):
+            return torch.full((len(states), 1), self.mode, device=states.device)
         if self.mode == "random" or self.gate is None:
             return torch.randint(self.experts, (len(states), 1), device=states.device)
         log_gates = self.log_gates(queries)
@@ -306,3 +309,40 @@ def using(modules: Iterable[Experts], mode: Mode) -> Iterator[None]:
     finally:
         for module, mode_before in before:
             module.mode = mode_before
+
+
+@contextmanager
+def one_expert(model: nn.Module, choice: str | None, *, seed: int) -> Iterator[None]:
+    """Within the block every mixture of a model takes one expert; None: the mixture as it is.
+
+    "top" is the most responsible, "random" one that is drawn for each module by the seed, the same for all sentences
+    (Peng et al. 2020, §5.1), and a number that expert. ConfigError for models without experts, for "top" where no gate
+    says which that is, and for a number that a layer has not.
+    """
+    if choice is None:
+        yield
+        return
+    mixtures = experts_of(model)
+    if not mixtures:
+        raise ConfigError(f"--expert {choice}: the model mixes no experts; leave it out")
+    modes = _modes(mixtures, choice, torch.Generator().manual_seed(seed))
+    drawn_on = [part.device for part in model.parameters() if part.device.type == "cuda"][:1]
+    with ExitStack() as stack:
+        for mixture, mode in zip(mixtures, modes, strict=True):
+            stack.enter_context(using([mixture], mode))
+        stack.enter_context(torch.random.fork_rng(devices=drawn_on))  # type: ignore[arg-type]
+        torch.manual_seed(seed)  # among equally responsible experts one is drawn
+        yield
+
+
+def _modes(mixtures: Sequence[Experts], choice: str, generator: torch.Generator) -> list[Mode]:
+    if choice == "top":
+        if any(mixture.gate is None for mixture in mixtures):
+            raise ConfigError("--expert top: the experts of this model have no gates; choose random or a number")
+        return ["argmax"] * len(mixtures)
+    if choice == "random":
+        return [int(torch.randint(mixture.experts, (1,), generator=generator)) for mixture in mixtures]
+    fewest = min(mixture.experts for mixture in mixtures)
+    if not choice.isdecimal() or int(choice) >= fewest:
+        raise ConfigError(f"--expert {choice!r} is not known; choose top, random or a number from 0 to {fewest - 1}")
+    return [int(choice)] * len(mixtures)

@@ -25,10 +25,14 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     device_map: str | None = None
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
     heads: str | None = option(
-        None, "Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.", metavar="LIST", panel=HEADS
+        None,
+        "Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.",
+        metavar="LIST",
+        panel=HEADS,
+        common=True,
     )
     keep_only: str | None = option(
-        None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS
+        None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS, common=True
     )
     merge_kv: int | None = option(
         None,
@@ -51,6 +55,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "choose heads with prune rank --allocate uniform, or fill up with --pad.",
         metavar="KIND",
         panel=OUTPUT,
+        common=True,
     )
     pad: bool = option(
         False,
@@ -63,6 +68,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
         metavar="FILE",
         panel=DATA,
+        common=True,
     )
     max_sentences: int = option(32, "Lines to compare on.", panel=DATA, minimum=1)
     batch: int = option(
@@ -83,6 +89,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "--check.",
         metavar="none|mean|least-squares|auto",
         panel=COMPENSATION,
+        common=True,
     )
     anchor: tuple[str, ...] = option((), ANCHOR, metavar="NAME|FILE[,TARGET]", panel=COMPENSATION)
     check: tuple[str, ...] = option((), CHECK, metavar="FILE[,TARGET]", panel=COMPENSATION)
@@ -106,6 +113,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "predicts words, else cosine.",
         metavar="NAME",
         panel=DATA,
+        common=True,
     )
     margin: str | None = option(
         None,
@@ -119,8 +127,11 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "refitted on.",
         metavar="FILE",
         panel=DATA,
+        common=True,
     )
-    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+    force: bool = option(
+        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+    )
 
     def __post_init__(self) -> None:
         check_options(self)

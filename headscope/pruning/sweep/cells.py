@@ -39,6 +39,7 @@ from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitt
 from headscope.pruning.selection import MODEL, STATE, OpenedSelection, Selection, open_selection
 from headscope.pruning.sweep.cell_files import SCORES, Journal, kept_scores, read_cell, write_scores
 from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of, is_drawn
+from headscope.pruning.sweep.functions import Labeller, labeller
 from headscope.pruning.sweep.kept_models import keep_model, model_file, on_one_device
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
@@ -64,8 +65,7 @@ class SweepContext:
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
         corpus = self.opened.valid
         assert corpus is not None
-        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-        self.metric = choose_metric(config.metric, self.checkpoint, **given)
+        self.metric = choose_metric(config.metric, self.checkpoint, **corpus.comes_with)
         self._check_training()
         reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
@@ -117,9 +117,8 @@ class SweepContext:
         corpus = self.opened.corpus
         if corpus is None:
             return None
-        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
         try:
-            return OBJECTIVES.get(choose_objective(self.config.objective, self.checkpoint, **given))()
+            return OBJECTIVES.get(choose_objective(self.config.objective, self.checkpoint, **corpus.comes_with))()
         except ConfigError:  # said where it is needed
             return None
 
@@ -163,7 +162,14 @@ class SweepContext:
             None if corpus is None else corpus.first(config.score_sentences),
             batching,
             candidates=self.opened.gating.gated_heads,
+            whole_groups=not self.opened.gating.groups,
         )
+
+    @cached_property
+    def labeller(self) -> Labeller | None:
+        """What labels the heads of pruned models anew, where that is asked for."""
+        run = self.config.functions if self.config.relabel else None
+        return None if run is None else labeller(run, self.checkpoint)
 
     def recipe(self) -> TrainConfig:
         """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
@@ -198,6 +204,9 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
         scores = METRICS.get(context.metric).score(pruned.checkpoint, context.data)
     if cell.method == UNPRUNED:
         context.check_baseline(scores.sums)
+    labels = {}
+    if context.labeller is not None and not cell.control and cell.method != UNPRUNED:
+        labels["labels"] = context.labeller.labels(pruned.checkpoint, pruned.off)
     seconds = time.monotonic() - began
     return {
         "cell": vars(cell),
@@ -209,6 +218,7 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": context.checkpoint.device.type,
         "seconds": round(seconds, 3),
+        **labels,
         **_kept(context, cell, pruned),
     }
 

@@ -41,7 +41,6 @@ from headscope.formats.native import DIRECTORY
 from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.scores_file import read_heads
 from headscope.pruning.selection import CHOICE, STATE, selection_signature
 from headscope.pruning.sweep.cell_files import (
     CELLS,
@@ -55,8 +54,9 @@ from headscope.pruning.sweep.cell_files import (
 )
 from headscope.pruning.sweep.cells import RUNS, SweepContext, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell, config_identity
+from headscope.pruning.sweep.functions import read_functions
 from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
-from headscope.pruning.sweep.table import Measured, make_table, survivors
+from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors
 from headscope.pruning.sweep.verdicts import verdict_lines, verdicts
 from headscope.results import Signature
 from headscope.training.files.outputs import TRAINING
@@ -191,7 +191,8 @@ def prepared(config: SweepConfig) -> tuple[SweepContext, Path | None]:
     if config.from_scratch:
         context.recipe()
     if config.functions is not None:
-        read_functions(config.functions, context)
+        read_functions(config.functions, context.checkpoint)
+    _ = context.labeller
     if config.keep_models:
         check_keeping(on_one_device(context.checkpoint, config), context.gating)
     new = replacing_folder(config.out)
@@ -300,6 +301,8 @@ def _record(context: SweepContext) -> dict[str, Any]:
     digests = {name: corpus and f"{corpus.digest}-{corpus.count}" for name, corpus in corpora.items()}
     if config.from_scratch:
         digests["recipe"] = recipe_digest(context.recipe())
+    if context.labeller is not None:
+        digests["labels"] = context.labeller.digest
     return {
         "headscope": VERSION,
         "signature": str(_signature(context)),
@@ -329,9 +332,10 @@ def difference(folder: Path, context: SweepContext) -> str | None:
             f"the sweep in {folder} has {flag(others[0])} {options.get(others[0])}, now "
             f"{record['options'][others[0]]}; give the same options, another --out, or --force to begin anew"
         )
-    before = {"recipe": record["digests"].get("recipe"), **digests}  # which older records lack
+    before = {name: record["digests"].get(name) for name in ("recipe", "labels")} | digests  # which older records lack
     if others := [name for name, value in record["digests"].items() if before.get(name) != value]:
         what = {"checkpoint": "checkpoint", "source": "--source, --target or --labels"}
+        what["labels"] = "run of --functions"
         what["recipe"] = "recipe (--recipe, or the run that the checkpoint lies in)"
         return (
             f"the sweep in {folder} was made with another {what.get(others[0], 'validation text')}; give the same, "
@@ -361,16 +365,6 @@ def _signature(context: SweepContext) -> Signature:
     return Signature({**made.entries, "boot": str(config.bootstrap)})
 
 
-def read_functions(run: Path, context: SweepContext) -> pd.DataFrame:
-    """The labels of heads in a run of `analyze`; ConfigError where it has none."""
-    table = read_heads(run, context.checkpoint.layout)
-    if "functions" not in table:
-        raise ConfigError(
-            f"--functions {run}: its heads.csv has no column functions; name a run of `headscope analyze`"
-        )
-    return table.assign(functions=table["functions"].astype(object).fillna(""))  # numbers where no head has any
-
-
 def write_conclusion(context: SweepContext) -> Sweep:
     """The tables of all cells that a directory holds, written there."""
     config = context.config
@@ -379,13 +373,13 @@ def write_conclusion(context: SweepContext) -> Sweep:
     if broken := [name for name in names if name in found.damaged]:
         raise DataError(f"{found.damaged[broken[0]]}; the same command does it again")
     records = [found.records[name] for name in names if name in found.records]
-    functions = None if config.functions is None else read_functions(config.functions, context)
+    functions = None if config.functions is None else read_functions(config.functions, context.checkpoint)
     sites = context.gating.per_site()
     unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
     baseline = None if unpruned is None else context.why_no_baseline(unpruned)
     if unpruned is not None:
         context.check_baseline(unpruned)
-    measured = Measured.of(records, config, margin=None if baseline else config.tolerance)
+    measured = MeasuredCells.of(records, config, margin=None if baseline else config.tolerance)
     table = make_table(measured, sites, functions)
     kept = survivors(records, functions)
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):

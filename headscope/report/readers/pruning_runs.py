@@ -23,10 +23,12 @@ SWEEP = (
 HEAD_COLUMNS = ["site", "layer", "head"]
 GATES = ("update", *HEAD_COLUMNS, "gate", "open")
 UNPRUNED = "unpruned"
+RELABELLED = "relabelled"
+"""Column of the survivors of a sweep with --relabel: the functions that heads have in the pruned model."""
 MOST_NOTES = 24
 NAMED = 3  # runs whose folders make the name of them all
 GENERIC_NAMES = {*MODELS, "averaged", "best", "last"}
-TEXTS = ("method", "control", "size", "metric", "cell", "site", "functions")
+TEXTS = ("method", "control", "size", "metric", "cell", "site", "functions", RELABELLED)
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def with_labels(runs: Sequence[PruningRun], functions: Path) -> list[PruningRun]
 def _labelled(run: PruningRun, labels: AnalysisRun) -> PruningRun:
     """The labels of a run of `analyze` on heads that stay, under the numbers that they had before any went."""
     heads = labels.heads[[*HEAD_COLUMNS, "functions"]].fillna({"functions": ""})
-    bare = run.survivors.drop(columns="functions", errors="ignore")
+    bare = run.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
     source, checkpoint = (dict(part) if isinstance(part, dict) else {} for part in _checkpoints(run, labels))
     if "" in (own := {str(part.get("digest") or "") for part in (source, checkpoint)}) or len(own) == 1:
         joined = bare.merge(heads, on=HEAD_COLUMNS, how="left").fillna({"functions": ""})

@@ -84,10 +84,12 @@ class AnalysisRun:
     def data(self) -> str:
         """`train.en → train.de, 1,000 sentences`; the parses where they are all; says if interrupted."""
         data = _section(self.meta, "data")
+        typed = _section(_section(self.meta, "options"), "typed")
+        data = {**data, **dict.fromkeys(typed, "typed in")}
         text = " → ".join(filter(None, (_last_part(data.get(side)) for side in ("source", "clean", "target"))))
         parts = [text or _last_part(data.get("parse")) or "data"]
         if isinstance(data.get("sentences"), int):
-            parts.append(f"{data['sentences']:,} sentences")
+            parts.append(f"{data['sentences']:,} sentence{'s' * (data['sentences'] != 1)}")
         if not self.meta.get("complete", True):
             parts.append("interrupted")
         return ", ".join(parts)

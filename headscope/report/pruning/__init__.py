@@ -1,0 +1,1 @@
+"""The panels of pruning figures, one kind a file."""

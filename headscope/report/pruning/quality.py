@@ -1,0 +1,117 @@
+"""Quality against the heads that stay: a line a method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from headscope.report.layout.legend import Entry, method_entries, method_style
+from headscope.report.layout.page import INK, TICK, Swatch, text_width
+from headscope.report.pruning.panel import PruningPanel
+from headscope.report.readers.pruning_runs import UNPRUNED, PruningRun
+from headscope.report.readers.run import RunError
+
+METRICS = {"bleu": "BLEU", "perplexity": "perplexity", "accuracy": "accuracy"}
+SAND = "#f6ecd2"  # grey is of random choices
+
+LOG_FROM = 8  # sizes that span this factor are set on a logarithmic axis
+
+
+def quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry]]:
+    """The metric and the loss against the heads that stay: a line a method, its seeds as a band and as dots.
+
+    Every line begins at the model with all heads.
+    """
+    measured = [run for run in runs if run.measured]
+    if not measured:
+        raise RunError("these runs have no numbers of quality; --figure quality is for `headscope prune sweep`")
+    methods = dict.fromkeys(str(name) for run in measured for name in run.cells["method"] if name != UNPRUNED)
+    sizes = sorted({round(count) for run in measured for name in ("kept", "of") for count in run.cells[name]})
+    panels = []
+    for run in measured:
+        metric = str(run.cells["metric"].iloc[0])
+        columns = {"value": METRICS.get(metric, metric)} | (
+            {} if metric == "perplexity" else {"loss": "loss (nats per token)"}
+        )
+        for column, label in columns.items():
+            title = label if len(measured) == 1 else f"{run.name}: {label}"
+            draw = _quality_panel(run, column, sizes)
+            panels.append(PruningPanel(title, draw, "heads kept", label))
+    entries = method_entries(list(methods))
+    if any((run.cells["control"] != "").any() for run in measured):
+        entries.append((Swatch("--", "o", filled=False), INK, "the same heads per layer, trained from scratch"))
+    if any(run.cells.duplicated(["method", "control", "size"]).any() for run in measured):
+        entries.append(("", "", "line: mean over seeds; small dots: seeds; band: lowest to highest"))
+    entries.append((Swatch(":"), INK, "unpruned"))
+    if any(run.cells.loc[run.cells["method"] == UNPRUNED, "low"].notna().any() for run in measured):
+        entries.append((Swatch(band=True), SAND, "its 95 % interval over sentences"))
+    entries += [
+        ("", "", note if len(measured) == 1 else f"{run.name}: {note}") for run in measured for note in run.notes
+    ]
+    return panels, entries
+
+
+def _quality_panel(run: PruningRun, column: str, sizes: Sequence[int]) -> Callable[[Axes], None]:
+    cells = run.cells
+
+    def draw(axes: Axes) -> None:
+        unpruned = cells[cells["method"] == UNPRUNED]
+        for _, row in unpruned.head(1).iterrows():
+            axes.axhline(row[column], color=INK, lw=1, ls=":", zorder=1)
+            if column == "value" and pd.notna(row["low"]):
+                axes.axhspan(row["low"], row["high"], color=SAND, lw=0, zorder=0)
+        for (_, control), pruned in cells[cells["method"] != UNPRUNED].groupby(["method", "control"], sort=False):
+            _line(axes, pruned, unpruned.head(1), column, dashed=bool(control))
+        _size_axis(axes, sizes)
+
+    return draw
+
+
+def _line(axes: Axes, cells: pd.DataFrame, unpruned: pd.DataFrame, column: str, *, dashed: bool) -> None:
+    """A method from the unpruned model on; a control, or a method that was tried with all heads too, from there."""
+    look = method_style(str(cells["method"].iloc[0]))
+    color = look.color
+    whole = dashed or (cells["kept"] >= cells["of"]).any()
+    by_size = (
+        pd.concat([cells, *([] if whole else [unpruned])])
+        .groupby("size", sort=False)
+        .agg(kept=("kept", "mean"), mean=(column, "mean"), low=(column, "min"), high=(column, "max"))
+    )
+    by_size = by_size.sort_values("kept")
+    style = "--" if dashed else "-"
+    fill = "white" if dashed else color
+    mark = "o" if dashed else look.mark
+    axes.plot(
+        by_size["kept"], by_size["mean"], style, color=color, lw=1.2, marker=mark, ms=3.2, mfc=fill, mew=0.8, zorder=4
+    )
+    if cells.duplicated("size").any():
+        axes.fill_between(by_size["kept"], by_size["low"], by_size["high"], color=color, alpha=0.15, lw=0, zorder=2)
+        axes.scatter(cells["kept"], cells[column], s=3, color=color, alpha=0.6, lw=0, zorder=3)
+
+
+def _size_axis(axes: Axes, sizes: Sequence[int]) -> None:
+    """Heads that stay, logarithmic where the sizes span much; ticks at sizes that do not touch each other."""
+    if sizes[0] > 0 and sizes[-1] / sizes[0] >= LOG_FROM:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(sizes[0] / 1.15, sizes[-1] * 1.15)
+    else:
+        edge = 0.04 * (sizes[-1] - sizes[0]) or 0.5
+        axes.set_xlim(sizes[0] - edge, sizes[-1] + edge)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_locator(FixedLocator(_apart(axes, sizes)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _apart(axes: Axes, sizes: Sequence[int]) -> list[int]:
+    """Sizes whose labels have room, from the largest down."""
+    low, high = axes.transData.transform([(min(sizes), 0), (max(sizes), 0)])[:, 0]
+    chosen: list[int] = []
+    for size in reversed(sizes):
+        x = axes.transData.transform((size, 0))[0]
+        reach = text_width(str(size), TICK) * axes.figure.dpi + 3
+        if all(abs(x - axes.transData.transform((label, 0))[0]) > reach for label in chosen) or high == low:
+            chosen.append(size)
+    return chosen
