@@ -158,21 +158,18 @@ class ExplainedShares(Analysis):
 
     def _settle(self) -> None:
         """Move what was observed of earlier batches to the CPU, and sort it in."""
-        observed = fetch([part.float() for *_, weights, visible in self.waiting for part in (weights, visible)])
-        for (site, layer, chosen, *_), weights, visible in zip(
-            self.waiting, observed[::2], observed[1::2], strict=True
-        ):
+        rows = [part.float() for *_, weights, visible in self.waiting for part in (weights, visible)]
+        found = fetch([*rows, *(sharp.found for *_, sharp in self.waiting_sharp)])
+        for (site, layer, chosen, *_), weights, visible in zip(self.waiting, found[::2], found[1::2], strict=False):
             sizes = [len(part.positions) for part in chosen]
             parts = zip(weights.split(sizes), visible.bool().split(sizes), strict=True)
             for part, (own, seen) in zip(chosen, parts, strict=True):
                 pairs = self.samples[site].tokens[part.number]
                 count = len(pairs.key)
-                rows = Rows(own[..., :count].transpose(1, 2).contiguous(), seen[:, :count].contiguous())  # [n s h]
-                self.samples[site].add(layer, part.number, rows)
-        for (site, layer, sharp), found in zip(
-            self.waiting_sharp, fetch([sharp.found for *_, sharp in self.waiting_sharp]), strict=True
-        ):
-            self.examples[site].add(layer, sharp._replace(found=found))
+                kept = Rows(own[..., :count].transpose(1, 2).contiguous(), seen[:, :count].contiguous())  # [n s h]
+                self.samples[site].add(layer, part.number, kept)
+        for (site, layer, sharp), sharpest in zip(self.waiting_sharp, found[len(rows) :], strict=True):
+            self.examples[site].add(layer, sharp._replace(found=sharpest))
         self.waiting, self.waiting_sharp = [], []
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

@@ -2,10 +2,10 @@
 
 Run: python benchmarks/per_group.py --data DIR --out FILE.csv [--seeds N] [--updates N]
 
-DIR has Multi30k. A small Qwen3 (4 layers of 8 query heads in 2 groups, which learns 20,000 captions) loses a quarter, a
-half and three quarters of its heads by `obs-task`, ranked and refitted on 400 captions: any heads ("free", which only
-a mask holds), one of every group of a layer at a time ("per-group"), or whole groups ("groups"). A row for every
-seed, choice, number of heads kept and refit: nats a piece of 300 other captions.
+DIR has Multi30k. A small Qwen3 (4 layers of 8 query heads in 2 groups, which learns 20,000 captions) loses a quarter,
+half and three quarters of its heads by `obs-task`, ranked and refitted on 400 captions: any heads ("free", which only a
+mask holds), one of every group of a layer at a time ("per-group"), or whole groups ("groups"). A row for every seed,
+choice, number of heads kept and refit: nats a piece of 300 other captions.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ def rows(checkpoint: Checkpoint, calibration: Any, test: Any, *, seed: int) -> l
     found: list[dict[str, Any]] = [{"seed": seed, "choice": "intact", "kept": 32, "refit": "none", "nats": intact}]
     for choice, (allocation, whole) in CHOICES.items():
         layout = gate_layout(checkpoint.attention_sites, whole_groups=whole)
+        layout = layout if choice == "per-group" else replace(layout, groups={})
         scores = criterion_named("obs-task").scores(replace(context, whole_groups=whole))
         for share in SHARES:
             kept = round(share * layout.heads)

@@ -187,7 +187,7 @@ class Model(ScoredModel):
         heads: Heads | None = None,
         *,
         keep_only: Heads | None = None,
-        merge_kv: int | None = None,
+        merge_kv: int | Iterable[int] | None = None,
         merge_by: HeadScores | None = None,
         text: Text | None = None,
         target: Text | None = None,
@@ -206,8 +206,9 @@ class Model(ScoredModel):
 
         heads: names, or the result of `Ranking.lowest`.
         keep_only: instead, the heads that stay, of the sites that they are of.
-        merge_kv: instead, all heads stay, and the key/value heads of every layer become so many, each the mean of
-            several: of neighbours, or, with `merge_by`, of neighbours by these scores of heads (a mapping or a file).
+        merge_kv: instead, all heads stay, and the key/value heads of every layer (of each, by a number for each) become
+            so many, each the mean of several: of neighbours, or, with `merge_by`, of neighbours by these scores of
+            heads (a mapping or a file).
         text, target, second, labels: what both models are compared on, its first `max_sentences`; see `analyze`.
             Default: a sample that ships with headscope.
         refit: `hs.Refit(method="least-squares")` refits what is left of the output projections, in closed form, on

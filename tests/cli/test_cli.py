@@ -350,6 +350,7 @@ def test_help_shows_what_most_people_use_and_how_to_see_the_rest(command: Comman
 def test_help_of_an_unknown_command_names_the_nearest(command: Command) -> None:
     assert "did you mean 'rank'" in command("prune", "rnk", "--help")[2]
     assert "did you mean 'prune'" in command("prne", "--help")[2]
+    assert "did you mean 'heads'" in command("plot", "heds", "run", "--out", "x.png")[2]
     assert command("prune", "remove", "x", "--out", "y", "--heads", "0.0", "--", "--help")[0] == 2
 
 

@@ -144,7 +144,8 @@ class RefittedCopy:
         """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
         owner = self.model.get_submodule(projection.owner)
         weight = owner.get_parameter("weight")
-        weight.copy_(refit.weight if isinstance(owner, nn.Linear) else refit.weight.T)
+        made = refit.weight / projection.slices.gate
+        weight.copy_(made if isinstance(owner, nn.Linear) else made.T)
         if projection.has_bias:
             bias = self._intact.get_submodule(projection.owner).get_parameter("bias")
             owner.get_parameter("bias").copy_(bias + refit.shift.to(bias))

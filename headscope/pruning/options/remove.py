@@ -34,11 +34,12 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     keep_only: str | None = option(
         None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS, common=True
     )
-    merge_kv: int | None = option(
-        None,
+    merge_kv: tuple[int, ...] = option(
+        (),
         "Instead: all heads stay, and the key/value heads of every layer become N, each the mean of several, for a "
-        "smaller cache (--export native, the default here, is a plain class).",
-        metavar="N",
+        "smaller cache (--export native, the default then, is a plain class); or a number for each layer, N,N,… "
+        "(--export deci-hf, gguf).",
+        metavar="N[,N…]",
         panel=HEADS,
     )
     merge_by: Path | None = option(
@@ -155,14 +156,14 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             {
                 "--heads LIST, the heads that go": self.heads,
                 "--keep-only LIST, those that stay": self.keep_only,
-                "--merge-kv N, the key/value heads that stay": self.merge_kv,
+                "--merge-kv N, the key/value heads that stay": self.merge_kv or None,
             }
         )
         self._check_merge()
 
     def _check_merge(self) -> None:
         """ConfigError for options that do not go with a merge, or only with one."""
-        if self.merge_kv is not None:
+        if self.merge_kv:
             check_merge(pad=self.pad, compensate=self.compensate)
         elif self.merge_by is not None:
             raise ConfigError("--merge-by says which key/value heads --merge-kv N merges; give that too")
@@ -172,7 +173,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     @property
     def calibration(self) -> Refit:
         """How the removal is compensated: after a merge always module after module, as all contexts are others."""
-        merges = self.merge_kv is not None and self.compensate == "least-squares"
+        merges = bool(self.merge_kv) and self.compensate == "least-squares"
         return Refit(
             method=self.compensate,
             damping=self.damping,
