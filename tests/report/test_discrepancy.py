@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,8 @@ def test_changes_are_of_sums_over_pairs_in_per_cent(tmp_path: Path) -> None:
     np.testing.assert_allclose(changes["cosine"]["encoder-self"], [[25, 25], [-50, -50]])
     np.testing.assert_allclose(changes["l2"]["encoder-self"], [[25, 50], [-50, -100]], atol=1e-9)
     figure = discrepancy_figure(runs)
-    bars = [[bar.get_height() for bar in axes.patches] for axes in figure.axes]
+    drawn: list[Any] = [axes.patches for axes in figure.axes]
+    bars = [[bar.get_height() for bar in patches] for patches in drawn]
     assert bars[0] == pytest.approx([25, 25, -50, -50]) and bars[3] == pytest.approx([25, -50])
     with pytest.raises(ConfigError, match="a baseline and other runs"):
         discrepancy_changes(runs[:1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -41,5 +42,5 @@ def test_the_figure_has_the_best_validation_of_every_run() -> None:
     assert points["bleu"].tolist() == [21, 22, 23, 24, 9]
     assert [name.partition(" ")[0] for name in points["tuned"]] == ["FTG", "FTG", "FTG+", "all", "from"]
     axes = transfer_figure(runs, untuned=19.5).axes[0]
-    assert axes.lines[0].get_xydata().tolist() == [[0.05, 21], [1, 22]]
-    assert list(axes.lines[-1].get_ydata()) == [19.5, 19.5]
+    assert np.asarray(axes.lines[0].get_xydata()).tolist() == [[0.05, 21], [1, 22]]
+    assert np.asarray(axes.lines[-1].get_ydata()).tolist() == [19.5, 19.5]
