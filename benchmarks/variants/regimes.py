@@ -14,6 +14,7 @@ SHORT = "five-epochs"
 NAMES: Mapping[str, str] = {"swap-manual": "swap"}
 """Arms of the study of five epochs that have another name here."""
 EARLY = 4  # epochs of the long runs, that many updates of which a G epoch has not come yet
+MAE_EVERY = 5  # every so many epochs MAE trains its gates; NoBCD in every update
 STRICT = 0.05
 """How far gates had to be from their start by the plan as it was first committed."""
 
@@ -81,7 +82,7 @@ def gate_steps(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     steps = int(early[0]["gate_steps"])
     return (
-        f"Gates of MAE have {steps} steps in a run, those of NoBCD {steps * 5}. After {steps} steps of both the "
+        f"Gates of MAE have {steps} steps in a run, those of NoBCD {steps * MAE_EVERY}. After {steps} steps of both the "
         f"entropy of MAE's encoder gates is {difference.shown(3)} nats from NoBCD's ({difference.pairs} pairs, p "
         f"{difference.p:.2g}; nobcd-gates.csv: means of the last sixty of these updates, of runs made again up to "
         "there).\n"
