@@ -46,6 +46,7 @@ class Ablation(Analysis):
     group = "importance"
     order = 210
     default = False
+    many_passes = True
     needs = frozenset({"objective"})
     summary = "how much worse the objective gets without the head"
     measures = (

@@ -231,7 +231,7 @@ def centred_output(heads: HeadFactors) -> Tensor:
 
 def spectra(left: Tensor, right: Tensor) -> Tensor:
     """Squared singular values of left · right, the largest first, for left [h d k] and right [h k d]: [h k]."""
-    product = (_gram(left) @ (right @ right.transpose(1, 2))).double().cpu()
+    product = (_gram(left) @ (right @ right.transpose(1, 2))).cpu().double()
     squares: Tensor = torch.linalg.eigvals(product).real.clamp(min=0)
     return squares.sort(dim=-1, descending=True).values
 
@@ -246,7 +246,7 @@ def _squares(output: Tensor, value_gram: Tensor, left: Tensor, right_gram: Tenso
     flat = output.reshape(e * k, d) @ left.transpose(0, 1).reshape(d, h * m)
     inner = flat.view(e, k, h, m).transpose(1, 2)  # [e h k m]
     squares = (value_gram[:, None] @ inner) * (inner @ right_gram)
-    return squares.sum(dim=(2, 3)).double().cpu().clamp(min=0)
+    return squares.sum(dim=(2, 3)).cpu().double().clamp(min=0)
 
 
 def _gram(factor: Tensor) -> Tensor:

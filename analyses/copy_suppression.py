@@ -77,7 +77,7 @@ class CopySuppression(Analysis):
         ids = plain[torch.randperm(len(plain), generator=luck)[: self.options.copy_suppression_tokens]].sort().values
         self.chance = LOWEST / len(stream.readout.weight)
         for site_layer, states in read_states(stream, ids).items():
-            self.lowered[site_layer] = lowest(stream, site_layer, states, ids.to(states.device)).T.double().cpu()
+            self.lowered[site_layer] = lowest(stream, site_layer, states, ids.to(states.device)).T.cpu().double()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report, tests = AnalysisReport(), LabelTests(self.options.min_instances)

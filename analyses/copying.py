@@ -110,23 +110,23 @@ class Spectra:
 def ov_spectra(heads: HeadFactors, product: Tensor) -> Spectra:
     """The spectra of one layer, product [d d] being W_U W_E."""
     reads = heads.output @ product.to(heads.output.device)  # [h k d]
-    circuits = (reads @ heads.value).double().cpu()  # [h k k]
+    circuits = (reads @ heads.value).cpu().double()  # [h k k]
     gram = heads.value.transpose(1, 2) @ heads.value  # [h k k]
-    squares = torch.einsum("hij,hjd,hid->h", gram, reads, reads).double().cpu()  # ‖W_V W_O W_U W_E‖²
+    squares = torch.einsum("hij,hjd,hid->h", gram, reads, reads).cpu().double()  # ‖W_V W_O W_U W_E‖²
     eigenvalues = torch.linalg.eigvals(circuits)
     largest = (
         heads.output.flatten(1).norm(dim=1)
         * product.norm().to(heads.output.device)
         * heads.value.flatten(1).norm(dim=1)
     )
-    rounding = len(product) * torch.finfo(product.dtype).eps * largest.double().cpu()
+    rounding = len(product) * torch.finfo(product.dtype).eps * largest.cpu().double()
     zero = eigenvalues.abs().sum(dim=-1) <= rounding
     return Spectra(eigenvalues, (squares / len(product)).clamp(min=0).sqrt(), zero)
 
 
 def exact(values: Tensor) -> Estimate:
     """Numbers without a sample."""
-    array = values.double().cpu().numpy()
+    array = values.cpu().double().numpy()
     return Estimate(array, array, array)
 
 

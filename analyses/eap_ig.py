@@ -47,6 +47,7 @@ class EapIg(PromptAnalysis):
     group = "prompts"
     order = 402
     default = False
+    many_passes = True
     needs = frozenset({"contrast"})
     summary = "the effect of patching by gradients averaged from the corrupt prompt to the clean one"
     measures = (

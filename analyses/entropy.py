@@ -62,6 +62,6 @@ class Entropy(Analysis):
 
 def _largest(heads: HeadBatch) -> tuple[Tensor, Tensor]:
     """The largest entropy that the rows of queries can have [b 1 t], and which queries see more than one key [b t]."""
-    ones = torch.ones(*heads.keys.shape, 1, dtype=heads.context.dtype, device=heads.keys.device)
+    ones = torch.ones(*heads.keys.shape, 1, dtype=heads.context.dtype)
     visible_keys = heads.visible_on(ones)[..., 0]
     return visible_keys.clamp(min=2).log()[:, None], visible_keys > 1

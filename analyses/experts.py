@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
+from headscope.distributed import widest
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.engine.declarations import AnalysisFigure, Measure
 from headscope.evaluation.likelihood import token_sums
@@ -96,7 +97,7 @@ class ExpertUse(Analysis):
         if site_layer not in self.mixtures:
             return {}
         raw_gates, mixture = self.gates.pop(site_layer), self.mixtures[site_layer]
-        best, log_gates = most_responsible(raw_gates).double(), raw_gates.double()  # [b p e]
+        best, log_gates = (each.to(widest(each.device)) for each in (most_responsible(raw_gates), raw_gates))  # [b p e]
         counted = heads.queries if log_gates.shape[1] > 1 else heads.queries.any(dim=-1, keepdim=True)  # [b p]
         weight = counted.to(log_gates.dtype)
         gates, ties = log_gates.exp(), best.sum(dim=-1, keepdim=True)  # [b p e], [b p 1]
@@ -114,10 +115,10 @@ class ExpertUse(Analysis):
     def _tokens(self, heads: HeadBatch, best: Tensor, experts: int) -> Ratio:
         """How often each token stands where each expert alone is the most responsible, by `best` [b p e]: [1 e V]."""
         counted = heads.queries & (best.sum(dim=-1) == 1)  # [b t]
-        expert = best.argmax(dim=-1).expand(counted.shape)[counted]
-        cells = expert * self.vocabulary + heads.query_side.ids[counted]
-        counts = torch.bincount(cells, minlength=experts * self.vocabulary).view(1, experts, -1).double()
-        return Ratio(counts, counts.new_ones(1), per_batch=True)
+        cells = best.argmax(dim=-1) * self.vocabulary + heads.query_side.ids  # [b t]
+        counts = best.new_zeros(experts * self.vocabulary)
+        counts.index_add_(0, cells.flatten(), counted.flatten().to(counts.dtype))
+        return Ratio(counts.view(1, experts, -1), counts.new_ones(1), per_batch=True)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport(columns=[Column("expert_factor", {})])

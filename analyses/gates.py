@@ -49,7 +49,7 @@ class Gates(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         for site, layer, gates, logits in _gates(checkpoint):
             for name, values in gate_numbers(gates, logits).items():
-                array = values.double().cpu().numpy()
+                array = values.cpu().double().numpy()
                 self.estimates.setdefault(name, {})[site, layer] = Estimate(array, array, array)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:

@@ -41,6 +41,7 @@ class IntegratedGradients(Analysis):
     group = "importance"
     order = 230
     default = False
+    many_passes = True
     needs = frozenset({"objective"})
     summary = "gradient of the objective by the head's gate, integrated from no heads to all"
     measures = (Measure("integrated_gradients", signed=True, keep="highest", why="they add least to the objective"),)

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from headscope.attribution.residual_stream import input_states, layer_block
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
+from headscope.data.encoded import Side
+from headscope.distributed import fetch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
@@ -75,6 +77,7 @@ class Massive(Analysis):
         self.tokens: dict[tuple[Site, int, int, bool], tuple[int, float, float]] = {}
         self.counted: dict[tuple[Site, int], int] = {}
         self.names: dict[int, str] = {}
+        self.waiting: list[tuple[tuple[Site, int], Side, Tensor]] = []
         self.checkpoint: Checkpoint | None = None
 
     @classmethod
@@ -115,7 +118,10 @@ class Massive(Analysis):
         magnitude, median = magnitudes(states, heads.key_side.real)
         massive = heads.key_side.real & (magnitude > self.options.massive_magnitude)
         massive &= magnitude >= self.options.massive_ratio * median[:, None]  # [b s]
-        self._count(heads, massive, magnitude, magnitude / median[:, None])
+        side, ratio = heads.host_sides[1], magnitude / median[:, None]
+        if self.waiting and self.waiting[0][1] is not side:
+            self._settle()
+        self.waiting.append(((heads.site, heads.layer), side, torch.stack([massive.to(ratio.dtype), magnitude, ratio])))
         positions = torch.arange(massive.shape[1], device=massive.device)
 
         def others(queries: slice) -> Tensor:  # [b q s]
@@ -131,22 +137,25 @@ class Massive(Analysis):
             "massive_chance": heads.over_queries(chance[:, None].expand_as(weight), only=seeing),
         }
 
-    def _count(self, heads: HeadBatch, massive: Tensor, magnitude: Tensor, ratio: Tensor) -> None:
-        """Which tokens are massive at this layer, and by how much."""
-        place = (heads.site, heads.layer)
-        self.counted[place] = self.counted.get(place, 0) + int(heads.key_side.real.sum())
-        first = heads.key_side.real.long().cumsum(dim=1) == 1
-        kinds, which = torch.unique(2 * heads.key_side.ids[massive] + first[massive], return_inverse=True)
-        for number, kind in enumerate(kinds.tolist()):
-            own = which == number
-            values = (int(own.sum()), magnitude[massive][own].max().item(), ratio[massive][own].max().item())
-            self._add((*place, kind // 2, bool(kind % 2)), values)
+    def _settle(self) -> None:
+        """Count which tokens were massive in the batch that was observed, and by how much."""
+        found = fetch([values for _, _, values in self.waiting])
+        for (place, side, _), (massive, magnitude, ratio) in zip(self.waiting, found, strict=True):
+            self.counted[place] = self.counted.get(place, 0) + int(side.real.sum())
+            first, where = side.real.long().cumsum(dim=1) == 1, massive.bool()
+            kinds, which = torch.unique(2 * side.ids[where] + first[where], return_inverse=True)
+            for number, kind in enumerate(kinds.tolist()):
+                own = which == number
+                values = (int(own.sum()), magnitude[where][own].max().item(), ratio[where][own].max().item())
+                self._add((*place, kind // 2, bool(kind % 2)), values)
+        self.waiting = []
 
     def _add(self, key: tuple[Site, int, int, bool], values: tuple[int, float, float]) -> None:
         count, largest, ratio = self.tokens.get(key, (0, 0.0, 0.0))
         self.tokens[key] = (count + values[0], max(largest, values[1]), max(ratio, values[2]))
 
     def state(self) -> Any:
+        self._settle()
         return self.tokens, self.counted
 
     def add_state(self, state: Any) -> None:
@@ -157,6 +166,7 @@ class Massive(Analysis):
             self.counted[place] = self.counted.get(place, 0) + count
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
+        self._settle()
         report = AnalysisReport(columns=[aggregates.column(name) for name in ("massive", "massive_chance")])
         tests = LabelTests(self.options.min_instances)
         for site_layer, share in report.columns[0].estimates.items():

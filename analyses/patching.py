@@ -95,6 +95,7 @@ class Patching(PromptAnalysis):
     group = "prompts"
     order = 400
     default = False
+    many_passes = True
     needs = frozenset({"contrast"})
     summary = "what an answer loses when one head gives what it gives on the corrupt prompt"
     measures = (

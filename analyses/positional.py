@@ -69,11 +69,11 @@ class Positional(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t = heads.argmax_position.shape
         reach = min(t - 1, REACH + 1)
-        cells = (heads.argmax_position - heads.positions).clamp(-reach, reach) + reach  # [b h t], 0 in the middle
-        counted = heads.queries.to(torch.float32)
+        cells = heads.offsets.clamp(-reach, reach) + reach  # [b h t], 0 in the middle
+        counted, count = heads.counted(torch.float32)
         histogram = torch.zeros(b, h, 2 * reach + 1, device=cells.device)
         histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
-        return {"offsets": Ratio(histogram, counted.sum(-1)[:, None, None], centred=True, coarse=True)}
+        return {"offsets": Ratio(histogram, count[..., None], centred=True, coarse=True)}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()

@@ -56,13 +56,14 @@ class RareWords(Analysis):
         ranks = self.run.ranks
         rarest, only = heads.once("rarest", lambda: _rarest(heads, ranks))  # [b 2 s], [b t]
         chances = heads.shared("rarest chance", lambda: _chance(heads, rarest, only))  # [b 2]
-        places = heads.argmax_position
+        there, places = heads.once("rarest there", lambda: upload(rarest, heads.keys.device)), heads.argmax_position
         b, h, t = places.shape
-        hits = rarest[:, :, None].expand(b, 2, h, -1).gather(-1, places[:, None].expand(b, 2, h, t))  # [b 2 h t]
+        hits = there[:, :, None].expand(b, 2, h, -1).gather(-1, places[:, None].expand(b, 2, h, t))  # [b 2 h t]
+        found = heads.over_queries(hits.flatten(1, 2), only=only)
         ratios: dict[str, Ratio] = {}
-        for name, on_hit, chance in zip(NAMES, hits.unbind(dim=1), chances.unbind(dim=1), strict=True):
-            ratios[name] = heads.over_queries(on_hit, only=only)
-            ratios[f"{name}_chance"] = Ratio(chance[:, None].expand(b, h), ratios[name].count)
+        for name, total, chance in zip(NAMES, found.total.tensor_split(2, dim=1), chances.unbind(dim=1), strict=True):
+            ratios[name] = Ratio(total, found.count)
+            ratios[f"{name}_chance"] = Ratio(chance[:, None].expand(b, h), found.count)
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -90,13 +91,13 @@ def _rarest(heads: HeadBatch, ranks: Tensor) -> tuple[Tensor, Tensor]:
     """Which keys are the sentence's rarest subword, and which one of its two rarest, as numbers [b 2 s].
 
     And which queries are of sentences whose rarest subword is not among the most frequent [b t]. The most frequent one
-    has rank 1.
+    has rank 1. Both are on the CPU.
     """
-    key_ranks = upload(ranks, heads.keys.device)[heads.key_side.ids] * heads.keys  # [b s], 0 where no key counts
+    key_ranks = ranks[heads.host_sides[1].ids] * heads.host_keys  # [b s], 0 where no key counts
     first = key_ranks.amax(dim=-1, keepdim=True)
     second = (key_ranks * (key_ranks < first)).amax(dim=-1, keepdim=True)
-    rarest = torch.stack([key_ranks == first, key_ranks >= second.clamp(min=1)], dim=1) & heads.keys[:, None]
-    return rarest.to(torch.float32), (first > FREQUENT).expand_as(heads.queries)
+    rarest = torch.stack([key_ranks == first, key_ranks >= second.clamp(min=1)], dim=1) & heads.host_keys[:, None]
+    return rarest.to(torch.float32), (first > FREQUENT).expand_as(heads.host_queries)
 
 
 def _chance(heads: HeadBatch, hits: Tensor, only: Tensor) -> Tensor:
@@ -104,8 +105,7 @@ def _chance(heads: HeadBatch, hits: Tensor, only: Tensor) -> Tensor:
 
     `hits` [b n s] are ones and zeros.
     """
-    columns = torch.cat([hits, heads.keys[:, None]], dim=1).to(heads.context.dtype)  # [b n+1 s]
+    columns = torch.cat([hits, heads.host_keys[:, None]], dim=1).to(heads.context.dtype)  # [b n+1 s]
     visible = heads.visible_on(columns.transpose(1, 2))  # [b t n+1]
-    share = (visible[..., :-1] / visible[..., -1:].clamp(min=1)).transpose(1, 2).contiguous()  # [b n t]
-    weights, _ = heads.counted(share.dtype, only)
-    return (share * weights[:, None]).sum(dim=-1)
+    share = visible[..., :-1] / visible[..., -1:].clamp(min=1)
+    return heads.over_queries(share.transpose(1, 2), only=only).total

@@ -43,6 +43,7 @@ class Shapley(Analysis):
     group = "importance"
     order = 220
     default = False
+    many_passes = True
     sampled = True
     needs = frozenset({"objective"})
     summary = "Shapley value: mean gain by the head over random orders of all heads"

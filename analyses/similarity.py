@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio, interval
 from headscope.config import option
+from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
 from headscope.engine.declarations import AnalysisFigure, Measure
 from headscope.engine.gram_matrix import gram
@@ -80,10 +81,14 @@ class Similarity(Analysis):
         layers, h = len(heads.layers), every // len(heads.layers)
         row, place = heads.counted_places  # [n]
         flat = heads.context.transpose(1, 2).reshape(b * t, every * k).index_select(0, place)  # [n l·d]
-        first, second = heads.once(f"pairs/{h}", lambda: torch.triu_indices(h, h, device=flat.device))  # [p]: each once
+        first, second = heads.once(
+            f"pairs/{h}", lambda: upload(torch.triu_indices(h, h), flat.device)
+        )  # [p]: each once
         measures = pairwise_similarity(flat.view(-1, h, k))  # [n·l h h]
-        sums = [flat.new_zeros(b, layers, h, h).index_add_(0, row, each.view(-1, layers, h, h)) for each in measures]
-        pairs = torch.stack(sums, dim=2)[..., first, second].flatten(1, 2)  # [b l·2 p]
+        sums = flat.new_zeros(2, b, layers, h, h)
+        for total, each in zip(sums, measures, strict=True):
+            total.index_add_(0, row, each.view(-1, layers, h, h))
+        pairs = sums.movedim(0, 2)[..., first, second].flatten(1, 2)  # [b l·2 p]
         count, tokens = heads.once("tokens", lambda: _tokens(heads, flat.dtype))
         moments = gram(flat.view(len(flat), layers, -1).transpose(0, 1)).view(layers, h, k, h, k)
         blocks = moments.permute(1, 3, 0, 2, 4)[first, second].transpose(0, 1).flatten(0, 1)  # [l·p k k]
@@ -131,19 +136,18 @@ class JensenShannon(Analysis):
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        weights = heads.weights.transpose(1, 2)[heads.queries]  # [n h s]
+        row, place = heads.counted_places  # [n]
+        weights = heads.weights.transpose(1, 2).flatten(0, 1).index_select(0, place)  # [n h s]
         n, h, _ = weights.shape
         entropies = torch.special.entr(weights).sum(dim=-1)  # [n h]
-        pairs = torch.combinations(torch.arange(h), r=2, with_replacement=True).to(weights.device)  # [p 2]
+        pairs = upload(torch.triu_indices(h, h), weights.device)  # [2 p]
         divergences = weights.new_zeros(n, h, h)
-        for chunk in torch.split(pairs, max(1, 2**24 // max(1, weights[:, 0].numel()))):
-            i, j = chunk.T
+        for i, j in pairs.split(max(1, 2**24 // max(1, weights[:, 0].numel())), dim=1):
             middle = torch.special.entr((weights[:, i] + weights[:, j]) / 2).sum(dim=-1)  # [n p]
             divergences[:, i, j] = divergences[:, j, i] = (middle - (entropies[:, i] + entropies[:, j]) / 2).clamp(
                 min=0
             )
         b = len(heads.queries)
-        row = heads.queries.nonzero(as_tuple=True)[0]  # [n]
         total = weights.new_zeros(b, h, h).index_add_(0, row, divergences)
         return {"js": Ratio(total, heads.queries.sum(dim=-1)[:, None, None])}
 

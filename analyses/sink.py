@@ -45,12 +45,12 @@ class Sink(Analysis):
         later = heads.shared("later", lambda: _later(heads))  # [b t]
         columns = heads.once("sinks", lambda: _sinks(heads))  # [b s 2]
         weight = heads.weight_on(columns)  # [b h t 2]
-        even = heads.shared("evenly", lambda: _evenly_on(heads, columns))  # [b t 2]
+        even = heads.shared("evenly", lambda: heads.over_queries(_evenly_on(heads, columns), only=later))
         ratios: dict[str, Ratio] = {}
         for place, name in enumerate(("sink", "sink_special")):
             ratios[name] = heads.over_queries(weight[..., place], only=later)
-            chance = even[:, None, :, place].expand(weight.shape[:-1])
-            ratios[f"{name}_chance"] = heads.over_queries(chance, only=later)
+            chance = even.total[:, place, None].expand(weight.shape[:2])
+            ratios[f"{name}_chance"] = Ratio(chance, even.count)
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -71,19 +71,20 @@ class Sink(Analysis):
 
 
 def _later(heads: HeadBatch) -> Tensor:
-    """The queries of which `sink` is a mean: in self attention not the first position."""
-    if heads.site is Site.CROSS:
-        return heads.queries
-    return (heads.positions > 0).expand_as(heads.queries)
+    """The queries of which `sink` is a mean, on the CPU: in self attention not the first position."""
+    later = heads.host_queries.clone()
+    later[:, : 0 if heads.site is Site.CROSS or heads.first_query else 1] = False
+    return later
 
 
 def _sinks(heads: HeadBatch) -> Tensor:
-    """The indicators of the first key, and of special tokens [b s 2]."""
-    special = heads.key_side.special
-    first = (torch.arange(special.shape[1], device=special.device) == 0).expand_as(special)
+    """The indicators of the first key, and of special tokens [b s 2], on the CPU."""
+    special = heads.host_sides[1].special
+    first = (torch.arange(special.shape[1]) == 0).expand_as(special)
     return torch.stack([first, special], dim=-1).to(heads.context.dtype)
 
 
 def _evenly_on(heads: HeadBatch, columns: Tensor) -> Tensor:
-    """What queries that look at all they see alike have on columns [b s n]: [b t n]."""
-    return heads.visible_on(columns) / heads.visible_on(torch.ones_like(columns)).clamp(min=1)
+    """What queries that look at all they see alike have on columns [b s n]: [b n t]."""
+    visible = heads.visible_on(torch.nn.functional.pad(columns, (0, 1), value=1.0))  # [b t n+1]
+    return (visible[..., :-1] / visible[..., -1:].clamp(min=1)).transpose(1, 2)

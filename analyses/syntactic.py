@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,7 @@ from headscope.bootstrap import Array, Estimate, Ratio, interval
 from headscope.config import PublishedLabelOptions, option
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus
+from headscope.distributed import upload
 from headscope.engine.base import (
     Aggregates,
     Analysis,
@@ -95,19 +96,19 @@ class Syntactic(Analysis):
     def read(self, corpus: Corpus) -> None:
         """With `relations` "all": the names of those that occur, sorted."""
         if self.options.relations == "all":
-            parses = (sentence.parse for sentence in corpus if sentence.parse)
+            parses = (parse for sentence in corpus for parse in (sentence.parse, sentence.target_parse) if parse)
             self.names = sorted({relation.relation for parse in parses for relation in parse.relations})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        if heads.key_side is not heads.batch.source or not heads.batch.aligned:
+        if not heads.batch.aligned_of(heads.key_side):
             return {}
-        plan = heads.of_batch.get("syntactic plan", heads.batch, lambda: _Plan(heads, self.names))
-        due, hits = plan.hits(heads)  # [n], [n h]
+        plan = heads.of_batch.get(f"{heads.site}/syntactic plan", heads.batch, lambda: _Plan(heads, self.names))
+        block = plan.block(heads)
+        hits = plan.hits(heads, block)  # [n h]
         b, h = heads.context.shape[:2]
         cells = torch.zeros(b, len(self.names) * 2, h, device=hits.device)
-        cells.view(-1, h).index_add_(0, plan.cell[due], hits)
-        instances = torch.bincount(plan.cell[due], minlength=plan.instances.numel()).view_as(plan.instances).float()
-        ratios = {"accuracy": Ratio(cells.transpose(1, 2), instances[:, None])}
+        cells.view(-1, h).index_add_(0, block.due[3], hits)
+        ratios = {"accuracy": Ratio(cells.transpose(1, 2), block.instances[:, None])}
         if not plan.counted:  # the same for every layer: kept once, at the first
             plan.counted = True
             ratios["offsets"] = Ratio(plan.offsets, plan.instances[:, :, None])
@@ -242,62 +243,108 @@ def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> list[str
     return [f"syntactic: the parses have no {', '.join(missing)} (relations are those of UD 2, without subtypes)"]
 
 
+class _Block(NamedTuple):
+    """What there is to do for a block of queries, which touch w words.
+
+    `mean` [b w q] averages over the queries of words; `begun` are the places among them of words that began before it,
+    `unfinished` of those that go on after it. `due` [4 n] are the instances whose word ends here: row, word (its place
+    among the w), end and cell; `instances` [b cells], on the CPU, count them.
+    """
+
+    mean: Tensor
+    begun: Tensor
+    unfinished: Tensor
+    due: Tensor
+    instances: Tensor
+
+
 class _Plan:
     """Index tensors of one batch: which subwords make which word, and which words are related.
 
     Words of the batch are laid out [b w], w up to the longest sentence; `n` counts relation instances in
-    both directions. Built once a batch and used for every layer.
+    both directions. Built once a batch, on the CPU, and used for every layer.
     """
 
     def __init__(self, heads: HeadBatch, names: Sequence[str]) -> None:
         self.counted = False
-        device = heads.context.device
-        aligned = heads.batch.aligned
+        aligned = heads.batch.aligned_of(heads.key_side)
         b, s = heads.key_side.ids.shape
         words = max([1, *(len(a.units) for a in aligned if a)])
-        member = np.zeros((b, words, s), dtype=np.float32)
+        member = torch.zeros(b, words, s)
         aligned_instances = [_instances(row, a, names) for row, a in enumerate(aligned) if a is not None]
         instances = np.concatenate([*aligned_instances, np.empty((0, 4), dtype=np.int64)])  # [n 4]: row, cell, from, to
         for line, a in enumerate(aligned):
             for word, subwords in enumerate(a.units if a else ()):
                 member[line, word, subwords] = 1.0
-        self.member = torch.from_numpy(member).to(device)  # [b w s]
-        self.mean = self.member / self.member.sum(-1, keepdim=True).clamp(min=1)
-        row, cell, start, end = (torch.from_numpy(column).to(device) for column in instances.T)
-        self.row, self.start, self.end = row, start, end
-        cells = 2 * len(names)
-        self.cell = row * cells + cell
-        self.is_word = self.member.any(dim=-1)  # [b w]
+        self.mean = member / member.sum(-1, keepdim=True).clamp(min=1)  # [b w s]
+        self.row, cell, self.start, self.end = torch.from_numpy(instances).unbind(dim=1)
+        self.cells = 2 * len(names)
+        self.cell = self.row * self.cells + cell
+        is_word = member.any(dim=-1)  # [b w]
         # the first and the last query of every word [b w]
-        self.first = torch.where(self.is_word, self.member.argmax(dim=-1), s)
-        self.last = torch.where(self.is_word, s - 1 - self.member.flip(-1).argmax(dim=-1), -1)
-        self.begun = (self.start[:0], self.member[:0])
-        self.instances = torch.bincount(self.cell, minlength=b * cells).view(b, cells).float()
+        self.first = torch.where(is_word, member.argmax(dim=-1), s)
+        self.last = torch.where(is_word, s - 1 - member.flip(-1).argmax(dim=-1), -1)
+        self.instances = self._count(self.cell, 1)[..., 0]
         reach = 2 * REACH + 1
-        offset = (end - start).clamp(-REACH, REACH) + REACH
-        self.offsets = torch.bincount(self.cell * reach + offset, minlength=b * cells * reach)
-        self.offsets = self.offsets.view(b, cells, reach).float()
+        offset = (self.end - self.start).clamp(-REACH, REACH) + REACH
+        self.offsets = self._count(self.cell * reach + offset, reach)
+        self.blocks: dict[tuple[int, int], _Block] = {}
+        self.begun = member[:0]
+        device, dtype = heads.context.device, heads.context.dtype
+        self.member = upload(member.to(dtype), device)  # [b w s]
+        self.no_word = upload(~is_word, device)[:, None, None]  # [b 1 1 w]
 
-    def hits(self, heads: HeadBatch) -> tuple[Tensor, Tensor]:
-        """The instances whose word ends among these queries [n], and whether it points at its partner [n h].
+    def _count(self, numbers: Tensor, each: int) -> Tensor:
+        """How many instances have each number: [b cells each]."""
+        b = len(self.mean)
+        return torch.bincount(numbers, minlength=b * self.cells * each).view(b, self.cells, each).float()
+
+    def block(self, heads: HeadBatch) -> _Block:
+        """What the queries of these heads are of: the same for all layers."""
+        queries = slice(heads.first_query, heads.first_query + heads.queries.shape[1])
+        key = (queries.start, queries.stop)
+        if key not in self.blocks:
+            self.blocks[key] = self._block(queries, heads.context)
+        return self.blocks[key]
+
+    def _block(self, queries: slice, like: Tensor) -> _Block:
+        touched = self._words((self.first < queries.stop) & (self.last >= queries.start))  # [w]
+        begun, unfinished = (
+            torch.searchsorted(touched, self._words((self.first < at) & (self.last >= at)))
+            for at in (queries.start, queries.stop)
+        )
+        last = self.last[self.row, self.start]
+        due = ((last >= queries.start) & (last < queries.stop)).nonzero()[:, 0]
+        word = torch.searchsorted(touched, self.start[due])
+        places = torch.stack([self.row[due], word, self.end[due], self.cell[due]])
+        return _Block(
+            upload(self.mean[:, touched, queries].to(like.dtype), like.device),
+            upload(begun, like.device),
+            upload(unfinished, like.device),
+            upload(places, like.device),
+            self._count(self.cell[due], 1)[..., 0],
+        )
+
+    @staticmethod
+    def _words(occurring: Tensor) -> Tensor:
+        """The words [w] that occur in any sentence."""
+        return occurring.any(dim=0).nonzero()[:, 0]
+
+    def hits(self, heads: HeadBatch, block: _Block) -> Tensor:
+        """Whether the word of each instance that ends in the block points at its partner [n h].
 
         Weights are word-level ones. Of a word that goes on in the next block of queries what there is so far is kept.
         """
-        queries = slice(heads.first_query, heads.first_query + heads.queries.shape[1])
-        touched = ((self.first < queries.stop) & (self.last >= queries.start)).any(dim=0).nonzero()[:, 0]  # [w]
-        to_words = torch.einsum("bhts,bws->bhtw", heads.weights, self.member.to(heads.weights.dtype))
-        mean = self.mean[:, touched, queries].to(heads.weights.dtype)
-        words = torch.einsum("bhtv,bwt->bhwv", to_words, mean)  # [b h w v]
-        if queries.start:
-            begun, sums = self.begun
-            words.index_add_(2, torch.searchsorted(touched, begun), sums)
-        unfinished = ((self.first < queries.stop) & (self.last >= queries.stop))[:, touched].any(dim=0)  # [w]
-        self.begun = (touched[unfinished], words[:, :, unfinished])
-        _, argmax_position = max_and_position(words.masked_fill(~self.is_word[:, None, None, :], -1.0))  # [b h w]
-        last = self.last[self.row, self.start]
-        due = ((last >= queries.start) & (last < queries.stop)).nonzero()[:, 0]
-        row, start = self.row[due], torch.searchsorted(touched, self.start[due])
-        return due, (argmax_position[row, :, start] == self.end[due, None]).float()
+        to_words = torch.einsum("bhts,bws->bhtw", heads.weights, self.member)
+        words = torch.einsum("bhtv,bwt->bhwv", to_words, block.mean)  # [b h w v]
+        if len(block.begun):
+            words.index_add_(2, block.begun, self.begun)
+        if len(block.unfinished):
+            self.begun = words.index_select(2, block.unfinished)
+        _, argmax_position = max_and_position(words.masked_fill(self.no_word, -1.0))  # [b h w]
+        row, word, end, _ = block.due
+        found: Tensor = argmax_position[row, :, word] == end[:, None]
+        return found.float()
 
 
 def _instances(row: int, aligned: Aligned, names: Sequence[str]) -> np.ndarray[Any, np.dtype[np.int64]]:

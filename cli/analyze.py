@@ -9,28 +9,33 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.options import made_of, option_of, read, value_of
+from headscope.cli.typed import typed_text
 from headscope.config import AnalyzeConfig
 from headscope.config.analyze import ANALYSES
 from headscope.engine.declarations import analysis_options
 
 if TYPE_CHECKING:
-    from headscope.api.analysis import Finished
+    from headscope.api.analysis import FinishedRun
 
 
 ANALYSIS_OPTIONS = analysis_options()
 """Options that analyses declare, each in its own file."""
+MORE = [option_of(option.field, option.type, ANALYSES) for option in ANALYSIS_OPTIONS.values()]
 
 
-@made_of(AnalyzeConfig, more=[option_of(option.field, option.type, ANALYSES) for option in ANALYSIS_OPTIONS.values()])
+@made_of(AnalyzeConfig, more=MORE, typed=("source", "target"))
 def analyze(values: Mapping[str, Any], *, json: bool) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass.
 
-    Writes heads.csv (a row per head), a table per analysis, run.json and figures.
+    Writes heads.csv (a row per head), a table per analysis, run.json and figures. With --source - it measures the
+    sentences that are typed or piped in, and writes the page of their attention too.
     """
     from headscope.api.analysis import run_analysis
 
     own = {name: value_of(option.field, option.type, values[name]) for name, option in ANALYSIS_OPTIONS.items()}
-    finished = run_analysis(read(AnalyzeConfig, values, analysis_options=own), progress=console.progress)
+    typed = typed_text(values)
+    values = {**values, "report": True} if typed else values
+    finished = run_analysis(read(AnalyzeConfig, values, analysis_options=own), typed=typed, progress=console.progress)
     if not finished.main:
         return
     if json:
@@ -43,7 +48,7 @@ def analyze(values: Mapping[str, Any], *, json: bool) -> None:
         raise typer.Exit(130)
 
 
-def _as_json(finished: Finished) -> dict[str, Any]:
+def _as_json(finished: FinishedRun) -> dict[str, Any]:
     from headscope.results import ResultTable
 
     table = ResultTable("heads", finished.study.heads, finished.signature)
@@ -58,7 +63,7 @@ def _as_json(finished: Finished) -> dict[str, Any]:
     }
 
 
-def _show(finished: Finished) -> None:
+def _show(finished: FinishedRun) -> None:
     """The summary on the terminal: functions, the sharpest heads, what was left out and why."""
     from headscope.cli.summary import summary
 

@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from headscope.bounds import WHOLE
+from headscope.config.option import values_left_out
 from headscope.errors import ConfigError, HeadscopeError, one_line
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -26,6 +27,10 @@ NAMES_WIDTH = 30
 
 FIRST, LAST = ("Arguments", "Data"), ("Model and speed", "Output", "Options")
 """Headings that stand before all others, and after them."""
+ALL = "--help-all"
+"""Asks for the help with every option."""
+FEW = 16
+"""Options that --help shows without a choice."""
 NO_LIMIT = f"<={WHOLE}"
 """How typer says that a number may be as large as one can be."""
 
@@ -56,15 +61,23 @@ def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) ->
 
 
 def write_options(command: Any, context: Any, formatter: Any) -> None:
-    """Arguments and data first, what all commands have last, else the headings in the order of the declarations."""
+    """Arguments and data first, what all commands have last, else the headings in the order of the declarations.
+
+    Of many options those that are declared `common`, and how the others are asked for.
+    """
     sections: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.get_params(context):
-        if (row := row_of(parameter, context)) is not None:
+    parameters = command.get_params(context)
+    chosen = len(parameters) > FEW and not context.meta.get(ALL)
+    rare: set[str] = getattr(command.callback, "rare", set()) if chosen else set()
+    for parameter in parameters:
+        if parameter.name not in rare and (row := row_of(parameter, context)) is not None:
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             heading = getattr(parameter, "rich_help_panel", None) or kind
             sections.setdefault(heading, []).append(row)
     for heading in sorted(sections, key=_place):
         write_rows(formatter, heading, sections[heading])
+    if rare:
+        formatter.write(f"\n{len(rare)} more options: {context.command_path} {ALL}\n")
 
 
 def _place(heading: str) -> int:
@@ -159,6 +172,7 @@ class ListsOnce(PlainCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The arguments that are left; ConfigError for a list that is given more than once."""
+        args = list(self._with_values(ctx, args))
         if args or not self.no_args_is_help:
             given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
             for option in filter(_is_list, given):
@@ -166,6 +180,14 @@ class ListsOnce(PlainCommand):
                     name = max(option.opts, key=len)
                     raise ConfigError(f"{name} is given {count} times; give it once, as a list: {name} a,b,c")
         return super().parse_args(ctx, args)
+
+    def _with_values(self, ctx: Any, args: list[str]) -> Iterator[str]:
+        """The arguments, where an option whose value may be left out has one."""
+        values = {flag: values_left_out(each.metavar) for each in self.get_params(ctx) for flag in each.opts}
+        for argument, following in zip(args, [*args[1:], ""], strict=False):
+            yield argument
+            if values.get(argument) and following not in values[argument]:
+                yield values[argument][0]
 
 
 def _is_list(option: Any) -> bool:
@@ -229,7 +251,7 @@ def _memory(text: str) -> bool:
     return "can't allocate memory" in text or "out of memory" in text or "std::bad_alloc" in text
 
 
-HELP = ("--help", "-h")
+HELP = ("--help", "-h", ALL)
 
 
 class LazyGroup(PlainGroup):
@@ -287,6 +309,7 @@ def help_context(command: Any, name: str, arguments: Sequence[str], parent: Any 
     if not any(argument in HELP for argument in before_dashes):
         return None
     context = typer.Context(command, info_name=name, parent=parent, **SETTINGS)
+    context.meta[ALL] = ALL in before_dashes
     if not isinstance(command, PlainGroup) or not arguments or arguments[0].startswith("-"):
         return context if not isinstance(command, PlainGroup) or arguments[0] in HELP else None
     subcommand = command.get_command(context, arguments[0])

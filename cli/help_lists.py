@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from headscope.config.engines import engine_list, export_list, goal_list, quantization_list
-from headscope.engine.declarations import criterion_names, metric_names, objective_names, rankable_columns
+from headscope.engine.declarations import metric_names, objective_names
 from headscope.pruning.options.learn import learners
-
-
-def _ranked(*, directed: bool) -> list[str]:
-    return [name for name, column in rankable_columns().items() if bool(column.keep) is directed]
-
 
 LISTS: Mapping[str, Callable[[], list[str]]] = {
     "{objectives}": objective_names,
@@ -25,8 +20,6 @@ LISTS: Mapping[str, Callable[[], list[str]]] = {
     "{engines_later}": lambda: engine_list(later=True),
     "{quantizations}": quantization_list,
     "{goals}": goal_list,
-    "{directed}": lambda: sorted([*criterion_names(), *_ranked(directed=True)]),
-    "{undirected}": lambda: sorted(_ranked(directed=False)),
 }
 
 

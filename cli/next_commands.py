@@ -11,17 +11,15 @@ from headscope.config import Companions, TextFiles, ValidatedTextFiles
 from headscope.heads import Site
 
 if TYPE_CHECKING:
-    from headscope.api.analysis import Finished
+    from headscope.api.analysis import FinishedRun
     from headscope.pruning.removal.record import Removed
     from headscope.pruning.selection import Selection
 
 COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
 VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
-ANALYSED = (*TEXT, "clean", "corrupt", "answer", "parse", "max_sentences", "mask")
+ANALYSED = (*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", "max_sentences", "mask")
 STANZA = ("lang", "stanza_dir", "download")
-CHEAP = "gradient,taylor,lrp,contribution"
-"""Importances that take a few passes, whatever the model's size; those of `--importance` take heads out one by one."""
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
 
 
@@ -36,7 +34,7 @@ def command_line(*words: object, options: Mapping[str, Any] | None = None, names
     return shlex.join(typed)
 
 
-def after_analysis(finished: Finished) -> str:
+def after_analysis(finished: FinishedRun) -> str:
     """After the functions of heads their importance; then a ranking that takes out what the model needs least."""
     from headscope.cli.importance import LEVEL, main_measure
 
@@ -46,7 +44,7 @@ def after_analysis(finished: Finished) -> str:
         return ""
     main = main_measure(finished.study)
     if not main:
-        again = ("analyze", checkpoint, "--also", CHEAP, "--out", f"{folder}-importance")
+        again = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
         stanza = STANZA if options.get("parse") == "stanza" else ()
         return command_line(*again, options=options, names=(*ANALYSED, *stanza, *COMPANIONS, *_of_analyses(options)))
     table = finished.study.tables["importance"]

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import typer
 
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
-from headscope.config.option import check_options, declared_options, flag_of
+from headscope.config.option import check_options, declared_options, flag, flag_of, values_left_out
 from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
 
 C = TypeVar("C")
+STDIN = Path("-")
 Command = Callable[..., None]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
 
@@ -27,6 +28,9 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
         context.default_map = {**(context.default_map or {}), **options}
     return path
 
+
+RARE = "rare"
+"""Marks, in its annotation, an option that --help leaves to --help-all."""
 
 Config = Annotated[
     Path | None,
@@ -42,11 +46,16 @@ Config = Annotated[
 
 
 def made_of(
-    *classes: type[Any], more: Sequence[inspect.Parameter] = (), config: bool = True, json: bool = True
+    *classes: type[Any],
+    more: Sequence[inspect.Parameter] = (),
+    config: bool = True,
+    json: bool = True,
+    typed: tuple[str, ...] = (),
 ) -> Callable[[Command], Command]:
     """A command whose options are those of config classes, then `more`, and as a rule `--config` and `--json`.
 
-    The function gets a mapping of the options' values, of which `read` makes the configs, and `json`.
+    `typed` are texts that may be `-`: what is typed in. The function gets a mapping of the options' values, of which
+    `read` makes the configs, and `json`.
     """
     ending = [
         *([parameter("config", Config, None)] if config else []),
@@ -56,7 +65,7 @@ def made_of(
     def decorate(function: Command) -> Command:
         def command(**values: Any) -> None:
             check_config(values)
-            check_texts(values)
+            check_texts(values, typed=typed)
             values.pop("config", None)
             function(values, **({"json": values.pop("json")} if json else {}))
 
@@ -85,14 +94,18 @@ def check_config(values: Mapping[str, Any]) -> None:
             check_inputs(values[name], [Input(values["config"])])
 
 
-def check_texts(values: Mapping[str, Any]) -> None:
+def check_texts(values: Mapping[str, Any], *, typed: tuple[str, ...] = ()) -> None:
     """DataError for a text that is not there, before anything heavy is imported."""
     from headscope.files.reading import exists
 
     for entry in (*fields(ValidatedTextFiles), *fields(PromptFiles)):
         path = values.get(entry.name)
-        if isinstance(path, Path) and not exists(path):
-            raise DataError(f"there is no file {path}")
+        if not isinstance(path, Path) or exists(path) or (entry.name in typed and path == STDIN):
+            continue
+        if path == STDIN:
+            words = f"only {' and '.join(map(flag, typed))} read it" if typed else "only analyze and translate read it"
+            raise DataError(f"{flag(entry.name)} - would be stdin, and {words}; give a file")
+        raise DataError(f"there is no file {path}")
 
 
 def _is_argument(option: inspect.Parameter) -> bool:
@@ -115,6 +128,8 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
         default = default or None
     elif is_list or choices:
         kind = str
+    elif about.get("unset"):
+        kind, default = str, about["unset"]
     if is_list and isinstance(default, tuple):
         optional, default = optional or not default, ",".join(map(str, default)) or None
     metavar = about.get("metavar") or ("|".join(choices) or None)
@@ -128,7 +143,9 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
             metavar=metavar,
             rich_help_panel=about.get("panel") or panel,
         )
-    return parameter(entry.name, Annotated[kind | None if optional else kind, made], default)
+    kind = kind | None if optional else kind
+    annotation = Annotated[kind, made] if about["common"] else Annotated[kind, RARE, made]
+    return parameter(entry.name, annotation, default)
 
 
 def _kind(hint: Any) -> Any:
@@ -152,7 +169,9 @@ def value_of(entry: Field[Any], hint: Any, value: Any) -> Any:
     ConfigError where it is none.
     """
     kind = _kind(hint)
-    if value is None:
+    if values := values_left_out(entry.metadata.get("metavar")):
+        value = {"true": values[0], "false": entry.default}.get(str(value).lower(), value)
+    if value is None or value == (entry.metadata.get("unset") or None):
         return () if get_origin(hint) is tuple else None
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
@@ -175,6 +194,7 @@ def declared(function: Callable[..., None], parameters: Iterable[inspect.Paramet
     options = list(parameters)
     function.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     function.__annotations__ = {option.name: option.annotation for option in options}
+    function.rare = {option.name for option in options if RARE in get_args(option.annotation)}  # type: ignore[attr-defined]
     return function
 
 

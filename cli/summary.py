@@ -14,14 +14,14 @@ from headscope.heads import HeadId, Site
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from headscope.api.analysis import Finished
+    from headscope.api.analysis import FinishedRun
 
 MOST = 8
 RIGHT = ("heads", "confidence")
 """Columns of numbers, which stand on the right."""
 
 
-def summary(finished: Finished, *, following: bool = True) -> Iterator[Any]:
+def summary(finished: FinishedRun, *, following: bool = True) -> Iterator[Any]:
     """The parts of the summary, for a rich console; with `following` the command that could come next."""
     from rich.text import Text
 
@@ -51,7 +51,7 @@ def summary(finished: Finished, *, following: bool = True) -> Iterator[Any]:
     )
 
 
-def _function_answer(finished: Finished) -> Iterator[str]:
+def _function_answer(finished: FinishedRun) -> Iterator[str]:
     """How many heads have which functions."""
     study = finished.study
     if "labels" not in study.tables:
@@ -66,7 +66,7 @@ def _function_answer(finished: Finished) -> Iterator[str]:
         yield f"{weak} more labels lack evidence; labels.csv says what is missing"
 
 
-def _functions(finished: Finished) -> Table:
+def _functions(finished: FinishedRun) -> Table:
     table = console.table(("function", "heads", "which"), title="heads by function", numbers=RIGHT)
     by_label: dict[str, list[HeadId]] = {}
     for head, labels in finished.study.labels.items():
@@ -79,7 +79,7 @@ def _functions(finished: Finished) -> Table:
     return table
 
 
-def _explained(finished: Finished) -> Table:
+def _explained(finished: FinishedRun) -> Table:
     """What explains the most of each head, heads of one group together, with the sentence of the clearest."""
     from headscope.description.sentences import mostly
 
@@ -96,7 +96,7 @@ def _explained(finished: Finished) -> Table:
     return table
 
 
-def _unsupported(finished: Finished) -> Table:
+def _unsupported(finished: FinishedRun) -> Table:
     """Labels that the estimates alone would give."""
     table = console.table(("head", "label", "missing"), title="not enough evidence", numbers=RIGHT)
     rows = [(head, text) for head, texts in finished.study.unsupported.items() for text in texts]
@@ -108,7 +108,7 @@ def _unsupported(finished: Finished) -> Table:
     return table
 
 
-def _sharpest(finished: Finished) -> Table:
+def _sharpest(finished: FinishedRun) -> Table:
     """The most confident heads with their intervals and functions."""
     table = console.table(("head", "confidence", "95 %", "functions"), title="most confident heads", numbers=RIGHT)
     ranked = finished.study.heads.dropna(subset=["confidence"])
@@ -131,7 +131,7 @@ def _sharpest(finished: Finished) -> Table:
     return table
 
 
-def _rankings(finished: Finished) -> Table:
+def _rankings(finished: FinishedRun) -> Table:
     """The rankings, the most faithful first; `chance` is the mean area of random orders ± its standard deviation."""
     title = "rankings by faithfulness: area between removing the most and the least important heads first"
     columns = ("", "ranking", "most important", "area", "95 %", "chance", "CPR", "CMD")
@@ -153,7 +153,7 @@ def _rankings(finished: Finished) -> Table:
     return table
 
 
-def _remarks(finished: Finished) -> Iterator[str]:
+def _remarks(finished: FinishedRun) -> Iterator[str]:
     study = finished.study
     yield f"{study.sentences} sentences, {len(study.heads)} heads, {finished.seconds:.1f} s in all"
     if study.streamed:

@@ -34,9 +34,10 @@ class Going:
         "Go on with the run in DIR, exactly; options that are not given are those it has. Another --max-updates or "
         "--max-epochs moves its end, not its schedules. Begins one where there is none.",
         panel="Validation and checkpoints",
+        common=True,
     )
     force: bool = option(
-        False, "Replace the run of the same command in the output.", panel="Validation and checkpoints"
+        False, "Replace the run of the same command in the output.", panel="Validation and checkpoints", common=True
     )
 
 

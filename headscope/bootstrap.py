@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headscope.distributed import has_float64, upload
+from headscope.distributed import upload, widest
 
 GROUPS = 1024
 COARSE = 256
@@ -69,13 +69,14 @@ class GroupSums:
     def add(self, indices: Tensor, ratio: Ratio) -> None:
         """Add the ratio of one batch; `indices` [b], on the CPU, are the sentences' numbers in the corpus.
 
-        The sums are where the ratio is, and the host does not wait for them; those that take more than the budget are
-        on the CPU. Where a device has no float64, `lost` has what rounding in float32 took from `total`.
+        The sums are where the ratio's totals and its counts are, and the host does not wait for them; those that take
+        more than the budget are on the CPU. Where a device has no float64, `lost` has what rounding in float32 took
+        from `total`.
         """
         if self.used == 0:
             self._begin(ratio)
-        device = self.total.device
-        total, count = ratio.total.to(device), upload(ratio.count, device)
+        device, device_of_counts = self.total.device, self.count.device
+        total, count = ratio.total.to(device), upload(ratio.count, device_of_counts)
         if ratio.centred:
             self.whole_numbers = True
             width = max(total.shape[-1], self.total.shape[-1])
@@ -94,7 +95,7 @@ class GroupSums:
         if len(slots) == 1:
             self.count[int(slots)].add_(count[0])
         elif count.numel():
-            self.count.index_add_(0, upload(slots, device), count.to(self.count.dtype))
+            self.count.index_add_(0, upload(slots, device_of_counts), count.to(self.count.dtype))
 
     def _begin(self, ratio: Ratio) -> None:
         """Sums of nothing, of as many groups as the budget allows."""
@@ -103,11 +104,12 @@ class GroupSums:
         while self.groups > 2 and self.groups * cells * torch.float64.itemsize > self.budget:
             self.groups //= 2
         fits = self.groups * cells * torch.float64.itemsize <= self.budget
-        device = ratio.total.device if fits else torch.device("cpu")
-        wide = torch.float64 if has_float64(device) else torch.float32
-        self.total = torch.zeros(self.groups, *ratio.total.shape[1:], dtype=wide, device=device)
-        self.count = torch.zeros(self.groups, *ratio.count.shape[1:], dtype=wide, device=device)
-        self.lost = None if wide is torch.float64 else torch.zeros_like(self.total)
+        self.total, self.count = (self._zeros(part, on_cpu=not fits) for part in (ratio.total, ratio.count))
+        self.lost = None if self.total.dtype is torch.float64 else torch.zeros_like(self.total)
+
+    def _zeros(self, like: Tensor, *, on_cpu: bool) -> Tensor:
+        device = torch.device("cpu") if on_cpu else like.device
+        return torch.zeros(self.groups, *like.shape[1:], dtype=widest(device), device=device)
 
     def _add_compensated(self, slots: Tensor, values: Tensor) -> None:
         """Add in float32, and keep what rounding loses (Knuth's two-sum)."""

@@ -210,11 +210,25 @@ def upload(values: Tensor, device: torch.device) -> Tensor:
     return pinned.to(device, non_blocking=True)
 
 
+def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors on the CPU; the host waits once for those of a device that are of one type."""
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        alike.setdefault((tensor.device, tensor.dtype), []).append(number)
+    found = list(tensors)
+    for (device, _), numbers in alike.items():
+        if device.type != "cpu":
+            together = torch.cat([tensors[number].flatten() for number in numbers]).cpu()
+            parts = together.split([tensors[number].numel() for number in numbers])
+            for number, part in zip(numbers, parts, strict=True):
+                found[number] = part.view(tensors[number].shape)
+    return found
+
+
 @cache
-def has_float64(device: torch.device) -> bool:
-    """Whether a device computes in float64 (MPS does not)."""
+def widest(device: torch.device) -> torch.dtype:
+    """float64, or float32 where a device has no such numbers (MPS)."""
     try:
-        torch.zeros(1, dtype=torch.float64, device=device)
+        return torch.zeros(1, dtype=torch.float64, device=device).dtype
     except (TypeError, RuntimeError):
-        return False
-    return True
+        return torch.float32

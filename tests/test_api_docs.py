@@ -70,19 +70,9 @@ def test_every_block_of_the_page_runs(
     assert len(names["pruned"].heads) == 60 and len(names["each"]) == 9
     printed = capsys.readouterr().out
     assert "unknown analysis 'confidance'; did you mean 'confidence'" in printed
-    files = {
-        "bert",
-        "captions",
-        "heads.pdf",
-        "run",
-        "similarity.svg",
-        "small",
-        "converted",
-        "gates",
-        "trained",
-        "page.html",
-    }
-    assert {path.name for path in tmp_path.iterdir()} == files
+    assert {path.name for path in tmp_path.iterdir()} == {"bert", "captions", "api"}
+    files = {"heads.pdf", "run", "similarity.svg", "small", "converted", "gates", "trained", "page.html"}
+    assert {path.name for path in (tmp_path / "api").iterdir()} == files
 
 
 def test_the_page_names_everything_that_there_is() -> None:
@@ -108,6 +98,7 @@ def test_an_example_runs(
         "analyse_bert.py": ["nsubj", "m:confidence"],
         "remove_heads.py": ["all 72 heads: perplexity", "24 heads fewer by random"],
         "make_classifier.py": ["accuracy 0.88", "on 80 captions"],
+        "make_llama.py": ["perplexity", "on 40 captions"],
         "gate_heads.py": ["looks at", "without encoder-self.", "tensor(["],
     }[path.name]
     assert all(part in printed for part in expected), printed
@@ -135,7 +126,7 @@ VALID = dict.fromkeys(("valid_source", "valid_target", "valid_source2", "valid_l
 HUB = {"hub_name": "push_to", "hub_public": "public"}
 REFIT = {
     "compensate": "Refit.method",
-    **{name: f"Refit.{name}" for name in ("damping", "sequential", "objective", "anchor", "check")},
+    **{name: f"Refit.{name}" for name in ("damping", "sequential", "feed_forward", "objective", "anchor", "check")},
 }
 AFTER = ("tune_updates", "freeze", "lr", "schedule", "warmup", "label_smoothing", "clip", "valid_sentences")
 ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {

@@ -228,7 +228,7 @@ def test_a_model_in_memory_is_left_as_it_was(kind: str) -> None:
     target = texts if opened.checkpoint.two_sided else None
     before, noise = snapshot(model), torch.get_rng_state()
     assert len(set(before["modes"])) == 2
-    opened.analyze(texts, target=target, importance=True, shapley_samples=1, skip="lrp", bootstrap=5)
+    opened.analyze(texts, target=target, importance="all", shapley_samples=1, skip="lrp", bootstrap=5)
     ranking = opened.rank(by="gradient", text=texts, target=target)
     opened.remove(ranking.lowest(len(ranking) // 2)).sizes  # noqa: B018
     opened.evaluate(texts, target=target, metrics="perplexity", bootstrap=5)
@@ -251,7 +251,7 @@ def test_numbers_of_a_model_in_memory_are_those_of_its_files(tmp_path: Path) -> 
     tokenizer.save_pretrained(tmp_path / "files")
     model.train()
     on_disk, here = hs.load(tmp_path / "files", device="cpu"), hs.load(model, tokenizer=tokenizer)
-    studies = [each.analyze(sentences(), importance=True, skip="shapley", bootstrap=5) for each in (on_disk, here)]
+    studies = [each.analyze(sentences(), importance="all", skip="shapley", bootstrap=5) for each in (on_disk, here)]
     assert_frame_equal(studies[0].heads, studies[1].heads)
     checkpoint = studies[1].record["checkpoint"]
     assert checkpoint["path"] == "BertForMaskedLM in memory" and len(checkpoint["digest"]) == 64

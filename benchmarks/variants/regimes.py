@@ -82,7 +82,7 @@ def gate_steps(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     steps = int(early[0]["gate_steps"])
     return (
-        f"Gates of MAE have {steps} steps in a run, those of NoBCD {steps * MAE_EVERY}. After {steps} steps of both the "
+        f"Gates of MAE have {steps} steps in a run, those of NoBCD {steps * MAE_EVERY}. After {steps} of both the "
         f"entropy of MAE's encoder gates is {difference.shown(3)} nats from NoBCD's ({difference.pairs} pairs, p "
         f"{difference.p:.2g}; nobcd-gates.csv: means of the last sixty of these updates, of runs made again up to "
         "there).\n"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
@@ -19,9 +19,9 @@ from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.declarations import checked_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
-from headscope.engine.plan import analyze, chosen_analyses, conllu_file, run_options, with_stanza
+from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
 from headscope.engine.result import AnalysisResult
-from headscope.engine.run_files import ANALYSIS, PAGE, Description, describe_run, write_run
+from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
 from headscope.errors import OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -42,9 +42,11 @@ if TYPE_CHECKING:
 
     from headscope.engine.faithfulness.orders import Scores
 
+NOTHING: Mapping[str, Sequence[str]] = {}
+
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run that has been written; `main` is False in those of several processes that wrote nothing.
 
     `record` is what run.json says, `seconds` how long everything took: opening, passes, faithfulness, figures.
@@ -69,14 +71,17 @@ class Measurement:
     """
 
     study: AnalysisResult
-    description: Description | None
+    description: RunDescription | None
     pickles: Mapping[str, Any]
     examples: Sequence[Example] = ()
 
 
-def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> Finished:
+def run_analysis(
+    config: AnalyzeConfig, *, typed: Mapping[str, Sequence[str]] = NOTHING, progress: Progress = no_progress
+) -> FinishedRun:
     """Open checkpoint and corpus, measure, write `config.out`.
 
+    `typed` has sentences in the place of files: of `source`, and perhaps of `target`; run.json keeps them.
     An earlier run in `config.out` stays until the new one is complete. HeadscopeError for whatever the user can fix.
     Interrupted by Ctrl-C, it writes what was done (`complete` is then false), beside an earlier run if there is one.
     Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
@@ -85,27 +90,39 @@ def run_analysis(config: AnalyzeConfig, *, progress: Progress = no_progress) -> 
     with process_group() as processes:
         if not processes.main:
             check_folder(config.out, ANALYSIS, inputs=inputs, force=config.force)
-            return _run(config, processes, no_progress)
+            return _run(config, typed, processes, no_progress)
         with Build(config.out, ANALYSIS, inputs=inputs, force=config.force) as build:
-            return _run(config, processes, progress, build)
+            return _run(config, typed, processes, progress, build)
 
 
-def _run(config: AnalyzeConfig, processes: Processes, progress: Progress, build: Build | None = None) -> Finished:
+def _run(
+    config: AnalyzeConfig,
+    typed: Mapping[str, Sequence[str]],
+    processes: Processes,
+    progress: Progress,
+    build: Build | None = None,
+) -> FinishedRun:
     began = time.monotonic()
     chosen_analyses(config, prompts=config.clean is not None)
-    corpus = open_text(config.text, parses=conllu_file(config), max_sentences=config.max_sentences)
+    text = replace(config.text, **cast(Any, typed))  # lists are as good as files
+    corpus = open_text(
+        text, parses=conllu_file(config), target_parses=config.target_parse, max_sentences=config.max_sentences
+    )
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
     checkpoint = open_configured(config)
     corpus = with_labels(checkpoint, corpus, config.labels)
     if config.corrupt is not None and config.answer is not None:
         corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
-    measurement = measure_heads(checkpoint, corpus, config, command=sys.argv, processes=processes, progress=progress)
+    about = {"typed": typed} if typed else {}
+    measurement = measure_heads(
+        checkpoint, corpus, config, about=about, command=sys.argv, processes=processes, progress=progress
+    )
     if measurement.description is None or build is None:
-        return Finished(measurement.study, config.out, Signature({}), [], main=False)
+        return FinishedRun(measurement.study, config.out, Signature({}), [], main=False)
     measurement.study.seconds = time.monotonic() - began
     out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
-    return Finished(
+    return FinishedRun(
         measurement.study,
         out,
         measurement.description.signature,
@@ -135,11 +152,15 @@ def measure_heads(
     analyses = chosen_analyses(options, prompts=corpus.has_contrast)
     options = replace(options, analysis_options=checked_options(options.analysis_options))
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
-    batching = BatchingOptions(tokens=options.batch_tokens, limit=options.max_length, long=options.long)
+    batching = BatchingOptions(limit=options.max_length, long=options.long)
     limit = sentence_limit(checkpoint, batching)
     if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
         corpus = with_stanza(corpus, options, progress, processes)
     for_analyses = run_options(options, checkpoint, corpus, analyses, limit)
+    tokens, said = options.batch_tokens, ""
+    if tokens is None:
+        tokens, said = batch_tokens(checkpoint, corpus, analyses, for_analyses, batching, processes=processes)
+    options, batching = replace(options, batch_tokens=tokens), replace(batching, tokens=tokens)
     with masked(checkpoint.model, off), progress("analysing", corpus.count) as step:
         study = analyze(
             checkpoint,
@@ -152,17 +173,16 @@ def measure_heads(
             progress=step,
             processes=processes,
         )
+        study.remarks += [said] if said else []
         if not processes.main:
             return Measurement(study, None, {})
         if options.faithfulness and study.complete:
-            _try_rankings(study, checkpoint, corpus, options, for_analyses, analyses, limit, progress)
+            _try_rankings(study, checkpoint, corpus, options, for_analyses, analyses, batching, progress)
         pickles = {}
         if options.mhr_pickles and study.complete:
             batch = BatchSize(options.mhr_batch_size, options.mhr_max_tokens)
             text, sentences_read = corpus.counting()
-            pickles = mhr_pickles(
-                checkpoint, text, rows=options.mhr_rows, limit=limit, tokens=options.batch_tokens, size=batch
-            )
+            pickles = mhr_pickles(checkpoint, text, rows=options.mhr_rows, limit=limit, tokens=tokens, size=batch)
             study.sentences = study.sentences or sentences_read()  # analyses of weights read none
         kept = options.examples_kept if study.complete else 0
         sentences = short_examples(checkpoint, corpus, kept, limit=limit, off=off) if kept else []
@@ -198,7 +218,7 @@ def _try_rankings(
     config: AnalyzeOptions,
     options: RunOptions,
     analyses: list[type[Analysis]],
-    limit: int,
+    batching: BatchingOptions,
     progress: Progress,
 ) -> None:
     """Add the tables of `headscope.engine.faithfulness` to a study."""
@@ -221,19 +241,21 @@ def _try_rankings(
         replicates=config.bootstrap,
     )
     likelihood_options = LikelihoodOptions(
-        tokens=config.batch_tokens, limit=limit, long=config.long, hiding="random", seed=config.seed
+        tokens=batching.tokens,
+        limit=sentence_limit(checkpoint, batching),
+        long=config.long,
+        hiding="random",
+        seed=config.seed,
     )
 
     def again() -> pd.DataFrame:
         ranked = [cls for cls in analyses if ranks(cls)]
-        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
         with progress("analysing shuffled weights", corpus.count) as step:
             return analyze(checkpoint, corpus, analyses=ranked, options=options, batching=batching, progress=step).heads
 
     def criteria() -> dict[str, Scores]:
         if config.only:
             return {}
-        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
         return scores_by_criteria(ScoringContext(checkpoint, corpus, batching, options))
 
     comparison = try_rankings(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headscope.api.analysis import Finished, run_analysis
+from headscope.api.analysis import FinishedRun, run_analysis
 from headscope.assets import captions, demo_checkpoint, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.engine.run_files import ANALYSIS
@@ -43,7 +43,7 @@ DEMONSTRATION = OutputKind(
     ),
 )
 LEARN = 140  # captions that weights are refitted on; the others are for measuring
-EXPLAINED = 40  # sentences whose translations are explained: a backward pass for each of their tokens
+EXPLAINED = 200  # sentences whose translations are explained: a backward pass for each of their tokens
 MEASURE = "lrp"  # what heads of the translation model are ranked by
 SHARE = 0.5  # of the heads that stay
 ROUNDS = 2  # of timing
@@ -53,7 +53,7 @@ ROUNDS = 2  # of timing
 class Part:
     """A model that was measured and pruned; `scores` are of texts that had no part in it, before and after."""
 
-    analysis: Finished
+    analysis: FinishedRun
     choice: Selection
     removed: Removed
     scores: tuple[Evaluation, Evaluation] | None = None
@@ -109,7 +109,8 @@ def _run(out: Path, final: Path, progress: Progress) -> Demonstration:
 def _bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress) -> Part:
     """All heads on parsed sentences; half of them go by how well the others make up for them."""
     analysis = _analysed(
-        AnalyzeConfig(checkpoint=checkpoint, out=out / "bert", parse=str(text["parsed.conllu"])), progress
+        AnalyzeConfig(checkpoint=checkpoint, out=out / "bert", parse=str(text["parsed.conllu"]), also=("explained",)),
+        progress,
     )
     calibration: dict[str, Any] = {"source": text["calibration.en"], "valid_source": text["test.en"]}
     choice = run_ranking(
@@ -128,9 +129,10 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
             source=captions("en"),
             target=captions("de"),
             parse=str(captions("conllu")),
+            target_parse=captions("de.conllu"),
             analysis_options={"alignments": captions("align")},
             max_sentences=EXPLAINED,
-            also=("lrp",),
+            also=("lrp", "explained"),
         ),
         progress,
     )
@@ -152,7 +154,7 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
     return Part(analysis, choice, removed, (before, after))
 
 
-def _analysed(config: AnalyzeConfig, progress: Progress) -> Finished:
+def _analysed(config: AnalyzeConfig, progress: Progress) -> FinishedRun:
     finished = run_analysis(replace(config, examples=6), progress=progress)
     if not finished.study.complete:
         raise KeyboardInterrupt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import ref
 
 from headscope.api.evaluation import ScoredModel
@@ -66,7 +66,7 @@ class Model(ScoredModel):
         answer: AnswerList | None = None,
         parse: PathName | None = None,
         only: str | Iterable[str] | None = None,
-        importance: bool = False,
+        importance: bool | Literal["none", "cheap", "all"] = "none",
         mask: Heads | None = None,
         out: PathName | None = None,
         figures: bool = True,
@@ -89,7 +89,8 @@ class Model(ScoredModel):
         only: names of analyses or groups of them; default: all that are cheap and fit. `skip` and `also` are further
             options, as are all that `headscope.config.AnalyzeOptions` lists (`max_sentences`, `seed`, `objective`, …)
             and all that analyses declare (`relations`, `rules`, …).
-        importance: measure also how much the model relies on each head.
+        importance: measure also how much the model relies on each head: True (or "cheap") by what takes a few passes,
+            "all" also by what takes heads out one by one.
         mask: heads that are masked.
         out: a folder to write the files of the run into, with `figures`; it must be empty unless `force` is given.
         progress: True shows a bar; a function is called as `progress(what, done, total)`.
@@ -98,6 +99,8 @@ class Model(ScoredModel):
         CheckpointError, each with one line, for whatever the caller can fix.
         """
         settings = {**options, "only": () if only is None else only, "importance": importance, "parse": parse}
+        if isinstance(importance, bool):
+            settings["importance"] = "cheap" if importance else "none"
         if clean is corrupt is answer is None:
             texts = texts_of(text, target, second=second, labels=labels)
         elif any(other is not None for other in (text, second, labels)):
@@ -153,8 +156,8 @@ class Model(ScoredModel):
         keep_lowest, keep_highest: which heads stay; default: as is agreed for the criterion, which `Ranking.direction`
             says. Columns without an agreed direction (`sink`, `distance`, …) need one of them.
         steps: how often heads are scored anew while some are taken out, each time that `Ranking.lowest` is asked.
-        allocate: how many heads each layer keeps: "global", "per-layer", "uniform", or "measured", as the loss says
-            once what is left is refitted.
+        allocate: how many heads each layer keeps: "global", "per-layer", "uniform", "per-group" (as many of each
+            group), or "measured", as the loss says once what is left is refitted.
         objective: what heads are judged by, a name of `--objective`; default: what fits the model.
         damping: ridge of criteria and allocations that refit, a share of the mean second moment.
         max_length, batch_tokens: subwords of a sentence, positions of a batch.
@@ -184,7 +187,7 @@ class Model(ScoredModel):
         heads: Heads | None = None,
         *,
         keep_only: Heads | None = None,
-        merge_kv: int | None = None,
+        merge_kv: int | Iterable[int] | None = None,
         merge_by: HeadScores | None = None,
         text: Text | None = None,
         target: Text | None = None,
@@ -203,8 +206,9 @@ class Model(ScoredModel):
 
         heads: names, or the result of `Ranking.lowest`.
         keep_only: instead, the heads that stay, of the sites that they are of.
-        merge_kv: instead, all heads stay, and the key/value heads of every layer become so many, each the mean of
-            several: of neighbours, or, with `merge_by`, of neighbours by these scores of heads (a mapping or a file).
+        merge_kv: instead, all heads stay, and the key/value heads of every layer (of each, by a number for each) become
+            so many, each the mean of several: of neighbours, or, with `merge_by`, of neighbours by these scores of
+            heads (a mapping or a file).
         text, target, second, labels: what both models are compared on, its first `max_sentences`; see `analyze`.
             Default: a sample that ships with headscope.
         refit: `hs.Refit(method="least-squares")` refits what is left of the output projections, in closed form, on

@@ -52,6 +52,8 @@ class AnalysisOptions(TypedDict, total=False):
     ig_steps: int
     direction: Literal["noising", "denoising"]
     eap_steps: int
+    vocabulary_directions: int
+    vocabulary_tokens: str | Iterable[str]
 
 
 class AnalyzeMore(AnalysisOptions, total=False):
@@ -64,6 +66,7 @@ class AnalyzeMore(AnalysisOptions, total=False):
     faithfulness_seeds: int
     faithfulness_bleu: bool
     objective: str
+    target_parse: PathName | None
     stanza_dir: PathName | None
     lang: str
     download: bool
@@ -73,7 +76,7 @@ class AnalyzeMore(AnalysisOptions, total=False):
     max_length: int | None
     long: Literal["truncate", "refuse"]
     max_sentences: int | None
-    batch_tokens: int
+    batch_tokens: int | None
     bootstrap: int
     seed: int
     detail: bool
@@ -94,7 +97,7 @@ class ShrinkMore(TypedDict, total=False):
     fraction: float | None
     max_drop: str | None
     by: str
-    allocate: Literal["global", "per-layer", "uniform", "measured"] | None
+    allocate: Literal["global", "per-layer", "uniform", "per-group", "measured"] | None
     sites: str | Iterable[str]
     compensate: str
     calibration_sentences: int

@@ -70,6 +70,8 @@ class Ranking:
             raise ConfigError(f"{count} heads cannot go; there are {removable} that may")
         if per_layer and uniform:
             raise ConfigError("per_layer and uniform both say how many heads each layer keeps; give one of them")
+        if self._gating.groups and (per_layer or uniform):
+            raise ConfigError("this ranking is by allocate='per-group', which says how many heads each layer keeps")
         asked = "uniform" if uniform else "per-layer" if per_layer else self._way.allocation
         keep = self._gating.heads - count
         try:
@@ -123,7 +125,8 @@ def ranking_of(
         raise ConfigError(f"objective {config.objective} means nothing for a ranking by {config.by}; leave it out")
     corpus = _corpus_of(checkpoint, texts, config, criterion, parse=None if parse is None else str(parse))
     safe = select_heads(config.protect, checkpoint.layout) if config.protect else []
-    gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe)
+    whole = config.allocate != "per-group"
+    gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe, whole_groups=whole)
     context = context_of(config, OpenedSelection(checkpoint, gating, corpus, None, 0))
     table = None if study is None else _table_of(study, checkpoint)
     scoring = scoring_of(config, context, heads=None if table is None else lambda: table, parsed=parse is not None)

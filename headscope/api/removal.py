@@ -128,7 +128,8 @@ def shrunk_model(
         corpus = text.corpus(checkpoint, max_sentences=config.max_sentences)
         valid = None if held_out.empty else held_out.corpus(checkpoint, max_sentences=config.valid_sentences)
         safe = select_heads(config.protect, checkpoint.layout) if config.protect else []
-        gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe)
+        whole = config.allocation != "per-group"
+        gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe, whole_groups=whole)
         limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
         selection = OpenedSelection(checkpoint, gating, corpus, None, limit)
         opened = opened_with(config, config.out, selection, valid, (text.source, text.target))
@@ -152,19 +153,20 @@ def going(checkpoint: Checkpoint, heads: Heads | None, *, keep_only: Heads | Non
     return [] if heads is None else head_ids_of(heads, checkpoint.layout)
 
 
-def merge_of(checkpoint: Checkpoint, count: int | None, scores: HeadScores | None) -> Merge | None:
+def merge_of(checkpoint: Checkpoint, count: int | Iterable[int] | None, scores: HeadScores | None) -> Merge | None:
     """How key/value heads are merged; None where heads are removed."""
     if count is None:
         if scores is not None:
             raise ConfigError("merge_by says which key/value heads merge_kv merges; give that too")
         return None
+    counts = (count,) if isinstance(count, int) else tuple(count)
     if isinstance(scores, (str, PathLike)):
-        return Merge(count, read_scores(Path(scores), checkpoint.layout)[1])
+        return Merge(counts, read_scores(Path(scores), checkpoint.layout)[1])
     numbers = {} if scores is None else scores
     if not isinstance(numbers, Mapping) or not all(isinstance(number, Real) for number in numbers.values()):
         raise wrong_type("merge_by", scores, "a number for each head, {'decoder-self.0.1': 0.5}, or a file of scores")
     by_head = {HeadId.parse(str(head)): float(score) for head, score in numbers.items()}
-    return Merge(count, None if scores is None else by_head)
+    return Merge(counts, None if scores is None else by_head)
 
 
 class OldRefit(TypedDict, total=False):

@@ -73,7 +73,12 @@ class Texts:
         return self.source is None and self.labels is None
 
     def corpus(
-        self, checkpoint: Checkpoint | None = None, *, parse: str | None = None, max_sentences: int | None = None
+        self,
+        checkpoint: Checkpoint | None = None,
+        *,
+        parse: str | None = None,
+        target_parse: Path | None = None,
+        max_sentences: int | None = None,
     ) -> Corpus:
         """Check the text and open it, with the labels that a `checkpoint` should predict.
 
@@ -86,7 +91,10 @@ class Texts:
             )
         if parse is not None and (self.second is not None or self.pairs):
             raise ConfigError(f"parse={parse!r}: parses are of one text a line; leave out second and pairs")
-        corpus = open_text(cast(TextFiles, self), parses=parses, max_sentences=max_sentences)  # lists are as good
+        if target_parse is not None and self.target is None:
+            raise ConfigError(f"target_parse={str(target_parse)!r} has parses of the target; give that too")
+        files = cast(TextFiles, self)  # lists are as good
+        corpus = open_text(files, parses=parses, target_parses=target_parse, max_sentences=max_sentences)
         if checkpoint is None:
             return corpus
         if self.corrupt is not None and self.answer is not None:

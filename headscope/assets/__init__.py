@@ -16,7 +16,8 @@ def sample(kind: str) -> Path:
 def captions(kind: str) -> Path:
     """Path of the captions: `en` and `de` (240 lines each), of the kind that the trained model translates.
 
-    `conllu` has parses of the English side, as a parser made them, `align` links of words as an aligner made them.
+    `conllu` and `de.conllu` have parses of the two sides, as parsers made them, `align` links of words as an aligner
+    made them.
     """
     return _path(f"captions.{kind}")
 

@@ -80,7 +80,7 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
     except CheckpointError as error:
         return str(error)
     with torch.enable_grad(), eval_mode(checkpoint.model), frozen_parameters(checkpoint.model, trainable=True):
-        probe = _Probe()
+        probe = _ReadoutProbe()
         with probe.hooks(checkpoint, layer), without_saved_tensors():
             logits = checkpoint.logits(_probe(checkpoint)).detach()
     factor = proportion(_varying(logits), _varying(probe.final.detach() @ weight.T))
@@ -98,7 +98,7 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
 
 
 @dataclass
-class _Probe:
+class _ReadoutProbe:
     """What hooks record: norms with inputs and outputs, graph nodes of attention outputs, the final state."""
 
     norms: ObservedNorms = field(default_factory=list)
@@ -160,7 +160,7 @@ def _probe(checkpoint: Checkpoint) -> Batch:
     return Batch(torch.zeros(1, dtype=torch.long), 0, text, text if checkpoint.two_sided else None)
 
 
-def _direct(probe: _Probe, x: Tensor) -> str | None:
+def _direct(probe: _ReadoutProbe, x: Tensor) -> str | None:
     """None where every attention output is reached from x through additions alone, else the reason."""
     reached, waiting = set(), [x.grad_fn]
     while waiting:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from headscope.bounds import WHOLE
 from headscope.config.inputs import (
     DATA,
     MODEL,
@@ -33,19 +34,39 @@ class AnalyzeOptions(TextOptions):
     (`headscope.engine.declarations.checked_options`).
     """
 
+    batch_tokens: int | None = option(
+        None,
+        "Token positions in a batch; auto: 2048 on a CPU, on an accelerator as many as its memory allows.",
+        metavar="N|auto",
+        panel=MODEL,
+        minimum=1,
+        maximum=WHOLE,
+        unset="auto",
+    )
     only: tuple[str, ...] = option(
         (),
         "Run only these analyses, comma-separated; `headscope show CKPT` lists them.",
         metavar="NAMES",
         panel=ANALYSES,
+        common=True,
     )
     skip: tuple[str, ...] = option((), "Leave these analyses out.", metavar="NAMES", panel=ANALYSES)
-    also: tuple[str, ...] = option((), "Run these beside the default ones.", metavar="NAMES", panel=ANALYSES)
-    importance: bool = option(False, "Add every importance: how much the model needs a head.", panel=ANALYSES)
+    also: tuple[str, ...] = option(
+        (), "Run these beside the default ones.", metavar="NAMES", panel=ANALYSES, common=True
+    )
+    importance: Literal["none", "cheap", "all"] = option(
+        "none",
+        "Add how much the model needs a head: by what takes a few passes, or by all that measures it, with ablation, "
+        "Shapley values and integrated gradients, which take hundreds.",
+        metavar="[cheap|all]",
+        panel=ANALYSES,
+        common=True,
+    )
     faithfulness: bool = option(
         False,
         "Test the rankings: remove heads in each order and see which harms. Adds --importance unless --only.",
         panel=ANALYSES,
+        common=True,
     )
     faithfulness_steps: int = option(
         10, "Steps of these removals.", metavar="N", panel=ANALYSES, minimum=2, maximum=10_000
@@ -63,6 +84,13 @@ class AnalyzeOptions(TextOptions):
         "absent.",
         metavar="stanza|FILE",
         panel=DATA,
+        common=True,
+    )
+    target_parse: Path | None = option(
+        None,
+        "Dependency parses of the translations: a CoNLL-U file.",
+        metavar="FILE",
+        panel=DATA,
     )
     stanza_dir: Path | None = option(
         None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", panel=DATA
@@ -77,7 +105,9 @@ class AnalyzeOptions(TextOptions):
     )
     keep_special: bool = option(False, "Count special tokens (start, end) as queries and keys too.", panel=ANALYSES)
     detail: bool = option(False, "Also write every sentence's values.", panel=OUTPUT)
-    report: bool = option(False, "Also write report.html: everything in one page, for a browser.", panel=OUTPUT)
+    report: bool = option(
+        False, "Also write report.html: everything in one page, for a browser.", panel=OUTPUT, common=True
+    )
     examples: int | None = option(
         None,
         "Keep the attention on the first N short sentences, for the page; default: 12 with --report, or 0.",
@@ -135,14 +165,30 @@ class AnalyzeOptions(TextOptions):
 class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     """The options of `headscope analyze`; the text is `source`, or `clean`."""
 
+    source: Path | None = option(
+        None,
+        "Text, one sentence a line (.gz too); - reads what is typed or piped in, and writes the page too.",
+        metavar="FILE|-",
+        panel=DATA,
+    )
+    target: Path | None = option(
+        None,
+        "Translations of the lines, for models with an encoder and a decoder; - beside --source -.",
+        metavar="FILE|-",
+        panel=DATA,
+    )
     out: Path = option(help="Directory for the results.", metavar="DIR", panel=OUTPUT, written=True)
     figures: bool = option(True, "Draw the standard figures.", panel=OUTPUT)
-    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+    force: bool = option(
+        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.parse is not None and (self.source2 is not None or self.pairs):
             raise ConfigError(f"--parse {self.parse}: parses are of one text a line; leave out --source2 and --pairs")
+        if self.target_parse is not None and self.target is None:
+            raise ConfigError(f"--target-parse {self.target_parse} has parses of the target; give --target FILE too")
         self.check_prompts(source=self.source, source2=self.source2, pairs=self.pairs, labels=self.labels)
         has_text = self.source is not None or self.labels is not None or self.clean is not None
         if not has_text and (self.parse is None or self.parse == "stanza"):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headscope.config.inputs import OUTPUT, CheckpointOptions, OneExpert, SearchOptions, TextFiles, TextOptions
+from headscope.bounds import WHOLE
+from headscope.config.inputs import MODEL, OUTPUT, CheckpointOptions, OneExpert, SearchOptions, TextFiles, TextOptions
 from headscope.config.option import option
 from headscope.errors import ConfigError
 
@@ -21,12 +22,14 @@ class EvaluateOptions(OneExpert, SearchOptions, TextOptions):
     something without those that compare states with the intact model's.
     """
 
+    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     metrics: tuple[str, ...] = option(
         (),
         "{metrics}. Default: all that fit; those that compare states with the intact model's for encoders without a "
         "head and with --against.",
         metavar="NAMES",
         panel=SCORES,
+        common=True,
     )
     text: Literal["raw", "tokenised-lowercase"] = option(
         "raw", "BLEU and chrF of detokenised text as it is, or of tokenised text whatever its case.", panel=SCORES
@@ -41,6 +44,7 @@ class EvaluateOptions(OneExpert, SearchOptions, TextOptions):
         "Switch off each head in turn. Default metrics: all that need no translation, all heads in one pass; bleu and "
         "chrf translate the whole text for every head, which is slow.",
         panel=EACH,
+        common=True,
     )
     heads: str | None = option(None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", panel=EACH)
 
@@ -60,12 +64,20 @@ class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
         "else CKPT itself without --mask.",
         metavar="CKPT",
         panel=SCORES,
+        common=True,
     )
-    out: Path | None = option(None, "Write the table of all heads.", metavar="FILE.csv", panel=EACH, written=True)
+    out: Path | None = option(
+        None, "Write the table of all heads.", metavar="FILE.csv", panel=EACH, written=True, common=True
+    )
     per_sentence: Path | None = option(
-        None, "Write sentence, tokens, nll (nats), hypothesis.", metavar="FILE.csv", panel=OUTPUT, written=True
+        None,
+        "Write sentence, tokens, nll (nats), hypothesis.",
+        metavar="FILE.csv",
+        panel=OUTPUT,
+        written=True,
+        common=True,
     )
-    force: bool = option(False, "Replace an earlier result.", panel=OUTPUT, identity=False)
+    force: bool = option(False, "Replace an earlier result.", panel=OUTPUT, identity=False, common=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,7 +43,7 @@ class CheckpointOptions(Companions):
     checkpoint: str = option(
         help="Checkpoint: a file, a directory or a hub id (owner/name).", metavar="CKPT", argument=True, identity=False
     )
-    device: str = option("auto", "auto, cpu, cuda or mps.", panel=MODEL, identity=False)
+    device: str = option("auto", "auto, cpu, cuda or mps.", panel=MODEL, identity=False, common=True)
     dtype: str = option(
         "auto", "auto (as stored; float32 on a CPU), float32, float64, bfloat16 or float16.", panel=MODEL
     )
@@ -73,9 +73,13 @@ class CheckpointOptions(Companions):
 class TextFiles:
     """The text of a command."""
 
-    source: Path | None = option(None, "Text, one sentence a line (.gz too).", metavar="FILE", panel=DATA)
+    source: Path | None = option(None, "Text, one sentence a line (.gz too).", metavar="FILE", panel=DATA, common=True)
     target: Path | None = option(
-        None, "Translations of the lines, for models with an encoder and a decoder.", metavar="FILE", panel=DATA
+        None,
+        "Translations of the lines, for models with an encoder and a decoder.",
+        metavar="FILE",
+        panel=DATA,
+        common=True,
     )
     source2: Path | None = option(
         None, "Encoders: the other text of every pair, line by line.", metavar="FILE", panel=DATA
@@ -87,6 +91,7 @@ class TextFiles:
         "tag a line), which are the text where --source is absent.",
         metavar="FILE",
         panel=DATA,
+        common=True,
     )
 
 
@@ -120,9 +125,9 @@ class ValidatedTextFiles(TextFiles):
     """A text, and another one that results are measured on, whose files are those of `TextFiles`."""
 
     valid_source: Path | None = option(
-        None, "Text to measure the result on; default: the start of --source.", metavar="FILE", panel=DATA
+        None, "Text to measure the result on; default: the start of --source.", metavar="FILE", panel=DATA, common=True
     )
-    valid_target: Path | None = option(None, "Its translation.", metavar="FILE", panel=DATA)
+    valid_target: Path | None = option(None, "Its translation.", metavar="FILE", panel=DATA, common=True)
     valid_source2: Path | None = option(None, "The other text of its pairs, as --source2.", metavar="FILE", panel=DATA)
     valid_labels: Path | None = option(None, "Its classes or tags, as --labels.", metavar="FILE", panel=DATA)
 
@@ -157,6 +162,7 @@ class MaskedHeads:
         "Heads to switch off: decoder-self.1.3,cross.0.*, or a file with a name a line.",
         metavar="LIST",
         panel=MODEL,
+        common=True,
     )
 
 
@@ -181,8 +187,9 @@ class TextOptions(MaskedHeads):
         None, "Subwords a sentence may have; default 512 or the model's limit.", panel=DATA, minimum=2
     )
     long: Literal["truncate", "refuse"] = option("truncate", "What happens to longer sentences.", panel=DATA)
-    max_sentences: int | None = option(None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE)
-    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
+    max_sentences: int | None = option(
+        None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE, common=True
+    )
     bootstrap: int = option(1000, "Resamples for the 95 % intervals.", panel=OUTPUT, minimum=2, maximum=RESAMPLES)
     seed: int = option(1, "Seed of the bootstrap and of all that is drawn.", panel=MODEL, minimum=0, maximum=SEED)
 
@@ -194,7 +201,9 @@ class TextOptions(MaskedHeads):
 class SearchOptions:
     """How translations are found; None: as the checkpoint says."""
 
-    beam: int | None = option(None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM)
+    beam: int | None = option(
+        None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM, common=True
+    )
     lenpen: float | None = option(
         None, "Power of the length penalty; default: the checkpoint's.", panel=SEARCH, maximum=POWER
     )

@@ -25,26 +25,30 @@ def option(
     panel: str | None = None,
     name: str = "",
     argument: bool = False,
+    common: bool = False,
     repeat: bool = False,
     minimum: float | None = None,
     maximum: float | None = None,
     refuse_idle: bool = False,
     written: bool = False,
     identity: bool = True,
+    unset: str = "",
 ) -> Any:
     """A field of an options class; it becomes `--the-name`, the TOML key `the-name` and a keyword of the API.
 
     Types that an option may have: bool, int, float, str, Path, Literal, any of them `| None`, and
     `tuple[int, ...]`, `tuple[float, ...]`, `tuple[str, ...]`, which are written with commas. Without a default it
     must be given. `panel` is the heading in --help (default: that of what has the option), `name` the option's name
-    where it is not the field's (`from` of `run`); an `argument` has none. Values of a tuple that may `repeat` are given
-    one by one, not with commas. `minimum` and `maximum` bound numbers. With
-    `refuse_idle` a value is refused, not ignored, in a run of which nothing has the option. A path that is `written` is
-    an output; every other path is an input, which no output replaces. `identity` False: it does not change what is
-    computed, only where, how fast, or what is kept.
+    where it is not the field's (`from` of `run`); an `argument` has none. Where a command has many options, --help has
+    those that are `common` or must be given, --help-all the others too. Values of a tuple that may `repeat` are given
+    one by one, not with commas. `minimum` and `maximum` bound numbers. With `refuse_idle` a value is refused, not
+    ignored, in a run of which nothing has the option. A path that is `written` is an output; every other path is an
+    input, which no output replaces. `identity` False: it does not change what is computed, only where, how fast, or
+    what is kept. `unset` is a word that says the default None of a number.
     """
     about: dict[str, Any] = {"help": help, "metavar": metavar, "panel": panel, "name": name, "argument": argument}
-    about |= {"repeat": repeat, "minimum": minimum, "maximum": maximum, "refuse_idle": refuse_idle}
+    about["common"] = common or argument or default is MISSING
+    about |= {"repeat": repeat, "minimum": minimum, "maximum": maximum, "refuse_idle": refuse_idle, "unset": unset}
     return field(default=default, metadata={**about, "written": written, "identity": identity and not written})
 
 
@@ -121,6 +125,11 @@ def check_options(options: Any) -> None:
 def flag_of(entry: Field[Any]) -> str:
     """An option as the command line has it."""
     return flag(entry.metadata.get("name") or entry.name)
+
+
+def values_left_out(metavar: str | None) -> list[str]:
+    """Values of an option that may be given without one, the one that is meant then first: `[cheap|all]`."""
+    return metavar.strip("[]").split("|") if metavar and metavar.startswith("[") else []
 
 
 def flag(name: str) -> str:

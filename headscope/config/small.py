@@ -46,15 +46,16 @@ class ListConfig:
 class TranslateConfig(OneExpert, SearchOptions, MaskedHeads, CheckpointOptions):
     """The options of `headscope translate`."""
 
-    greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH)
+    greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH, common=True)
     nbest: int = option(
         1,
         "Translations of each line; each is then written behind the line's number and a tab, from 0.",
         panel=OUTPUT,
         minimum=1,
+        common=True,
     )
-    scores: bool = option(False, "Write the score and a tab before each text.", panel=OUTPUT)
-    keep_bpe: bool = option(False, "Leave the subwords of words apart.", panel=OUTPUT)
+    scores: bool = option(False, "Write the score and a tab before each text.", panel=OUTPUT, common=True)
+    keep_bpe: bool = option(False, "Leave the subwords of words apart.", panel=OUTPUT, common=True)
     batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     max_length: int | None = option(
         None,

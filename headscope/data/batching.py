@@ -29,6 +29,7 @@ from headscope.data.encoded import (
     pad_side,
 )
 from headscope.data.labels import label_row
+from headscope.data.parses import Parse
 from headscope.errors import ConfigError, DataError
 
 DEFAULT_LIMIT = 512
@@ -197,7 +198,16 @@ def _collate(group: list[_EncodedSentence], fold: int, encoder: Encoder, losses:
         fold=fold,
         source=pad_side([entry.source for entry in group]),
         target=pad_side(targets) if targets else None,
-        aligned=tuple(_align(entry, encoder, losses) for entry in group if entry.sentence.parse is not None),
+        aligned=tuple(
+            _align(parse, entry.sentence.source, entry.source, "source", encoder, losses)
+            for entry in group
+            if (parse := entry.sentence.parse) is not None
+        ),
+        target_aligned=tuple(
+            _align(parse, entry.sentence.target or "", entry.target, "target", encoder, losses)
+            for entry in group
+            if (parse := entry.sentence.target_parse) is not None and entry.target is not None
+        ),
         labels=pad_rows(labels, IGNORED) if labels else None,
         contrasts=_contrasts(group),
     )
@@ -218,12 +228,17 @@ def _contrasts(group: list[_EncodedSentence]) -> Contrasts | None:
     )
 
 
-def _align(entry: _EncodedSentence, encoder: Encoder, losses: Omissions) -> Aligned | None:
-    parse = entry.sentence.parse
-    assert parse is not None
-    spans = encoder.spans(entry.sentence.source, entry.source.ids)
+def _align(
+    parse: Parse,
+    text: str,
+    encoded: Encoded,
+    side: Literal["source", "target"],
+    encoder: Encoder,
+    losses: Omissions,
+) -> Aligned | None:
+    spans = encoder.spans(text, encoded.ids, side=side)
     aligned = "pieces cannot be located in the text" if spans is None else align(parse, spans)
-    if entry.source.cut:
+    if encoded.cut:
         aligned = "cut off at the length limit"
     if isinstance(aligned, str):
         losses.unaligned[aligned] += 1

@@ -42,7 +42,7 @@ class Contrast(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """One line of the corpus: its number from 0, the text, its translation and parse where there are any.
+    """One line of the corpus: its number from 0, the text, its translation and the parses of both where there are any.
 
     `second` is the other text of a pair that a model reads together, `labels` what a classifier should say, `contrast`
     what belongs to a prompt. The translation of a prompt ends with its answer.
@@ -55,6 +55,7 @@ class Sentence(NamedTuple):
     second: str | None = None
     labels: Labels | None = None
     contrast: Contrast | None = None
+    target_parse: Parse | None = None
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,18 @@ class Corpus:
     read: Callable[[], Iterator[Sentence]]
     has_target: bool = False
     has_parses: bool = False
+    has_target_parses: bool = False
     has_second: bool = False
     has_labels: bool = False
     has_contrast: bool = False
 
     def __iter__(self) -> Iterator[Sentence]:
         return islice(self.read(), self.count)
+
+    @property
+    def comes_with(self) -> dict[str, bool]:
+        """What there is beside the text, as metrics and objectives are asked whether they apply."""
+        return {"has_target": self.has_target, "has_labels": self.has_labels}
 
     def counting(self) -> tuple[Corpus, Callable[[], int]]:
         """The same sentences, and how many of them have been read so far: the most that any pass over them gave."""
@@ -142,6 +149,7 @@ def open_corpus(
     target: Lines | None = None,
     second: Lines | None = None,
     parses: Path | None = None,
+    target_parses: Path | None = None,
     columns: Path | None = None,
     pairs: bool = False,
     max_sentences: int | None = None,
@@ -155,7 +163,7 @@ def open_corpus(
     """
     if source is None and parses is None and columns is None:
         raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
-    for path in (source, target, second, parses, columns):
+    for path in (source, target, second, parses, target_parses, columns):
         if isinstance(path, Path) and exists(path) and not path.is_dir() and not is_regular(path):
             raise DataError(f"{path} is a pipe or a device; a text is read more than once, so write it to a file first")
     name = text_name(next(text for text in (source, parses, columns) if text is not None))
@@ -172,6 +180,8 @@ def open_corpus(
                 sentence._replace(second=text)
                 for sentence, text in in_step(lines, read_lines(second), (name, text_name(second)))
             )
+        if target_parses is not None:
+            lines = _parsed(lines, read_conllu(target_parses), text_name(target), of_target=True)
         return _parsed(lines, read_conllu(parses), name) if parses is not None and source is not None else lines
 
     digest = hashlib.sha1()
@@ -187,6 +197,7 @@ def open_corpus(
         read=read,
         has_target=target is not None,
         has_parses=parses is not None,
+        has_target_parses=target_parses is not None,
         has_second=pairs or second is not None,
     )
 
@@ -220,12 +231,18 @@ def _labelled(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, ot
         yield sentence._replace(labels=label)
 
 
-def _parsed(lines: Iterator[Sentence], parses: Iterator[Parse], name: str) -> Iterator[Sentence]:
+def _parsed(
+    lines: Iterator[Sentence], parses: Iterator[Parse], name: str, *, of_target: bool = False
+) -> Iterator[Sentence]:
     """Sentences with their parses; where only whitespace differs, the text of the parse is taken (its spans)."""
     for sentence, parse in in_step(lines, parses, (name, "its parses"), unit="sentences"):
-        if sentence.source.split() != parse.text.split():
+        text = (sentence.target or "") if of_target else sentence.source
+        if text.split() != parse.text.split():
             raise DataError(
                 f"line {sentence.number + 1} of {name} is not the text of parse {sentence.number + 1}: "
-                f"{sentence.source[:60]!r} against {parse.text[:60]!r}; parses must follow the lines"
+                f"{text[:60]!r} against {parse.text[:60]!r}; parses must follow the lines"
             )
-        yield sentence._replace(source=parse.text, parse=parse)
+        if of_target:
+            yield sentence._replace(target=parse.text, target_parse=parse)
+        else:
+            yield sentence._replace(source=parse.text, parse=parse)

@@ -52,19 +52,20 @@ class Side:
     special: Tensor
     segments: Tensor | None = None
 
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> Side:
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Side:
+        """With every tensor changed."""
         segments = None if self.segments is None else change(self.segments)
         return Side(change(self.ids), change(self.real), change(self.special), segments)
 
     def to(self, device: torch.device) -> Side:
         """A copy on another device."""
-        return self._changed(lambda tensor: upload(tensor, device))
+        return self.changed(lambda tensor: upload(tensor, device))
 
     def rows(self, numbers: Tensor) -> Side:
         """The rows at `numbers` [n], in that order, without padding columns at the end."""
         needed = self.real[numbers].any(dim=0).nonzero()  # [n 1]
         length = int(needed[-1]) + 1 if len(needed) else 0
-        return self._changed(lambda tensor: tensor[numbers, :length])
+        return self.changed(lambda tensor: tensor[numbers, :length])
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,10 @@ class Contrasts:
     wrong: Tensor
     longer: Tensor
 
-    def to(self, device: torch.device) -> Contrasts:
-        """A copy on another device."""
+    def changed(self, change: Callable[[Tensor], Tensor]) -> Contrasts:
+        """With every tensor changed."""
         corrupt, *tensors = vars(self).values()
-        return Contrasts(corrupt.to(device), *(upload(tensor, device) for tensor in tensors))
+        return Contrasts(corrupt.changed(change), *map(change, tensors))
 
     def rows(self, numbers: Tensor) -> Contrasts:
         """Those of the rows at `numbers` [n], in that order."""
@@ -97,10 +98,11 @@ class Contrasts:
 class Batch:
     """Sentences of one forward pass; `indices` [b] are their numbers in the corpus.
 
-    `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and
-    relations of the source where there are parses, None for sentences that cannot be aligned. `labels` [b n], where
-    requested, are the ids that a decoder should predict at each of its inputs, the tags of words at their first
-    subwords, or [b 1] the classes of sentences; `IGNORED` for none. `contrasts` are there where sentences are prompts.
+    `target` holds the decoder's inputs (the reference shifted right). `aligned` has word units and relations of the
+    source where there are parses, None for sentences that cannot be aligned, `target_aligned` those of the target.
+    `labels` [b n], where requested, are the ids that a decoder should predict at each of its inputs, the tags of words
+    at their first subwords, or [b 1] the classes of sentences; `IGNORED` for none. `contrasts` are there where
+    sentences are prompts.
     `host` is what a copy on a device was made of: its shapes and masks can be read without waiting for the device.
     """
 
@@ -109,6 +111,7 @@ class Batch:
     source: Side
     target: Side | None = None
     aligned: tuple[Aligned | None, ...] = ()
+    target_aligned: tuple[Aligned | None, ...] = ()
     kind: Literal["text", "random"] = "text"
     labels: Tensor | None = None
     contrasts: Contrasts | None = None
@@ -119,6 +122,10 @@ class Batch:
         """The batch on the CPU that this one is a copy of; itself where it is none."""
         return self if self.host is None else self.host
 
+    def aligned_of(self, side: Side) -> tuple[Aligned | None, ...]:
+        """The word units of one of its sides; nothing where that has no parses."""
+        return self.aligned if side is self.source else self.target_aligned if side is self.target else ()
+
     @property
     def corrupted(self) -> Batch:
         """The corrupt prompts in the place of the others, and these in theirs."""
@@ -128,6 +135,7 @@ class Batch:
             source=self.contrasts.corrupt,
             contrasts=replace(self.contrasts, corrupt=self.source),
             aligned=(),
+            target_aligned=(),
             host=None if self.host is None else self.host.corrupted,
         )
 
@@ -135,6 +143,27 @@ class Batch:
     def positions(self) -> int:
         """Number of positions of the larger side, padding included."""
         return max(side.ids.numel() for side in (self.source, self.target) if side is not None)
+
+    @property
+    def longest(self) -> int:
+        """Positions of the longest sentence."""
+        return max(side.ids.shape[1] for side in (self.source, self.target) if side is not None)
+
+    def pinned(self, device: torch.device) -> Batch:
+        """The same in memory that a GPU reads without the host, which `to` then need not copy first; else itself."""
+        if device.type != "cuda":
+            return self
+        return self._changed(Tensor.pin_memory)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """With all tensors changed but `indices`."""
+        return replace(
+            self,
+            source=self.source.changed(change),
+            target=None if self.target is None else self.target.changed(change),
+            labels=None if self.labels is None else change(self.labels),
+            contrasts=None if self.contrasts is None else self.contrasts.changed(change),
+        )
 
     def rows(self, numbers: Tensor) -> Batch:
         """The sentences at `numbers` [n], in that order, without padding columns at the end."""
@@ -147,6 +176,7 @@ class Batch:
             source=source,
             target=target,
             aligned=tuple(self.aligned[number] for number in numbers.tolist()) if self.aligned else (),
+            target_aligned=tuple(self.target_aligned[n] for n in numbers.tolist()) if self.target_aligned else (),
             labels=None if self.labels is None else self.labels[numbers, :length],
             contrasts=None if self.contrasts is None else self.contrasts.rows(numbers),
             host=None,
@@ -156,11 +186,7 @@ class Batch:
         """A copy with source, target and labels on another device (`indices` stay on the CPU)."""
         if device == self.source.ids.device:
             return self
-        target = None if self.target is None else self.target.to(device)
-        labels = None if self.labels is None else upload(self.labels, device)
-        contrasts = None if self.contrasts is None else self.contrasts.to(device)
-        source, host = self.source.to(device), self.on_host
-        return replace(self, source=source, target=target, labels=labels, contrasts=contrasts, host=host)
+        return replace(self._changed(lambda tensor: upload(tensor, device)), host=self.on_host)
 
 
 class Encodes(Protocol):
@@ -178,7 +204,9 @@ class Encodes(Protocol):
 class Encoder(Encodes, Protocol):
     """The part of a checkpoint that batching uses."""
 
-    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
+    def spans(
+        self, text: str, ids: Sequence[int], *, side: Literal["source", "target"] = "source"
+    ) -> list[tuple[int, int] | None] | None:
         """Character spans of subwords, None for special ones; None instead of a list if they cannot be located."""
         ...
 

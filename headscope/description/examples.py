@@ -20,18 +20,17 @@ LEAST_SEEN = 2
 
 
 class Sharpest(NamedTuple):
-    """The sharpest query of every sentence of a batch, by head: weights, positions of query and key, each [b h]."""
+    """The sharpest query of every sentence of a batch, by head: weights, positions of query and key, as [3 b h]."""
 
     numbers: list[int]
-    weight: Tensor
-    query: Tensor
-    key: Tensor
+    found: Tensor
 
     @classmethod
     def of(cls, numbers: list[int], maximum: Tensor, place: Tensor, queries: Tensor, first: int) -> Sharpest:
         """Of the largest weights [b h t] on keys that count, and their places [b h t]; `queries` [b t] count."""
         weight, query = maximum.masked_fill(~queries[:, None], -1.0).max(dim=-1)  # [b h]
-        return cls(numbers, weight, query + first, place.gather(-1, query[..., None])[..., 0])
+        parts = (weight, query + first, place.gather(-1, query[..., None])[..., 0])
+        return cls(numbers, torch.stack([part.float() for part in parts]))  # float32 ties whatever rounds
 
 
 Entry = tuple[float, int, int, int]
@@ -46,8 +45,8 @@ class Examples:
     ids: dict[int, tuple[Numbers, Numbers]] = field(default_factory=dict)
 
     def add(self, layer: int, found: Sharpest) -> None:
-        """Take in a batch."""
-        weight, query, key = (part.float().cpu().double().numpy() for part in found[1:])  # float32 ties whatever rounds
+        """Take in a batch, on the CPU."""
+        weight, query, key = found.found.double().numpy()
         for head in range(weight.shape[1]):
             kept = self.best.setdefault((layer, head), [])
             least = kept[-1][0] if len(kept) == MOST else 0.0

@@ -88,17 +88,15 @@ class Sampler:
     keep_special: bool
 
     def choose(self, batch: Batch, site: Site, sides: tuple[Side, Side], sample: SiteSample) -> list[Chosen]:
-        """The sampled queries of every sentence of a batch, whose tokens are put into the sample."""
-        on_cpu = tuple(side.to(torch.device("cpu")) for side in sides)
+        """The sampled queries of every sentence of a batch on the CPU, whose tokens are put into the sample."""
         chosen = []
         for row, number in enumerate(batch.indices.tolist()):
-            found = self._positions(on_cpu, row, (number, SITES.index(site)))
+            found = self._positions(sides, row, (number, SITES.index(site)))
             if found is None:
                 sample.passed_over += 1
             elif len(found):
-                aligned = batch.aligned[row] if batch.aligned else None
-                parses = [aligned if side is batch.source else None for side in sides]
-                sample.tokens[number] = self._pairs(sides, on_cpu, row, found, parses)
+                parses = [aligned[row] if (aligned := batch.aligned_of(side)) else None for side in sides]
+                sample.tokens[number] = self._pairs(sides, row, found, parses)
                 chosen.append(Chosen(number, row, found))
         return chosen
 
@@ -114,17 +112,10 @@ class Sampler:
         order = np.random.default_rng([self.seed, *draw]).permutation(len(places))[:count]
         return places[torch.from_numpy(np.sort(order))]
 
-    def _pairs(
-        self,
-        sides: Sequence[Side],
-        on_cpu: Sequence[Side],
-        row: int,
-        positions: Tensor,
-        parses: Sequence[Aligned | None],
-    ) -> Pairs:
-        query = self.reader.tokens(on_cpu[0], row, parses[0])
-        key = query if sides[0] is sides[1] else self.reader.tokens(on_cpu[1], row, parses[1])
-        rank = on_cpu[0].real[row].cumsum(0) - 1
+    def _pairs(self, sides: Sequence[Side], row: int, positions: Tensor, parses: Sequence[Aligned | None]) -> Pairs:
+        query = self.reader.tokens(sides[0], row, parses[0])
+        key = query if sides[0] is sides[1] else self.reader.tokens(sides[1], row, parses[1])
+        rank = sides[0].real[row].cumsum(0) - 1
         return Pairs(query, key, rank[positions].numpy())
 
 

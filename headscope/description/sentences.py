@@ -82,8 +82,14 @@ def mostly(row: Mapping[Any, Any]) -> str:
     whole = row.get("explained", float("nan"))
     if whole != whole:
         return ""
-    leading = leading_shares(row)
-    return BY[leading[0][0]] if leading and whole >= 0.5 else ONLY
+    group = leading_group(row)
+    return BY[group] if group else ONLY
+
+
+def leading_group(row: Mapping[Any, Any]) -> str:
+    """The group that explains the most of a head; "" where all together explain less than half, or nothing is known."""
+    leading = leading_shares(row) if row.get("explained", float("nan")) >= 0.5 else []
+    return leading[0][0] if leading else ""
 
 
 def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> list[str]:

@@ -89,7 +89,9 @@ class Aggregator:
             if observation.single:
                 packed.setdefault(ratio.total.device, []).append(observation)
             else:
-                yield self._add_single(observation.statistic, ratio, batch)
+                self._add_single(observation.statistic, ratio, batch)
+                if not ratio.centred:  # histograms are whole numbers
+                    yield ratio.total
         for device, group in packed.items():
             yield self._add_packed(group, batch, device)
 
@@ -129,10 +131,12 @@ class Aggregator:
             self.detailed[name] = {**self.detailed.get(name, {}), **sentences}
 
     def _add_packed(self, group: Sequence[Observation], batch: Batch, device: torch.device) -> Tensor:
-        columns, packed = [], []
+        columns, packed, uploaded = [], [], {}
         for observation in group:
             ratio = observation.ratio
-            columns += [ratio.total, upload(ratio.count, device)]
+            if id(ratio.count) not in uploaded:  # several statistics have the same one
+                uploaded[id(ratio.count)] = upload(ratio.count, device)
+            columns += [ratio.total, uploaded[id(ratio.count)]]
             packed.append((observation.statistic, ratio.total.shape[1], ratio.count.shape[1]))
         values = torch.cat(columns, dim=1)
         layers = sum(len(observation.statistic.layers) for observation in group)
@@ -140,12 +144,11 @@ class Aggregator:
         sums.add(batch.indices, Ratio(values, values[:, :0]))
         return values
 
-    def _add_single(self, statistic: Statistic, ratio: Ratio, batch: Batch) -> Tensor:
+    def _add_single(self, statistic: Statistic, ratio: Ratio, batch: Batch) -> None:
         if statistic not in self.others:
             groups, budget = FOLDS if ratio.per_batch else GROUPS, len(statistic.layers) * self.budget
             self.others[statistic] = GroupSums(groups=groups, budget=budget)
         self.others[statistic].add(torch.tensor([batch.fold]) if ratio.per_batch else batch.indices, ratio)
-        return ratio.total
 
     def _include(self, statistic: Statistic, sums: GroupSums) -> None:
         number = len(statistic.layers)

@@ -15,8 +15,8 @@ from headscope.heads import SITES, HeadId, Site
 from headscope.model.capture import Captured, capture
 from headscope.model.gating import masked
 
-SHORT = 32
-"""Subwords of a side, special ones included, that a sentence may have to be kept."""
+SHORT, LONG = 32, 128
+"""Subwords of a side, special ones included, that a sentence may have to be kept; where all of a text are wanted."""
 ROOM = 256 << 20
 """Bytes that the weights of all sentences may take before they are compressed."""
 LOOKED_AT = 50  # lines for each sentence that is wanted: where all are long, the search ends
@@ -48,7 +48,10 @@ def attention_maps(checkpoint: Checkpoint, sentence: Sentence, *, limit: int, of
 def short_examples(
     checkpoint: Checkpoint, corpus: Corpus, count: int, *, limit: int, off: Sequence[HeadId] = ()
 ) -> list[Example]:
-    """The first `count` sentences with at most `SHORT` subwords a side, as far as they have room."""
+    """The first `count` sentences with at most `SHORT` subwords a side, as far as they have room.
+
+    Of a text that has no more sentences (such as one that was typed in) with at most `LONG`.
+    """
     chosen: list[Example] = []
     room = ROOM
     for sentence in _short(checkpoint, corpus, count, limit):
@@ -68,12 +71,12 @@ def _encoded(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[str
 
 
 def _short(checkpoint: Checkpoint, corpus: Corpus, count: int, limit: int) -> Iterator[Sentence]:
-    taken = 0
+    taken, most = 0, SHORT if corpus.count > count else LONG
     for sentence in corpus.first(LOOKED_AT * count):
         if taken == count:
             return
         sides = _encoded(checkpoint, sentence, limit).values()
-        if all(0 < len(side.ids) <= SHORT and not side.cut for side in sides):
+        if all(0 < len(side.ids) <= most and not side.cut for side in sides):
             taken += 1
             yield sentence
 

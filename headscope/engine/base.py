@@ -147,6 +147,7 @@ class Analysis:
     must be there: "parse", "frequencies", "labels" (what decoders should predict), "objective" (one number per
     sentence, with labels), "gradient" (the objective's, at every context), "contrast" (sentences are prompts with
     corrupt versions and answers: `Batch.contrasts`). `sites` is where it applies; `default` whether it runs unasked;
+    `many_passes` whether it takes more passes the more heads or samples there are, which `--importance` leaves out;
     `group` a set of analyses that can be asked for at once; `passes` which data it sees: the corpus ("text"), repeated
     random tokens ("random"); `order` where its columns and labels come (lower first). With `afterwards` it observes
     heads when the forward pass is through (and the backward pass, where it needs gradients), which keeps the batch's
@@ -176,6 +177,7 @@ class Analysis:
     needs: ClassVar[frozenset[str]] = frozenset()
     sites: ClassVar[frozenset[Site]] = frozenset(Site)
     default: ClassVar[bool] = True
+    many_passes: ClassVar[bool] = False
     group: ClassVar[str] = ""
     order: ClassVar[int] = 100
     afterwards: ClassVar[bool] = False

@@ -155,7 +155,7 @@ def _analysis_needs(cls: Any) -> str:
 
 def _analysis_cost(cls: Any) -> str:
     if cls.explain is not Analysis.explain:
-        return "passes of its own"
+        return "many passes of its own" if cls.many_passes else "passes of its own"
     if not cls.passes:
         return "weights alone"
     if "gradient" in cls.needs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import torch
 from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.config import AnalyzeOptions
+from headscope.data.ahead import ahead
+from headscope.data.batch_memory import Memory, fitting_tokens, memory_of
 from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
@@ -29,6 +32,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.progress import Progress, no_progress
 
+PROBED = 512
+"""Sentences of which the longest show how much memory a batch needs."""
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
 
 
@@ -58,9 +63,13 @@ def _members(names: Sequence[str]) -> set[str]:
 
 def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
     """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
-    importance = options.importance or (options.faithfulness and not options.only)
-    groups = {"importance": importance, "prompts": prompts and not options.only}
-    also = (*options.also, *(group for group, wanted in groups.items() if wanted))
+    importance = options.importance
+    if importance == "none" and options.faithfulness and not options.only:
+        importance = "cheap"
+    also = [*options.also, *(["prompts"] if prompts and not options.only else [])]
+    if importance != "none":
+        members = (cls for _, cls in ANALYSES if cls.group == "importance")
+        also += [cls.name for cls in members if importance == "all" or not cls.many_passes]
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
@@ -110,9 +119,8 @@ def run_options(
 
 
 def _parse_name(config: AnalyzeOptions) -> str:
-    if config.parse is None:
-        return ""
-    return f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse).name
+    source = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
+    return "+".join(filter(None, (source, config.target_parse.name if config.target_parse else "")))
 
 
 def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
@@ -147,11 +155,7 @@ def analyze(
     """
     began = time.monotonic()
     batching = batching or BatchingOptions()
-    options = replace(options, batching=batching)
-    if any(map(needs_objective, analyses)):
-        available = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-        name = choose_objective(options.objective, checkpoint, **available, has_answers=corpus.has_contrast)
-        options = replace(options, objective=name)
+    options = _with_objective(replace(options, batching=batching), checkpoint, corpus, analyses)
     running, left_out = _applicable(checkpoint, corpus, analyses, options)
     corpus, sentences_read = corpus.counting()
     runner = AnalysisRunner(checkpoint, running, options, detail=detail)
@@ -162,7 +166,9 @@ def analyze(
             analysis.inspect(checkpoint)
             analysis.read(corpus)
         streams = _streams(checkpoint, corpus, running, options, batching, limit, losses)
-        with runner.hooks():
+        if checkpoint.device.type != "cpu":  # a CPU has no time meanwhile
+            streams = ahead(batch.pinned(checkpoint.device) for batch in streams)
+        with runner.hooks(), closing(streams):
             for number, batch in enumerate(streams):
                 own_batch = number % processes.world == processes.rank
                 if own_batch:
@@ -186,6 +192,61 @@ def analyze(
     study.remarks[:0] = losses.unknown.remarks(checkpoint)
     study.seconds = time.monotonic() - began
     return study
+
+
+def batch_tokens(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    analyses: Sequence[type[Analysis]],
+    options: RunOptions,
+    batching: BatchingOptions,
+    *,
+    memory: Memory | None = None,
+    processes: Processes = ALONE,
+) -> tuple[int, str]:
+    """How many positions a batch should have: on an accelerator as many as memory allows; and what there is to say.
+
+    Measured with the longest of the first sentences, in passes of those analyses that read nothing and make no passes
+    of their own. Several processes take what the smallest device allows. `memory` is the device's, if that can tell.
+    """
+    device = checkpoint.device
+    memory = memory or memory_of(device)
+    if device.type == "cpu":
+        return batching.tokens, ""
+    if memory is None:
+        return batching.tokens, (
+            f"--batch-tokens auto: {device.type} does not say how much memory is free, so batches have "
+            f"{batching.tokens:,} positions; give a number where more fit"
+        )
+    first, limit = replace(corpus, count=min(corpus.count, PROBED)), sentence_limit(checkpoint, batching)
+    plain = [cls for cls in analyses if cls.read is Analysis.read and cls.explain is Analysis.explain and cls.passes]
+    options = _with_objective(options, checkpoint, first, plain)
+    try:
+        running, _ = _applicable(checkpoint, first, plain, options)
+    except ConfigError:  # the others may run; if not, `analyze` says why
+        return batching.tokens, ""
+    texts = [
+        batch
+        for batch in _streams(checkpoint, first, running, options, batching, limit, Omissions())
+        if batch.kind == "text"
+    ]
+    runner = AnalysisRunner(checkpoint, running, options)
+    for analysis in running:
+        analysis.inspect(checkpoint)
+    with runner.hooks():
+        longest = max(texts, key=lambda batch: batch.longest)
+        tokens = fitting_tokens(longest, runner.run, memory, limit=limit)
+    return min(processes.all(tokens)), ""
+
+
+def _with_objective(
+    options: RunOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]]
+) -> RunOptions:
+    """Options with the name of the objective, where any analysis needs one."""
+    if not any(map(needs_objective, analyses)):
+        return options
+    name = choose_objective(options.objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
+    return replace(options, objective=name)
 
 
 def _applicable(
@@ -213,7 +274,7 @@ def _applicable(
 
 
 def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | None:
-    if "parse" in cls.needs and not corpus.has_parses:
+    if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:
         return "needs --parse stanza or --parse FILE.conllu"
     if "contrast" in cls.needs and not corpus.has_contrast:
         return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
@@ -237,7 +298,7 @@ def _streams(
     batching: BatchingOptions,
     limit: int,
     losses: Omissions,
-) -> Iterator[Batch]:
+) -> Generator[Batch, None, None]:
     passes = {name for analysis in running for name in analysis.passes}
     if "text" in passes:
         yield from batches(

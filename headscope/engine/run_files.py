@@ -62,7 +62,7 @@ def analysis_signature(common: Signature, study: AnalysisResult, name: str) -> S
 
 
 @dataclass(frozen=True)
-class Description:
+class RunDescription:
     """How the numbers of a run came about: the signature of all of them, and what `run.json` says."""
 
     signature: Signature
@@ -71,17 +71,17 @@ class Description:
 
 def describe_run(
     study: AnalysisResult, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any], command: Sequence[str]
-) -> Description:
+) -> RunDescription:
     """Describe a study while the checkpoint and the corpus are as they were measured."""
     common = run_signature(checkpoint, corpus, study, settings)
     signature = common.having(m="+".join(study.signatures), **_own_settings(study))
-    return Description(signature, _meta(study, checkpoint, corpus, settings, command, signature, common))
+    return RunDescription(signature, _meta(study, checkpoint, corpus, settings, command, signature, common))
 
 
 def write_run(
     folder: Path,
     study: AnalysisResult,
-    description: Description,
+    description: RunDescription,
     pickles: Mapping[str, Any] | None = None,
     examples: Sequence[Example] = (),
 ) -> None:
@@ -148,6 +148,7 @@ def _meta(
             "corrupt": settings.get("corrupt"),
             "answer": settings.get("answer"),
             "parse": settings["parse"],
+            "target_parse": settings.get("target_parse"),
             "digest": corpus.digest,
             "sentences": study.sentences,
             "in_corpus": corpus.count,

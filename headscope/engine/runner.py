@@ -14,6 +14,7 @@ from torch import Tensor
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
 from headscope.data.encoded import Batch
+from headscope.distributed import upload
 from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.conclusion import conclude
@@ -135,8 +136,7 @@ class AnalysisRunner:
     def streams(self, batch: Batch) -> bool:
         """Whether a batch goes through the model without matrices of weights."""
         if self.options.attention == "auto":
-            longest = max(side.ids.shape[1] for side in (batch.source, batch.target) if side is not None)
-            return longest > LONG
+            return batch.longest > LONG
         return self.options.attention == "streamed"
 
     def _passes(self, on_device: Batch) -> None:
@@ -253,7 +253,8 @@ class AnalysisRunner:
 
     def _note_sums(self, heads: HeadBatch) -> None:
         """Sums of contexts, which are finite only if the contexts of all tokens are."""
-        padding = heads.once("padding", lambda: ~heads.query_side.real)  # [b t]
+        device = heads.context.device
+        padding = heads.once(f"padding/{device}", lambda: upload(~heads.host_sides[0].real, device))  # [b t]
         self.contexts.append(heads.context.sum(dim=(1, 3)).masked_fill_(padding, 0))
 
     def _concerns(self, analysis: Analysis, heads: HeadBatch) -> bool:

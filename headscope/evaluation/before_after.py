@@ -67,7 +67,7 @@ def question(checkpoint: Checkpoint, corpus: Corpus, *, metric: str = "", margin
         name = "cosine"
     if checkpoint.predicts == "nothing" and checkpoint.two_sided and not corpus.has_target:
         raise ConfigError(f"a model of type {checkpoint.model_type!r} needs --target, which the decoder is to read")
-    chosen = choose_metric(name, checkpoint, has_target=corpus.has_target, has_labels=corpus.has_labels)
+    chosen = choose_metric(name, checkpoint, **corpus.comes_with)
     return Question(chosen, corpus, Margin.parse(MARGIN if margin is None else margin))
 
 

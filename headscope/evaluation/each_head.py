@@ -13,7 +13,7 @@ from headscope.bootstrap import Array, Bootstrap, Estimate
 from headscope.evaluation.likelihood import Likelihood
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.opened import OpenedEvaluation
-from headscope.evaluation.passes import Measured, measure
+from headscope.evaluation.passes import MeasuredMetrics, measure
 from headscope.evaluation.quality import evaluation_signature
 from headscope.heads import all_heads, select_heads
 from headscope.progress import Progress, no_progress
@@ -91,7 +91,7 @@ def loss_columns(scored: Likelihood, bootstrap: Bootstrap) -> dict[str, Any]:
     }
 
 
-def _order(opened: OpenedEvaluation, found: Measured) -> tuple[str, bool]:
+def _order(opened: OpenedEvaluation, found: MeasuredMetrics) -> tuple[str, bool]:
     """What heads are sorted by, and whether the lowest come first: translations, the loss, or states."""
     measured = [metric for metric in opened.asked() if metric.name in found.sums]
     translated = [metric for metric in measured if metric.reads == "translations"]

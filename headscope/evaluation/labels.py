@@ -12,7 +12,13 @@ from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint
 
 
-def open_text(files: TextFiles, *, parses: Path | None = None, max_sentences: int | None = None) -> Corpus:
+def open_text(
+    files: TextFiles,
+    *,
+    parses: Path | None = None,
+    target_parses: Path | None = None,
+    max_sentences: int | None = None,
+) -> Corpus:
     """The corpus of a command, without its labels; those in CoNLL columns are the text where there is no other.
 
     ConfigError where two options say what the other texts of pairs are.
@@ -24,6 +30,7 @@ def open_text(files: TextFiles, *, parses: Path | None = None, max_sentences: in
         target=files.target,
         second=files.source2,
         parses=parses,
+        target_parses=target_parses,
         columns=files.labels if files.source is None and parses is None else None,
         pairs=files.pairs,
         max_sentences=max_sentences,

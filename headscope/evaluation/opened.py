@@ -110,8 +110,7 @@ def matched(
     if checkpoint.needs_target and not corpus.has_target:
         raise ConfigError(f"{kind} needs --target, the references")
     metrics = choose_metrics(config, checkpoint, against=against.named)
-    given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-    why = {name: METRICS.get(name).applies(checkpoint, **given) for name in fitting_metrics(checkpoint)}
+    why = {name: METRICS.get(name).applies(checkpoint, **corpus.comes_with) for name in fitting_metrics(checkpoint)}
     if refused := [name for name in metrics if why[name]]:
         others = ", ".join(name for name, reason in why.items() if reason is None)
         raise ConfigError(f"{refused[0]} {why[refused[0]]}; this text allows {others}")

@@ -22,7 +22,7 @@ from headscope.progress import Progress
 
 
 @dataclass
-class Measured:
+class MeasuredMetrics:
     """The sums of every metric by group of sentences and mask [g mask c], and what they were made of.
 
     `hypotheses` are the translations under the first mask. An interrupted pass is not `complete`, and passes that were
@@ -43,12 +43,12 @@ class Measured:
 
 def measure(
     opened: OpenedEvaluation, masks: Sequence[Sequence[HeadId]], progress: Progress, *, step: str = ""
-) -> Measured:
+) -> MeasuredMetrics:
     """What the metrics of an evaluation are made of under each mask; `step` is what the progress of all passes is of.
 
     A KeyboardInterrupt ends the passes, what was done before stays; it is raised where nothing was.
     """
-    found = Measured()
+    found = MeasuredMetrics()
     if metrics := opened.asked("likelihood"):
         with progress(step or "scoring", opened.corpus.count) as report:
             found.scored = likelihood(
@@ -93,7 +93,7 @@ def measure(
 
 
 def _translate(
-    opened: OpenedEvaluation, masks: Sequence[Sequence[HeadId]], found: Measured, report: Callable[[int], None]
+    opened: OpenedEvaluation, masks: Sequence[Sequence[HeadId]], found: MeasuredMetrics, report: Callable[[int], None]
 ) -> None:
     """Add the metrics of translations under each mask; nothing where that is interrupted."""
     references, metrics = reference_texts(opened.checkpoint, opened.corpus), opened.asked("translations")

@@ -21,7 +21,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import hides_tokens
 from headscope.evaluation.metrics.base import METRICS, Metric, TextMode, Translations
 from headscope.evaluation.opened import OpenedEvaluation
-from headscope.evaluation.passes import Measured, measure
+from headscope.evaluation.passes import MeasuredMetrics, measure
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
 from headscope.results import Signature, signature_of
@@ -122,7 +122,7 @@ def text_score(
     return score_of(metric, sums, bootstrap or Bootstrap(seed=1, replicates=1), title=metric.title, text=text)
 
 
-def _per_sentence(count: int, found: Measured) -> pd.DataFrame:
+def _per_sentence(count: int, found: MeasuredMetrics) -> pd.DataFrame:
     import pandas as pd
 
     scored = found.scored

@@ -158,9 +158,9 @@ def _known_spans(arguments: Mapping[str, Any], sizes: list[int]) -> Spans | None
     function = arguments.get("mask_function", causal_mask_function)
     if function not in (causal_mask_function, bidirectional_mask_function):
         return None
-    (b, t, s), device = sizes, arguments.get("device", "cpu")
+    b, t, s = sizes
     offset = int(arguments.get("q_offset", 0)) - int(arguments.get("kv_offset", 0))
-    queries = torch.arange(1, t + 1, device=device) + offset
+    queries = torch.arange(1, t + 1) + offset
     ends = (queries if function is causal_mask_function else torch.full_like(queries, s)).expand(b, -1)
     spans = Spans(torch.zeros_like(ends), ends.clamp(0, s))
     padding = arguments.get("attention_mask")

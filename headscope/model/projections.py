@@ -32,17 +32,20 @@ class Slices:
 
     `units[i]` are the indices of head (or key/value group) i along `axis` of `weight`: the axis of outputs
     for query, key and value, the axis of inputs for the output projection. A weight that is offloaded or quantised is
-    loaded whenever it is read, and not kept.
+    loaded whenever it is read, and not kept. `gate` is a constant that contexts are multiplied by before they reach the
+    stored matrix (`--export laguna`).
     """
 
     stored: Tensor | StoredWeight
     axis: int
     units: tuple[Tensor, ...]
+    gate: float = 1.0
 
     @property
     def weight(self) -> Tensor:
-        """The whole matrix."""
-        return self.stored.load() if isinstance(self.stored, StoredWeight) else self.stored
+        """The whole matrix, as contexts see it: with what they are multiplied by."""
+        weight = self.stored.load() if isinstance(self.stored, StoredWeight) else self.stored
+        return weight if self.gate == 1 else weight * self.gate
 
     def matrices(self) -> Tensor:
         """The heads' slices as one tensor [h k d]: rows along the head's own axis."""
@@ -53,7 +56,7 @@ class Slices:
 
 @dataclass(frozen=True)
 class Projections:
-    """The projections of one (site, layer); None where one cannot be identified (gated or normalised contexts)."""
+    """The projections of one (site, layer); None where one cannot be identified (gates of what is read, norms)."""
 
     query: Slices | None
     key: Slices | None
@@ -94,8 +97,8 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
             site_layer, context = waiting[0]
             flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
             is_linear = isinstance(module, nn.Linear | Conv1D) and readable(module)
-            if is_linear and inputs[0].shape == flat.shape and torch.equal(inputs[0], flat):
-                outputs[site_layer] = columns_of(module, context.shape[1], context.shape[3])
+            if is_linear and (gate := _constant_gate(inputs[0], flat)) is not None:
+                outputs[site_layer] = columns_of(module, context.shape[1], context.shape[3], gate=gate)
                 waiting.clear()
 
     with (
@@ -189,13 +192,25 @@ def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
     return None
 
 
-def columns_of(module: nn.Module, heads: int, width: int) -> Slices:
+def _constant_gate(x: Tensor, context: Tensor) -> float | None:
+    """The constant that a context [b t h·k] is multiplied by on its way to x; None where x is something else."""
+    if x.shape != context.shape:
+        return None
+    if torch.equal(x, context):
+        return 1.0
+    found, wanted = x.detach().double(), context.detach().double()
+    gate = float((found * wanted).sum() / wanted.square().sum())
+    rounding = 4 * torch.finfo(x.dtype).eps * float(found.abs().max())
+    return gate if gate and float((found - gate * wanted).abs().max()) <= rounding else None
+
+
+def columns_of(module: nn.Module, heads: int, width: int, *, gate: float = 1.0) -> Slices:
     """The columns of an output projection that read each head's context, head after head."""
     stored = module.get_parameter("weight") if is_plain(module) else StoredWeight(module)
     axis = 1 if isinstance(module, nn.Linear) else 0
     device = stored.device if isinstance(stored, Tensor) else None
     order = torch.arange(heads * width, device=device).view(heads, width)
-    return Slices(stored, axis, tuple(order))
+    return Slices(stored, axis, tuple(order), gate)
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """Which gates there are, and which heads each of them opens and closes.
 
 A gate is for the heads that can only go together: one head, as a rule; the query heads of a key/value group; the
-same heads of layers that are one module. So whatever the gates decide can be removed.
+same heads of layers that are one module. So whatever the gates decide can be removed. Where every group of a layer is
+to keep as many heads (`headscope.pruning.ranking.per_group`) each head of a group has a gate of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -25,13 +26,15 @@ class GateLayout:
     """Gates over some sites of a model; gate i is for the heads of `units[i]`, `modules[i]` is its first layer.
 
     `heads` counts the heads of the gated sites, `protected` those that have no gate and stay. `counts` has the
-    number of heads of every gated (site, layer).
+    number of heads of every gated (site, layer). `groups` has the number of key/value groups of every module where
+    heads of a group have gates of their own; it is empty where groups go whole.
     """
 
     units: tuple[Unit, ...]
     modules: tuple[tuple[Site, int], ...]
     protected: tuple[HeadId, ...]
     counts: Mapping[tuple[Site, int], int]
+    groups: Mapping[tuple[Site, int], int] = field(default_factory=dict)
 
     @property
     def heads(self) -> int:
@@ -105,18 +108,26 @@ class GateLayout:
 
 
 def gate_layout(
-    attention_sites: AttentionSites, *, sites: Sequence[str] = (), protect: Collection[HeadId] = ()
+    attention_sites: AttentionSites,
+    *,
+    sites: Sequence[str] = (),
+    protect: Collection[HeadId] = (),
+    whole_groups: bool = True,
 ) -> GateLayout:
     """The gates of `sites` (none named: all) of a model, without those of heads to `protect`.
 
-    ConfigError for sites that the model lacks.
+    Query heads that share keys and values have one gate, or each its own (`whole_groups` False). ConfigError for sites
+    that the model lacks, and for heads that share nothing where groups are not to go whole.
     """
     gated_sites = chosen_sites(attention_sites, sites)
     counts = {site_layer: count for site_layer, count in attention_sites.layout.items() if site_layer[0] in gated_sites}
     free: list[tuple[Unit, tuple[Site, int]]] = []
     safe: set[HeadId] = set()
+    groups: dict[tuple[Site, int], int] = {}
     for layers in _modules(attention_sites, gated_sites):
-        for unit in _units(layers):
+        if not whole_groups:
+            groups[layers[0].site, layers[0].layer] = _shared_groups(layers[0])
+        for unit in _units(layers, whole_groups=whole_groups):
             if set(unit) & set(protect):
                 safe |= set(unit)
             else:
@@ -124,7 +135,8 @@ def gate_layout(
     free.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
     if not free:
         raise ConfigError("there is no head to choose from: these sites have none, or --protect names them all")
-    return GateLayout(tuple(unit for unit, _ in free), tuple(module for _, module in free), tuple(sorted(safe)), counts)
+    units, modules = (tuple(each) for each in zip(*free, strict=True))
+    return GateLayout(units, modules, tuple(sorted(safe)), counts, groups)
 
 
 def chosen_sites(attention_sites: AttentionSites, names: Iterable[str]) -> set[Site]:
@@ -142,17 +154,28 @@ def _modules(attention_sites: AttentionSites, sites: set[Site]) -> list[list[Att
     return [list(calls) for calls in attention_sites.modules if calls[0].site in sites and calls[0].heads]
 
 
-def _units(layers: Sequence[AttentionSite]) -> list[Unit]:
+def _shared_groups(attention_site: AttentionSite) -> int:
+    """The key/value groups of a layer; ConfigError where no heads share any."""
+    if attention_site.groups >= attention_site.heads:
+        raise ConfigError(
+            "--allocate per-group is for query heads that share keys and values, and every head of "
+            f"{attention_site.site}.{attention_site.layer} has its own; choose another"
+        )
+    return attention_site.groups
+
+
+def _units(layers: Sequence[AttentionSite], *, whole_groups: bool) -> list[Unit]:
     """The units of a module that is at work in these layers: its key/value groups, or its heads."""
     first = layers[0]
-    shared = first.heads // max(first.groups, 1)
+    units = max(first.groups, 1) if whole_groups else first.heads
+    shared = first.heads // units
     return [
         tuple(
             HeadId(layer.site, layer.layer, head)
             for layer in layers
             for head in range(group * shared, (group + 1) * shared)
         )
-        for group in range(first.groups)
+        for group in range(units)
     ]
 
 

@@ -116,6 +116,16 @@ def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
     return chosen
 
 
+def prompts(data: InputTexts, length: int, *, count: int = 3) -> list[list[int]]:
+    """The first `length` tokens of a few texts that a model continues, without padding."""
+    rows = [
+        ids[mask.bool()].tolist()
+        for batch in (data.feeds[0], data.feeds[-1])
+        for ids, mask in zip(batch.given["input_ids"], batch.given["attention_mask"], strict=True)
+    ]
+    return [row[:length] for row in rows[-count:]]
+
+
 def _read(
     checkpoint: Checkpoint, source: Lines | None, target: Lines | None, sentences: int
 ) -> tuple[list[str], Sequence[str]]:

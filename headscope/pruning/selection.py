@@ -81,7 +81,8 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     if isinstance(config, SelectionConfig):
         _check_export(config, checkpoint)
     protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
-    gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect)
+    whole = getattr(config, "allocate", "") != "per-group"
+    gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole)
     limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
     remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
     if held_out is None and trains:

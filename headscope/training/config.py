@@ -27,15 +27,17 @@ Normalise = Literal["none", "lowercase", "moses", "moses-lowercase"]
 class TrainConfig:
     """The shared options; those of the variant are in its own class. Help texts say what each means."""
 
-    out: Path = option(Path("run"), "Directory of the run.", metavar="DIR", panel=RUN, written=True)
-    preset: str | None = option(None, "tiny or small: defaults of model and recipe.", panel=MODEL)
+    out: Path = option(Path("run"), "Directory of the run.", metavar="DIR", panel=RUN, written=True, common=True)
+    preset: str | None = option(None, "tiny or small: defaults of model and recipe.", panel=MODEL, common=True)
 
-    source: Path | None = option(None, "Training text, one sentence a line (.gz too).", metavar="FILE", panel=DATA)
-    target: Path | None = option(None, "Its translation, line by line.", metavar="FILE", panel=DATA)
-    valid_source: Path | None = option(None, "Validation text.", metavar="FILE", panel=DATA)
-    valid_target: Path | None = option(None, "Its translation.", metavar="FILE", panel=DATA)
+    source: Path | None = option(
+        None, "Training text, one sentence a line (.gz too).", metavar="FILE", panel=DATA, common=True
+    )
+    target: Path | None = option(None, "Its translation, line by line.", metavar="FILE", panel=DATA, common=True)
+    valid_source: Path | None = option(None, "Validation text.", metavar="FILE", panel=DATA, common=True)
+    valid_target: Path | None = option(None, "Its translation.", metavar="FILE", panel=DATA, common=True)
     kind: Literal["translation", "lm"] = option(
-        "translation", "translation, or lm: a decoder alone, trained on --source.", panel=DATA
+        "translation", "translation, or lm: a decoder alone, trained on --source.", panel=DATA, common=True
     )
     block: int | None = option(
         None,
@@ -72,7 +74,11 @@ class TrainConfig:
     target_lang: str = option("de", "Language of the target, for moses.", panel=TEXT)
 
     init: str | None = option(
-        None, "Start from this checkpoint: its weights, sizes and vocabularies.", metavar="CKPT", panel=MODEL
+        None,
+        "Start from this checkpoint: its weights, sizes and vocabularies.",
+        metavar="CKPT",
+        panel=MODEL,
+        common=True,
     )
     dicts: Path | None = option(
         None, "Dictionaries of --init, where they are not beside it.", metavar="DIR", panel=MODEL
@@ -101,7 +107,7 @@ class TrainConfig:
     activation_dropout: float = option(0.0, "Inside feed-forward layers.", panel=MODEL)
     context_dropout: float = option(0.0, "On contexts, before the output projection.", panel=MODEL)
 
-    lr: float = option(0.002, "Highest learning rate.", panel=OPTIMISATION)
+    lr: float = option(0.002, "Highest learning rate.", panel=OPTIMISATION, common=True)
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = option(
         "inverse-sqrt", "inverse-sqrt, cosine (to --min-lr at the end of the run) or constant.", panel=OPTIMISATION
     )
@@ -126,9 +132,9 @@ class TrainConfig:
     accumulate: int = option(
         1, "Forward passes an update, in each process.", panel=OPTIMISATION, minimum=1, maximum=65_536
     )
-    max_updates: int | None = option(None, "End after N updates.", panel=OPTIMISATION, minimum=1)
+    max_updates: int | None = option(None, "End after N updates.", panel=OPTIMISATION, minimum=1, common=True)
     max_epochs: int | None = option(
-        None, "End after N epochs; default 20 where nothing says when.", panel=OPTIMISATION, minimum=1
+        None, "End after N epochs; default 20 where nothing says when.", panel=OPTIMISATION, minimum=1, common=True
     )
 
     validate_every: int | None = option(
@@ -155,8 +161,10 @@ class TrainConfig:
     )
     tensorboard: bool = option(False, "Write event files for TensorBoard (needs the package tensorboard).", panel=RUN)
 
-    seed: int = option(1, "Seed of weights, dropout and data order.", panel=MACHINE, minimum=0, maximum=SEED)
-    device: str = option("auto", "auto, cpu, cuda or mps.", panel=MACHINE)
+    seed: int = option(
+        1, "Seed of weights, dropout and data order.", panel=MACHINE, minimum=0, maximum=SEED, common=True
+    )
+    device: str = option("auto", "auto, cpu, cuda or mps.", panel=MACHINE, common=True)
     precision: Literal["float32", "bf16", "fp16", "float64"] = option(
         "float32", "float32, bf16 (autocast), fp16 (autocast, on a GPU only), or float64.", panel=MACHINE
     )

@@ -25,7 +25,7 @@ from tests.oracles.run_options import run_options
 KINDS = ("gpt2", "llama", "t5", "native-pre")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 NAMES = ("copying", "composition")
-REFUSED = (*NAMES, "successor", "copy_suppression")
+REFUSED = (*NAMES, "successor", "copy_suppression", "vocabulary")
 
 
 @cache

@@ -22,7 +22,7 @@ import pytest
 import typer
 
 from headscope.api import demo
-from headscope.api.analysis import Finished, run_analysis
+from headscope.api.analysis import FinishedRun, run_analysis
 from headscope.assets import captions, sample
 from headscope.cli import main, prune
 from headscope.config import AnalyzeConfig
@@ -257,12 +257,12 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
     """On the first sentences; what it says of them is computed from the results. `make demo` runs it as it stands."""
 
     def shortened(part: str, original: Callable[[str], Path] = sample, count: int = 17) -> Path:
-        whole, between = original(part).read_text(encoding="utf-8"), "\n\n" if part == "conllu" else "\n"
+        whole, between = original(part).read_text(encoding="utf-8"), "\n\n" if part.endswith("conllu") else "\n"
         path = tmp_path / f"{original.__name__}.{part}"
         path.write_text(between.join(whole.split(between)[:count]) + between, encoding="utf-8")
         return path
 
-    def quick(config: AnalyzeConfig, **more: Any) -> Finished:
+    def quick(config: AnalyzeConfig, **more: Any) -> FinishedRun:
         return run_analysis(replace(config, bootstrap=50, figures=config.out.name == "bert"), **more)
 
     monkeypatch.setattr(demo, "run_analysis", quick)
@@ -328,9 +328,29 @@ def test_help_is_that_of_the_last_command_named(arguments: str, command: Command
     assert path is not None and status == 0 and f"headscope {path[0]}[OPTIONS]" in shown
 
 
+def test_help_shows_what_most_people_use_and_how_to_see_the_rest(command: Command) -> None:
+    root: Any = typer.main.get_command(main.app)
+    for words in ("analyze", "evaluate", "prune rank", "prune l0", "prune remove", "train baseline", "train mae"):
+        target = root
+        for word in words.split():
+            target = target.get_command(None, word)
+        shown, everything = (command(*words.split(), flag)[1] for flag in ("--help", "--help-all"))
+        flags, all_flags = (
+            {*re.findall(r"^  (?:-h, )?(--[\w-]+)", text, re.MULTILINE)} for text in (shown, everything)
+        )
+        assert flags < all_flags and {"--device", "--help", "--json", "--out"} <= flags and 10 <= len(flags) <= 25, (
+            words
+        )
+        assert {max(each.opts, key=len) for each in target.params if each.param_type_name == "option"} <= all_flags
+        more = f"{len(all_flags - flags)} more options: headscope {words} --help-all"
+        assert shown.splitlines()[-1].replace("python -m pytest.", "") == more and "--help-all" not in everything
+    assert "--help-all" not in command("plot", "heads", "--help")[1], "nothing is left out of a short list"
+
+
 def test_help_of_an_unknown_command_names_the_nearest(command: Command) -> None:
     assert "did you mean 'rank'" in command("prune", "rnk", "--help")[2]
     assert "did you mean 'prune'" in command("prne", "--help")[2]
+    assert "did you mean 'heads'" in command("plot", "heds", "run", "--out", "x.png")[2]
     assert command("prune", "remove", "x", "--out", "y", "--heads", "0.0", "--", "--help")[0] == 2
 
 

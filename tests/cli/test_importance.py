@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from headscope.config import AnalyzeConfig
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.engine.base import RunOptions
-from headscope.engine.plan import analyze, choose_analyses
+from headscope.engine.plan import analyze, choose_analyses, chosen_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.model.gradients import frozen_parameters
 from tests.oracles import speakers
+from tests.oracles.commands import ran
 
 
 def config(folder: Path, **options: Any) -> AnalyzeConfig:
@@ -132,3 +134,44 @@ def test_a_corpus_without_any_label() -> None:
     )
     for name in names:
         assert study.heads[name].isna().all()
+
+
+IMPORTANCES = {"gradient", "taylor", "magnitude", "contribution", "direct_logit", "lrp"}
+MANY_PASSES = {"ablation", "shapley", "integrated_gradients"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", set()),
+        ("--importance", IMPORTANCES),
+        ("--importance cheap --also shapley", IMPORTANCES | {"shapley"}),
+        ("--importance=all", IMPORTANCES | MANY_PASSES),
+        ("--importance all --skip shapley", IMPORTANCES | MANY_PASSES - {"shapley"}),
+        ("--faithfulness", IMPORTANCES),
+        ("--faithfulness --importance all", IMPORTANCES | MANY_PASSES),
+        ("--faithfulness --only gradient", {"gradient"}),
+        ("--config true.toml", IMPORTANCES),
+        ("--config false.toml", set()),
+    ],
+)
+def test_what_takes_many_passes_is_asked_for(
+    words: str, expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in ("true", "false"):
+        (tmp_path / f"{value}.toml").write_text(f"importance = {value}\n", encoding="utf-8")
+    made: list[Any] = []
+
+    def noted(given: Any, **_: Any) -> Any:
+        made.append(given)
+        return SimpleNamespace(main=False)
+
+    monkeypatch.setattr("headscope.api.analysis.run_analysis", noted)
+    (tmp_path / "text").write_text("A dog.\n", encoding="utf-8")
+    end = ["model", "--source", "text", "--out", "run"]
+    assert ran(["analyze", *words.split(), *end]).orderly and ran(["analyze", *end, *words.split()]).orderly
+    for given in made:
+        found = {cls.name for cls in chosen_analyses(given) if cls.group == "importance"}
+        assert found == expected
+    assert len(made) == 2

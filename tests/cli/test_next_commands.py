@@ -71,7 +71,7 @@ def test_of_a_classifier(folder: Path, follow: Callable[..., list[str]]) -> None
     analyze = ("analyze", model, "--only", "sink", "--no-figures", "--bootstrap", 11)
     lines = follow(*analyze, "--out", "run", *text)
     assert [line.split()[0] for line in lines] == ["analyze", "prune", "prune", "evaluate"]
-    assert all("--labels labels" in line for line in lines) and "--importance" not in lines[0]
+    assert all("--labels labels" in line for line in lines) and "--importance --out" in lines[0]
 
 
 def test_of_an_encoder_and_what_is_removed_at_once(folder: Path, follow: Callable[..., list[str]]) -> None:

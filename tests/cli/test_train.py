@@ -46,7 +46,7 @@ SIZES = [
 def test_help_lists_the_variants_and_their_options(headscope: Command) -> None:
     status, shown, _ = headscope("train", "--help")
     assert status == 0 and all(name in shown for name in VARIANTS.names())
-    status, shown, _ = headscope("train", "baseline", "--help")
+    status, shown, _ = headscope("train", "baseline", "--help-all")
     assert status == 0
     for option in ("--source", "--preset", "--label-smoothing", "--patience", "--average", "--resume", "--config"):
         assert option in shown
@@ -148,7 +148,7 @@ def test_variants_together_in_any_order(headscope: Command, data: list[object], 
 
 
 def test_help_of_variants_together(headscope: Command) -> None:
-    status, shown, _ = headscope("train", "mixing+swap+disagreement", "--help")
+    status, shown, _ = headscope("train", "mixing+swap+disagreement", "--help-all")
     assert status == 0
     for option in ("--gamma", "--start-after", "--swap-schedule", "--dynamic-rest", "--weight", "--compat"):
         assert option in shown

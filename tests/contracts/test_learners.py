@@ -68,7 +68,7 @@ def test_what_it_declares_is_read_without_importing_it(monkeypatch: pytest.Monke
 
 
 def test_a_command_learns_with_it(name: str, words: dict[str, Any], tmp_path: Path) -> None:
-    shown = CliRunner().invoke(app, ["prune", name, "--help"]).output
+    shown = CliRunner().invoke(app, ["prune", name, "--help-all"]).output
     assert "--keep" in shown and "--gate-lr" in shown and ("--lambda" in shown) is (name == "l0")
     out = tmp_path / "run"
     command = ["prune", name, str(words["checkpoint"]), *arguments(words, "--keep", 5, "--out", out)]

@@ -221,7 +221,7 @@ class Words:
             found.append(Encoded(ids[:limit], [i == 0 for i in range(min(len(ids), limit))], max(0, len(ids) - limit)))
         return found
 
-    def spans(self, text: str, ids: Sequence[int]) -> list[tuple[int, int] | None] | None:
+    def spans(self, text: str, ids: Sequence[int], *, side: str = "source") -> list[tuple[int, int] | None] | None:
         ends = [match.span() for match in re.finditer(r"\S+", text)]
         return [None, *ends][: len(ids)]
 
@@ -347,7 +347,7 @@ def test_sentences_that_do_not_align_are_counted_with_the_reason(monkeypatch: py
     found = cut(corpus([4, 30], parsed=True), limit=9, losses=losses)
     assert [batch.aligned[0] is None for batch in found] == [False, True]
     assert losses.unaligned == {"cut off at the length limit": 1}
-    monkeypatch.setattr(Words, "spans", lambda *_: None)
+    monkeypatch.setattr(Words, "spans", lambda *_, **__: None)
     losses = Omissions()
     cut(corpus([4, 5], parsed=True), losses=losses)
     assert losses.unaligned == {"pieces cannot be located in the text": 2}

@@ -6,17 +6,18 @@ import io
 import json
 import runpy
 import shutil
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import transformers
 
 import headscope as hs
-from tests.makers.documented import Command
+from tests.makers.documented import DOCS, Command, commands
 from tests.makers.modules import ROOT
 from tests.makers.shared import SHIPPED
-from tests.oracles import tiny
 from tests.oracles.commands import ran
 
 TEXTS = {"text": 24, "train": 24, "val": 6, "test": 3}
@@ -65,6 +66,8 @@ class Newcomer:
         self.typed: set[str] = set()
         for name in ("headscope", "examples"):
             (folder / name).symlink_to(ROOT / name)
+        [makes_llama] = [command for command in commands(DOCS / "serving.md") if "make_llama" in command.line]
+        self.types(makes_llama)
         for name, sentences in TEXTS.items():
             for kind in ("en", "de", "conllu"):
                 (folder / f"{name}.{kind}").write_text(_sentences(kind, sentences), encoding="utf-8")
@@ -76,7 +79,6 @@ class Newcomer:
                 with (folder / f"story.{kind}").open("a", encoding="utf-8") as file:
                     file.write(pair[side] + "\n")
         (folder / "recipe.toml").write_text(RECIPE, encoding="utf-8")
-        llama(folder / "llama")
 
     def types(self, command: Command) -> None:
         """One command; nothing where it was typed before."""
@@ -101,7 +103,7 @@ class Newcomer:
     def _python(self, words: list[str]) -> str:
         """`python -c CODE` or `python FILE`, in this process: what it prints."""
         said = io.StringIO()
-        with redirect_stdout(said):
+        with redirect_stdout(said), patch.object(sys, "argv", words):
             if words[0] == "-c":
                 exec(compile(words[1], "command", "exec"), {})
             else:
@@ -113,25 +115,6 @@ def _sentences(kind: str, count: int) -> str:
     """The first sentences of the sample, a line or (of parses) a paragraph each."""
     end = "\n\n" if kind == "conllu" else "\n"
     return end.join(hs.assets.sample(kind).read_text(encoding="utf-8").split(end)[:count]) + end
-
-
-def llama(folder: Path) -> None:
-    """A Llama of two layers, four groups of two heads each."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(tiny.PIECES),
-        hidden_size=32,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=128,
-        pad_token_id=tiny.PAD,
-        bos_token_id=tiny.START,
-        eos_token_id=tiny.END,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tiny.tokenizer([tiny.START], []).save_pretrained(folder)
 
 
 def narrow_bert(folder: Path, original: str) -> str:
@@ -159,5 +142,5 @@ def smaller(words: list[str]) -> list[str]:
         first, *others = words[words.index(flag) + 1].split(",")
         options[flag] = ",".join([first, *others[-1:]])
     kept = [word for place, word in enumerate(words) if word not in options and words[place - 1] not in options]
-    plain = ["--no-figures"] if words[0] == "analyze" and words[-1] != "run" else []  # those of one run are enough
-    return [*kept, *plain, *(part for option in options.items() for part in option)]
+    drawn = words[0] != "analyze" or words[-1].endswith("run")  # the figures of one run are enough
+    return [*kept, *([] if drawn else ["--no-figures"]), *(part for option in options.items() for part in option)]

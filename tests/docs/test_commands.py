@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from headscope.cli import main
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.savings import timings
 from tests.docs.newcomer import Newcomer, narrow_bert, smaller
-from tests.makers.documented import FIRST_HOUR, README, blocks, commands, name, pages
+from tests.makers.documented import DOCS, FIRST_HOUR, README, blocks, commands, name, pages
 
 TYPED = [*(page for page in pages() if commands(page)), FIRST_HOUR]
 ELSEWHERE = {"docs/api.md", "docs/growing.md"}
@@ -70,6 +71,24 @@ def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: 
     for block in blocks(page, "python"):
         assert not re.search(r"^(from|import) headscope(?! as hs$)", block.text, re.MULTILINE)
         exec(compile(block.text, name(page), "exec"), names)
+
+
+def test_what_is_typed_in_one_place_goes_into_folders_of_their_own() -> None:
+    """README, tutorial and the pages of Python, of engines and of plug-ins, typed one after the other."""
+    folders = {
+        page: [
+            *(
+                command.words[command.words.index("--out") + 1]
+                for command in commands(page)
+                if "--out" in command.words
+            ),
+            *re.findall(r'(?:save|convert)\("([^"]+)"|out="([^"]+)"', "".join(b.text for b in blocks(page, "python"))),
+        ]
+        for page in (README, *(DOCS / f"{name}.md" for name in ("tutorial", "api", "serving", "growing")))
+    }
+    written = [folder for found in folders.values() for folder in set(found)]
+    twice = [folder for folder, count in Counter(written).items() if count > 1]
+    assert len(written) > 15 and not twice
 
 
 def test_the_readme_is_short_and_has_the_commands_that_people_type() -> None:

@@ -28,7 +28,7 @@ def test_analyses_say_what_they_need_and_cost() -> None:
     assert (items["syntactic"].needs, items["confidence"].needs) == ("--parse", "")
     costs = {name: items[name].cost for name in ("shapley", "gradient", "entropy")}
     assert costs == {
-        "shapley": "passes of its own",
+        "shapley": "many passes of its own",
         "gradient": "one backward pass, shared",
         "entropy": "the forward pass, shared",
     }

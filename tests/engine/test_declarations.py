@@ -71,7 +71,7 @@ def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    command(monkeypatch, "analyze", "--help")
+    command(monkeypatch, "analyze", "--help-all")
     shown = capsys.readouterr().out
     assert "--last-keys" in shown and "Keys at the end of a sentence for `last_key`." in shown
     text, out = tmp_path / "text.en", tmp_path / "run"

@@ -114,3 +114,17 @@ def ov_logits(kind: str, its: Checkpoint, layer: int, head: int) -> Tensor:
     own = matrices(kind, its, layer, head)
     read = embedding(kind, its) if layer == 0 else after_first_layer(kind, its)
     return read @ own["v"] @ own["o"] @ unembedding(kind, its)
+
+
+def directions(kind: str, its: Checkpoint, layer: int, head: int, circuit: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores [V d] of what is read, singular values [d], and scores [V d] of what is written (`ov`) or read by keys.
+
+    From the d × d matrix; less the mean over the vocabulary.
+    """
+    own = matrices(kind, its, layer, head)
+    whole = own["v"] @ own["o"] if circuit == "ov" else own["q"] @ own["k"].T
+    left, sizes, right = torch.linalg.svd(whole)
+    table = embedding(kind, its)
+    written = (right @ unembedding(kind, its)).T if circuit == "ov" else table @ right.T
+    read = table @ left
+    return read - read.mean(dim=0), sizes, written - written.mean(dim=0)

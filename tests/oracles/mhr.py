@@ -14,7 +14,7 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.training.data.batches import Pairs, TokenizedTexts
+from headscope.training.data.batches import TokenizedTexts, TrainingPairs
 from headscope.training.data.prepare import pairs_of
 from tests.oracles import native
 
@@ -29,7 +29,7 @@ def theirs(oracles: Path) -> tuple[TransformerCheckpoint, Corpus]:
     return its, open_corpus(folder / "data" / "test.bpe.de", target=folder / "data" / "test.bpe.en")
 
 
-def pairs(its: TransformerCheckpoint, corpus: Corpus) -> Pairs:
+def pairs(its: TransformerCheckpoint, corpus: Corpus) -> TrainingPairs:
     """Their sentences as training batches are made from."""
     assert its.source is not None and its.target is not None
     sources = TokenizedTexts.of([its.source.encode(each.source) for each in corpus])

@@ -221,15 +221,15 @@ def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> N
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"merge_kv": 3}, r"--merge-kv 3: decoder-self\.0 has 4 key/value heads, .* choose from 1, 2, 4"),
-    ({"merge_kv": 4}, "--merge-kv 4: every layer has 4 key/value heads as it is"),
-    ({"merge_kv": 2, "heads": "decoder-self.0.0"}, "give --heads LIST.*--merge-kv N.*not both"),
-    ({"merge_kv": 2, "pad": True}, "--pad is for removed heads"),
-    ({"merge_kv": 2, "compensate": "mean", "source": "FILE"}, "--compensate mean is for removed heads"),
+    ({"merge_kv": (3,)}, r"--merge-kv 3: decoder-self\.0 has 4 key/value heads, .* choose from 1, 2, 4"),
+    ({"merge_kv": (4,)}, "--merge-kv 4: every layer has 4 key/value heads as it is"),
+    ({"merge_kv": (2,), "heads": "decoder-self.0.0"}, "give --heads LIST.*--merge-kv N.*not both"),
+    ({"merge_kv": (2,), "pad": True}, "--pad is for removed heads"),
+    ({"merge_kv": (2,), "compensate": "mean", "source": "FILE"}, "--compensate mean is for removed heads"),
     ({"heads": "decoder-self.0.0", "merge_by": "FILE"}, "--merge-by says which .* --merge-kv N"),
-    ({"merge_kv": 2, "column": "full_attention"}, "--column says which column of --merge-by"),
-    ({"merge_kv": 2, "merge_by": "RUN"}, "several columns .* choose one with --column"),
-    ({"merge_kv": 2, "merge_by": "RUN", "column": "sink"}, "no column 'sink'"),
+    ({"merge_kv": (2,), "column": "full_attention"}, "--column says which column of --merge-by"),
+    ({"merge_kv": (2,), "merge_by": "RUN"}, "several columns .* choose one with --column"),
+    ({"merge_kv": (2,), "merge_by": "RUN", "column": "sink"}, "no column 'sink'"),
 )
 
 

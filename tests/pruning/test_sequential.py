@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,7 +18,8 @@ from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import compensated
 from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
-from headscope.pruning.closed_form.moments import collect_moments
+from headscope.pruning.closed_form.feed_forward import feed_forward_outputs
+from headscope.pruning.closed_form.moments import collect_moments, text_batches
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import Refit, RefitOptions
@@ -85,6 +87,68 @@ def test_the_first_module_is_refitted_as_from_the_intact_model(kind: str) -> Non
     assert (first.refit.weight - at_once.refit.weight).abs().max() < 1e-8
     assert first.error == pytest.approx(at_once.error, rel=1e-6)
     assert first.error_without == pytest.approx(at_once.error_without, rel=1e-9)
+
+
+BLOCKS = {
+    "bert": (r"layer\.\d\.output\.dense$", r"layer\.\d\.output\.LayerNorm$"),
+    "native-post": (r"ffn\.outer$", r"ffn_norm$"),
+}
+"""The last linear layers of feed-forward blocks, and the norms that read what their outputs are added to."""
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_outputs_of_feed_forward_blocks_are_refitted_too(kind: str) -> None:
+    checkpoint = speakers.checkpoint(kind)
+    options = RefitOptions(damping=1e-3, sequential=True, feed_forward=True)
+    refits = sequential_refits(checkpoint, texts(kind), gone(kind), options)
+    whole = blocks(checkpoint, kind)
+    found = [number for number, refit in enumerate(refits) if refit.projection.owner in whole]
+    assert [refits[number].projection.owner for number in found] == list(whole)
+    assert set(found) < set(range(len(refits))) and refits[0].projection.owner not in whole
+    for number in found:
+        refit, owner = refits[number], refits[number].projection.owner
+        inputs, outputs, sums = blocks(checkpoint.with_model(refitted_model(checkpoint, refits[:number])), kind)[owner]
+        bias = checkpoint.model.get_submodule(owner).get_parameter("bias").detach().numpy()
+        targets = whole[owner][2] - (sums - outputs) - bias
+        weight = refit.projection.weight.numpy()
+        wanted, shift = oracle.refitted_to(inputs, targets, weight, [], damping=refit.refit.damping, affine=True)
+        assert np.abs(refit.refit.weight.numpy() - wanted).max() < 1e-8
+        assert np.abs(refit.refit.shift.numpy() - shift).max() < 1e-8
+        assert refit.refit.damping > 0.05 * np.cov(inputs.T).trace() / len(weight.T) and refit.residual
+        assert 0 < refit.error < refit.error_without
+
+
+def blocks(checkpoint: Checkpoint, kind: str) -> dict[str, list[Any]]:
+    """Inputs, outputs and what the next norm reads [n ·] of every block, sentence by sentence without padding."""
+    found: dict[str, list[list[Any]]] = {}
+    last: list[str] = []
+
+    def linear(name: str, inputs: Any, output: Any) -> None:
+        last[:] = [name]
+        for rows, values in zip(found.setdefault(name, [[], [], []]), (inputs[0], output), strict=False):
+            rows.append(values[0].detach().numpy())
+
+    parts = dict(checkpoint.model.named_modules())
+    handles = []
+    for name, part in parts.items():
+        if re.search(BLOCKS[kind][0], name):
+            handles.append(part.register_forward_hook(lambda _, x, y, name=name: linear(name, x, y)))
+        elif re.search(BLOCKS[kind][1], name):
+            handles.append(part.register_forward_pre_hook(lambda _, x: found[last[0]][2].append(x[0][0].numpy())))
+    with torch.no_grad():
+        for sentence in texts(kind).read():
+            speakers.asked(kind, sentence, hide=False).logits(checkpoint)
+    for handle in handles:
+        handle.remove()
+    return {name: [np.concatenate(rows) for rows in columns] for name, columns in found.items()}
+
+
+def test_blocks_are_found_for_any_model() -> None:
+    for kind, count in {"gpt2": 2, "t5": 3, "llama": 2, "marian": 3}.items():
+        batch = next(iter(text_batches(speakers.checkpoint(kind), texts(kind), None)))
+        assert len(feed_forward_outputs(speakers.checkpoint(kind), batch)) == count
+    with pytest.raises(ConfigError, match="give sequential=True too"):
+        RefitOptions(feed_forward=True)
 
 
 def test_nothing_removed_is_nothing_refitted_and_modules_before_the_first_stay() -> None:

@@ -20,6 +20,7 @@ from tests.makers.pages import (
     add_function_need,
     add_importance,
     browser,
+    edit_record,
     find_browser,
     hostile_run,
     make_examples,
@@ -82,7 +83,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     add_function_need(paths["first"])
     add_descriptions(paths["first"])
     add_faithfulness(paths["first"])
+    heads = pd.read_csv(paths["first"] / "heads.csv", keep_default_na=False)
+    heads["functions_unsupported"] = ["syntactic:obj> (12 instances, 20 are needed)", *[""] * (len(heads) - 1)]
+    heads.to_csv(paths["first"] / "heads.csv", index=False)
     make_examples(paths["first"], LAYOUT, count=2, length=5)
+    edit_record(paths["first"], left_out=[{"analysis": "syntactic", "why": "needs --parse"}], remarks=["a remark"])
     others = [sweep_run(folder / "sweep", LAYOUT), removal_run(folder / "small"), training_run(folder / "train")]
     write_page([*paths.values(), *others], folder / "page.html")
     write_page([hostile_run(folder / "hostile")], folder / "hostile.html")
@@ -106,13 +111,51 @@ def reader(opened: Reader) -> Iterator[Reader]:
 def test_sections_and_findings(reader: Reader) -> None:
     titles = reader.page.locator("main h2").all_inner_texts()
     assert titles == [
-        "Findings", "Head maps", "Heads in words", "Table of heads", "Importance", "Faithfulness", "Runs compared",
-        "Pruning", "Training", "Measures and runs",
+        "Findings", "Head maps", "All heads on one sentence", "Heads in words", "Table of heads", "Importance",
+        "Faithfulness", "Runs compared", "Pruning", "Training", "Measures and runs",
     ]  # fmt: skip
     assert reader.page.locator("nav a").all_inner_texts() == titles
     reader.page.locator("#overview a.head").first.click()
     name = reader.text("#overview a.head >> nth=0")
     assert reader.text("#detail h3") == name
+
+
+def test_importance_has_one_scale_and_is_not_clipped(chromium: Any, runs: dict[str, Path]) -> None:
+    """At the width of a phone and of a desk; a heading that is jumped to is not hidden under the bar."""
+    for viewport in (DESK, PHONE):
+        context = chromium.new_context(viewport=viewport, reduced_motion="reduce")
+        page = Reader(context.new_page(), runs["page"]).page
+        wide = "e => [...e.querySelectorAll('.bars')].map(b => b.parentNode.scrollWidth - b.parentNode.clientWidth)"
+        assert page.eval_on_selector("#importance", wide) == [0, 0]
+        marks = (
+            "e => [...e.querySelectorAll('.ticks')].map(t => [...t.children].map(m => m.textContent + m.style.left))"
+        )
+        most, least = page.eval_on_selector("#importance", marks)
+        assert most == least and len(most) > 1
+        page.evaluate("location.hash = '#faithfulness'")
+        bottom = page.eval_on_selector(".topbar", "e => e.getBoundingClientRect().bottom")
+        assert page.eval_on_selector("#faithfulness h2", "e => e.getBoundingClientRect().top") >= bottom
+        context.close()
+
+
+def test_all_heads_of_a_sentence_are_painted_and_lead_to_their_detail(reader: Reader) -> None:
+    tiny = reader.page.locator("#glance .tiny")
+    assert tiny.count() == 15
+    drawn = """cells => cells.filter(cell => {
+        const { width, height } = cell.firstChild;
+        return cell.firstChild.getContext('2d').getImageData(0, 0, width, height).data.some(Boolean);
+    }).length"""
+    reader.page.wait_for_function(f"({drawn})([...document.querySelectorAll('#glance .tiny')]) === 15")
+    tiny.nth(1).click()
+    assert reader.text("#detail h3") == str(tiny.nth(1).get_attribute("aria-label")).split(",")[0]
+
+
+def test_functions_without_evidence_are_hollow_where_asked_for(reader: Reader) -> None:
+    hollow = reader.page.locator("#heads .cell .hollow")
+    assert hollow.count() == 0
+    reader.page.get_by_label("functions without enough evidence").check()
+    assert hollow.all_inner_texts() == ["▲"]
+    reader.page.get_by_label("functions without enough evidence").uncheck()
 
 
 def test_a_head_has_a_card_and_all_are_in_words(reader: Reader) -> None:
@@ -212,7 +255,7 @@ def test_everything_is_within_reach_of_the_keyboard(reader: Reader) -> None:
     assert not page.locator("#tip").is_visible()
     seen = set()
     page.locator(".skip").focus()
-    for _ in range(120):
+    for _ in range(140):
         reader.key("Tab")
         seen.add(reader.focused("(e.closest('section, nav, #detail') || e).id"))
     assert {"nav", "overview", "heads", "detail", "table"} <= seen
@@ -253,7 +296,7 @@ def test_tables_are_saved_from_memory(reader: Reader, runs: dict[str, Path]) -> 
     saved = Path(waiting.value.path())
     rows = list(csv.reader(saved.read_text(encoding="utf-8").splitlines()))
     table = pd.read_csv(runs["first"] / "heads.csv", keep_default_na=False)
-    assert set(rows[0]) == set(table.columns) and len(rows) == len(table) + 1
+    assert set(rows[0]) == set(table.columns) - {"functions_unsupported"} and len(rows) == len(table) + 1
     assert [float(row[rows[0].index("confidence_low")]) for row in rows[1:]] == pytest.approx(
         table["confidence_low"].tolist(), rel=1e-4
     )

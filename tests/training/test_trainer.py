@@ -29,7 +29,14 @@ from headscope.training import losses
 from headscope.training import trainer as engine
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
-from headscope.training.data.batches import Pairs, TokenizedTexts, TrainingBatch, collate, cut_batches, epoch_plan
+from headscope.training.data.batches import (
+    TokenizedTexts,
+    TrainingBatch,
+    TrainingPairs,
+    collate,
+    cut_batches,
+    epoch_plan,
+)
 from headscope.training.data.tokenizers import normaliser
 from headscope.training.files.checkpoints import average
 from headscope.training.files.state import Progress
@@ -157,13 +164,13 @@ def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(tex
 # Batches and schedules.
 
 
-def pairs(count: int) -> Pairs:
+def pairs(count: int) -> TrainingPairs:
     chance = random.Random(count)
     source, target = (
         TokenizedTexts.of([[chance.randint(4, 30) for _ in range(chance.randint(1, 13))] for _ in range(count)])
         for _ in range(2)
     )
-    return Pairs(source, target, np.arange(count) + 1, start=1, end=2, prefix=(3,), suffix=(2,))
+    return TrainingPairs(source, target, np.arange(count) + 1, start=1, end=2, prefix=(3,), suffix=(2,))
 
 
 @pytest.mark.parametrize("tokens", [1, 37, 101, 10**6])
@@ -186,7 +193,7 @@ def test_batches_are_cut_where_the_next_sentence_would_be_too_much() -> None:
 
 
 def test_a_batch_holds_inputs_labels_and_masks() -> None:
-    corpus = Pairs(
+    corpus = TrainingPairs(
         TokenizedTexts.of([[7, 8], [9]]),
         TokenizedTexts.of([[5], [5, 6, 4]]),
         np.array([1, 4]),

@@ -68,7 +68,7 @@ def mhr_pickles(
         raise ConfigError(f"--mhr-rows {rows!r} is not known; choose one of {', '.join(ROWS)}")
     if rows != "corpus" and not checkpoint.is_native:
         raise ConfigError(f"--mhr-rows {rows} is for fairseq-like models; take 'corpus' for {checkpoint.path}")
-    collected = _Rows(summed=rows == "corpus")
+    collected = _FileRows(summed=rows == "corpus")
     last: dict[At, AttentionCall] = {}
 
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
@@ -119,7 +119,7 @@ def fork_numbers(call: AttentionCall, queries: Tensor | None, keys: Tensor | Non
     }
 
 
-class _Rows:
+class _FileRows:
     """Rows of every file, or where `summed` the sums of what one row will say."""
 
     def __init__(self, *, summed: bool) -> None:

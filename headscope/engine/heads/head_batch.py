@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,6 +16,12 @@ from headscope.engine.heads.rows import Match, Rows
 from headscope.engine.heads.shared import SharedTensors, T
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.heads import Site
+
+
+def sides(batch: Batch, site: Site) -> tuple[Side, Side]:
+    """What queries and keys of a site are."""
+    text = batch.source if batch.target is None else batch.target
+    return batch.source if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else batch.source
 
 
 @dataclass
@@ -31,8 +37,8 @@ class HeadBatch:
     [b h t k], row i that of sentence i's value, and its counts in `counts` [b].
 
     Analyses that join layers (`headscope.engine.base.Analysis.joins_layers`) may see several `layers` at once: h are
-    then the heads of the first layer, those of the second, and so on, each layer with as many. `host_queries` is
-    `queries` on the CPU, which can be read without waiting for the device.
+    then the heads of the first layer, those of the second, and so on, each layer with as many. `host_queries` and
+    `host_keys` are `queries` and `keys` on the CPU: what follows from text alone costs a device nothing there.
     """
 
     site: Site
@@ -52,10 +58,17 @@ class HeadBatch:
     first_query: int = 0
     layers: tuple[int, ...] = ()
     host_queries: Tensor = field(default_factory=lambda: torch.empty(0))
+    host_keys: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def __post_init__(self) -> None:
         self.layers = self.layers or (self.layer,)
         self.host_queries = self.host_queries if self.host_queries.numel() else self.queries
+        self.host_keys = self.host_keys if self.host_keys.numel() else self.keys
+
+    @property
+    def host_sides(self) -> tuple[Side, Side]:
+        """What queries and keys are, on the CPU."""
+        return sides(self.batch.on_host, self.site)
 
     @property
     def weights(self) -> Tensor:
@@ -83,11 +96,14 @@ class HeadBatch:
         return self.rows.entropy
 
     def weight_on(self, columns: Tensor) -> Tensor:
-        """Σ_s weights · columns [b h t n] for columns [b s n], such as the indicators of sets of keys."""
+        """Σ_s weights · columns [b h t n] for columns [b s n], such as the indicators of sets of keys.
+
+        Columns that are the same for all layers (`once`) may be on the CPU: which keys they name is then known there.
+        """
         return self.rows.weight_on(columns)
 
     def visible_on(self, columns: Tensor) -> Tensor:
-        """Σ of columns [b s n] over the keys that each query sees [b t n]."""
+        """Σ of columns [b s n] over the keys that each query sees [b t n], where the model is."""
         return self.rows.visible_on(columns)
 
     def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
@@ -102,8 +118,16 @@ class HeadBatch:
     def positions(self) -> Tensor:
         """Positions [t] of the queries in their sentences."""
         last = self.first_query + self.queries.shape[1]
-        make = partial(torch.arange, self.first_query, last, device=self.queries.device)
+
+        def make() -> Tensor:
+            return upload(torch.arange(self.first_query, last), self.queries.device)
+
         return self.of_rows.get(f"positions/{self.first_query}", self.queries, make)
+
+    @cached_property
+    def offsets(self) -> Tensor:
+        """Positions of the largest weights less those of their queries [b h t]."""
+        return self.argmax_position - self.positions
 
     def shared(self, name: str, make: Callable[[], T]) -> T:
         """A tensor that depends on batch, site and visibility but not on the layer: made once for all of these.
@@ -119,16 +143,17 @@ class HeadBatch:
         return self.of_batch.get(f"{self.site}/{name}", self.batch, make)
 
     def over_queries(self, values: Tensor, *, only: Tensor | None = None) -> Ratio:
-        """Mean over counted queries of values [b h t] (and over those of `only` [b t])."""
+        """Mean over counted queries of values [b h t] (and over those of `only` [b t], which may be on the CPU)."""
         weights, count = self.counted(values.dtype, only)
         return Ratio((values @ weights[:, :, None])[..., 0], count)  # [b h t] · [b t 1]
 
     def counted(self, dtype: torch.dtype, only: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Which queries count (of those of `only`) as numbers [b t], and how many [b 1]."""
+        """Which queries count (of those of `only`) as numbers [b t], and how many [b 1], on the CPU if that knows."""
 
         def make() -> tuple[Tensor, Tensor]:
-            weights = (self.queries if only is None else self.queries & only).to(dtype)
-            return weights, weights.sum(dim=-1, keepdim=True)
+            queries = self.host_queries if only is None or only.device.type == "cpu" else self.queries
+            weights = (queries if only is None else queries & only).to(dtype)
+            return upload(weights, self.queries.device), weights.sum(dim=-1, keepdim=True)
 
         return self.of_rows.get(f"counted/{dtype}/{id(self.queries)}", self.queries if only is None else only, make)
 

@@ -246,7 +246,7 @@ class LinkedWords:
                 words[number][row, places[: len(of_subwords)]] = of_subwords
                 if number == 0 and spans is not None:
                     ends[row, places] = _ends(texts[0], spans)
-        self.ends = upload(torch.from_numpy(ends), device)
+        self.ends = torch.from_numpy(ends)  # [b s 2]
         self.rows, self.stride = len(sentences), int(words[0].max()) + 2
         self.targets = int(words[1].max()) + 2
         self.source_word = upload(torch.from_numpy(words[0]), device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.data.encoded import Batch, Side
 from headscope.distributed import upload
-from headscope.engine.heads.head_batch import HeadBatch
+from headscope.engine.heads.head_batch import HeadBatch, sides
 from headscope.engine.heads.rows import DenseRows, Rows
 from headscope.engine.heads.shared import SharedTensors
 from headscope.engine.heads.streamed_rows import StreamedRows
@@ -42,11 +42,11 @@ class ObservedBatch:
                 f"{size[1]} positions where the text has {expected[0]} and {expected[1]}; "
                 "it cannot be analysed token by token"
             )
-        host_queries, queries, keys = self._counted(batch, attention_site.site)
+        host_queries, host_keys, queries, keys = self._counted(batch, attention_site.site)
         return HeadBatch(
             site=attention_site.site,
             layer=attention_site.layer,
-            rows=self._rows(call, key_side, keys),
+            rows=self._rows(call, attention_site.site, keys),
             context=precise(call.context.detach()),
             value=call.value.detach(),
             queries=queries,
@@ -57,6 +57,7 @@ class ObservedBatch:
             of_batch=self.shared,
             of_rows=self.shared,
             host_queries=host_queries,
+            host_keys=host_keys,
         )
 
     def joined(self, attention_sites: Sequence[AttentionSite], calls: Sequence[AttentionCall]) -> HeadBatch:
@@ -85,26 +86,29 @@ class ObservedBatch:
             return self.batch
         return self.shared.get(f"batch/{device}", self.batch, lambda: self.batch.to(device))
 
-    def _counted(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        """Which queries count on the CPU and on the device [b t], and which keys [b s]: the same for all its layers."""
+    def _counted(self, batch: Batch, site: Site) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Which queries [b t] and keys [b s] count, on the CPU and on the device: the same for all layers of a site."""
 
-        def make() -> tuple[Tensor, Tensor, Tensor]:
+        def make() -> tuple[Tensor, Tensor, Tensor, Tensor]:
             counted = [side.real if self.keep_special else side.real & ~side.special for side in sides(host, site)]
             queries, keys = counted[0] & counted[1].any(dim=-1, keepdim=True), counted[1]
-            return queries, upload(queries, device), upload(keys, device)
+            return queries, keys, upload(queries, device), upload(keys, device)
 
         host, device = batch.on_host, batch.source.ids.device
         return self.shared.get(f"counted/{site}", batch, make)
 
-    def _rows(self, call: AttentionCall, key_side: Side, keys: Tensor) -> Rows:
-        t = call.query.shape[2]
+    def _rows(self, call: AttentionCall, site: Site, keys: Tensor) -> Rows:
+        t, device = call.query.shape[2], call.context.device
+        key_side = sides(self._batch_on(device), site)[1]
         name = f"{id(key_side)}/{t}"
         if call.made_weights is not None:
             visible = self.shared.get(f"visible/{name}", call.mask, lambda: _visible(call, key_side))
             return DenseRows(precise(call.made_weights.detach()), visible, keys, self.shared)
-        size = (len(call.query), t, call.key.shape[2])
-        visibility = self.shared.get(f"visibility/{name}", call.mask, lambda: Visibility.of(call.mask, size))
-        seen = self.shared.get(f"seen/{name}", visibility, lambda: visibility.without_padding(key_side.real))
+        size, real = (len(call.query), t, call.key.shape[2]), sides(self.batch.on_host, site)[1].real
+        visibility = self.shared.get(
+            f"visibility/{name}", call.mask, lambda: Visibility.of(call.mask, size, device=device)
+        )
+        seen = self.shared.get(f"seen/{name}", visibility, lambda: visibility.without_padding(real))
         options = call.options
         scores = ScoreBlocks.of(
             call.query.detach(),
@@ -116,12 +120,6 @@ class ObservedBatch:
             sinks=None if options.sinks is None else options.sinks.detach(),
         )
         return StreamedRows(scores, seen, keys, self.shared)
-
-
-def sides(batch: Batch, site: Site) -> tuple[Side, Side]:
-    """What queries and keys of a site are."""
-    text = batch.source if batch.target is None else batch.target
-    return batch.source if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else batch.source
 
 
 def precise(values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from headscope.distributed import upload
 from headscope.engine.heads.shared import SharedTensors
 
 Match = Callable[[slice], Tensor]
@@ -86,23 +87,27 @@ class DenseRows:
         return max_and_position(weights + self._shared("hidden", self._hidden))  # [b h t s] + [b 1 t s]
 
     def _hidden(self) -> Tensor:
-        return (self.visible & self.keys[:, None])[:, None].to(self.weights.dtype) * 2 - 2
+        return (~(self.visible & self.keys[:, None]))[:, None] * -2.0
 
     @property
     def entropy(self) -> Tensor:
         """See `Rows`."""
+        if self.weights.device.type != "cpu":
+            terms: Tensor = torch.special.entr(self.weights)  # fewer kernels, where each has a price
+            return terms.sum(dim=-1)
         logs = self.weights.clamp(min=torch.finfo(self.weights.dtype).tiny).log_()  # 0 ln 0 is 0
         return -torch.einsum("bhts,bhts->bht", self.weights, logs)
 
     def weight_on(self, columns: Tensor) -> Tensor:
         """See `Rows`."""
-        sums = self.weights.flatten(1, 2) @ columns.to(self.weights.dtype)  # [b h·t n]
+        columns = placed(self.shared, columns, self.weights)
+        sums = self.weights.flatten(1, 2) @ columns  # [b h·t n]
         return sums.view(*self.weights.shape[:-1], -1)
 
     def visible_on(self, columns: Tensor) -> Tensor:
         """See `Rows`."""
         visible = self._shared(f"visible/{columns.dtype}", lambda: self.visible.to(columns.dtype))
-        return visible @ columns
+        return visible @ upload(columns, visible.device)
 
     def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """See `Rows`."""
@@ -120,6 +125,13 @@ class DenseRows:
         return self.shared.get(name, self.visible, make)
 
 
+def placed(shared: SharedTensors, columns: Tensor, weights: Tensor) -> Tensor:
+    """Columns where weights are, in numbers like them."""
+    if columns.device == weights.device and columns.dtype is weights.dtype:
+        return columns
+    return shared.get(f"columns/{weights.dtype}", columns, lambda: upload(columns.to(weights.dtype), weights.device))
+
+
 # Weights nearer than this share of the larger one are equal. In float32 not more than two units in the last
 # place: of the million rows of a real BERT on 1,000 sentences none has its two largest weights within 1e-6,
 # but word-level sums come as near as 4e-7, and those are different numbers.
@@ -133,9 +145,11 @@ def max_and_position(values: Tensor) -> tuple[Tensor, Tensor]:
     A model may give two keys the same weight, as T5 does for one token twice in one bucket of distance:
     their last digits change with the shape of the batch, and the place must not.
     """
-    by_key = values.movedim(-1, 0)  # [s …]
-    if values.device.type == "cpu":
-        by_key = by_key.contiguous()  # many short rows side by side, which is much faster
+    if values.device.type != "cpu":
+        max_weight = values.amax(dim=-1)
+        least = torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
+        return max_weight, (values >= least[..., None]).to(torch.uint8).argmax(dim=-1)
+    by_key = values.movedim(-1, 0).contiguous()  # [s …]: many short rows side by side, which is much faster
     max_weight, s = by_key.amax(dim=0), len(by_key)
     near = by_key >= torch.minimum(max_weight, max_weight * (1 - TIE[values.dtype]))
     from_end = torch.arange(s, 0, -1, device=values.device, dtype=torch.uint8 if s < 256 else torch.int32)

@@ -9,7 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from headscope.engine.heads.rows import TIE, DenseRows, Match
+from headscope.distributed import upload
+from headscope.engine.heads.rows import TIE, DenseRows, Match, placed
 from headscope.engine.heads.shared import SharedTensors
 from headscope.errors import HeadscopeError
 from headscope.model.streaming.context import block_weights
@@ -69,8 +70,10 @@ class StreamedRows:
 
     def weight_on(self, columns: Tensor) -> Tensor:
         """See `Rows`."""
-        occurring = columns.any(dim=0).any(dim=-1).nonzero()[:, 0]
-        values = columns.to(self.scores.query.dtype)  # [b s n]
+        device, values = self.scores.query.device, placed(self.shared, columns, self.scores.query)  # [b s n]
+        occurring = self.shared.get(
+            "occurring", columns, lambda: upload(columns.any(dim=0).any(dim=-1).nonzero()[:, 0], device)
+        )
         parts = []
         for queries in self._query_blocks(len(occurring) if len(occurring) <= FEW else columns.shape[1]):
             if len(occurring) <= FEW:
@@ -84,7 +87,7 @@ class StreamedRows:
 
     def visible_on(self, columns: Tensor) -> Tensor:
         """See `Rows`."""
-        return self.seen.seen(columns)
+        return self.seen.seen(upload(columns, self.scores.query.device))
 
     def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """See `Rows`."""
@@ -97,20 +100,20 @@ class StreamedRows:
         if pairs is None:
             return self._weight_on_many(match, keys)
         b, _, t, s = self.scores.size
-        if pairs.shape[1] * SPARSE < b * t * s:
+        if pairs.places.shape[1] * SPARSE < b * t * s:
             sums = PairSums.of(self)
-            for scores, part in self._single_scores(pairs):
+            for scores, part in self._single_scores(pairs.places):
                 sums.add(scores, part)
             return sums.result
         if name is None:
             return self._gathered({"": pairs})[""]
-        patterns: dict[str, Tensor] = self.shared.get("patterns", self.seen, dict)
+        patterns: dict[str, Pairs] = self.shared.get("patterns", self.seen, dict)
         patterns[name] = pairs
         if name not in self.gathered:
             self.gathered |= self._gathered(patterns)
         return self.gathered[name]
 
-    def _gathered(self, patterns: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    def _gathered(self, patterns: Mapping[str, Pairs]) -> dict[str, tuple[Tensor, Tensor]]:
         """The results of all patterns that layers before asked for, from one walk over blocks of scores.
 
         Blocks take less time than many single scores, and most of it whether one pattern reads them or several.
@@ -120,8 +123,7 @@ class StreamedRows:
             low, _, _, high = self.scores.visibility.bounds(queries)
             block = self.scores.block(queries, slice(low, high), all_visible=self.scores.visibility.spans is not None)
             for name, pairs in patterns.items():
-                ends = pairs.new_tensor([queries.start, queries.stop]) * len(self.keys)
-                part = self._places(pairs[:, slice(*torch.searchsorted(pairs[0], ends).tolist())])
+                part = self._places(pairs.places[:, pairs.begins[queries.start] : pairs.begins[queries.stop]])
                 sums[name].add(block[part[0], :, part[1] - queries.start, part[2] - low], part)
         return {name: of_pattern.result for name, of_pattern in sums.items()}
 
@@ -132,15 +134,15 @@ class StreamedRows:
             places = self._places(pairs[:, part])
             yield self.scores.pairs(*places), places
 
-    def _kept_pairs(self, match: Match, keys: Tensor) -> Tensor | None:
+    def _kept_pairs(self, match: Match, keys: Tensor) -> Pairs | None:
         """`_pairs` for all layers of the batch; None where they would be too many beside those of other patterns."""
         kept: list[Tensor] = self.shared.get("kept pairs", None, list)
         pairs = self._pairs(match, keys, min(KEPT // 2, KEPT - sum(others.nbytes for others in kept)))
-        kept.extend([] if pairs is None else [pairs])
+        kept.extend([] if pairs is None else [pairs.places])
         return pairs
 
-    def _pairs(self, match: Match, keys: Tensor, most: int) -> Tensor | None:
-        """Every match as query · b + sentence, and key [2 n], in this order; None where they take over `most` bytes."""
+    def _pairs(self, match: Match, keys: Tensor, most: int) -> Pairs | None:
+        """Every match; None where they take over `most` bytes. Of a device their number is read."""
         found, size = [], 0
         for queries, matches in self._matches(match, keys):
             query, sentence, key = matches.transpose(0, 1).nonzero(as_tuple=True)
@@ -148,7 +150,9 @@ class StreamedRows:
             size += found[-1].nbytes
             if size > most:
                 return None
-        return torch.cat(found, dim=1)
+        places = torch.cat(found, dim=1)
+        firsts = torch.arange(self.scores.size[2] + 1, dtype=torch.int32, device=places.device) * len(keys)
+        return Pairs(places, firsts)
 
     def _places(self, pairs: Tensor) -> Tensor:
         """Sentence, query and key [3 n] of pairs [2 n]."""
@@ -181,6 +185,20 @@ class StreamedRows:
             whole = torch.nn.functional.pad(weights, (keys.start, s - keys.stop))
             visible = self.seen.visible(queries, slice(0, s))[:, 0].expand(len(whole), -1, -1)
             yield queries, DenseRows(whole, visible, self.keys, SharedTensors(), queries.start)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Matches of a pattern: query · b + sentence, and key [2 n], in this order; `firsts` [t+1] is query · b."""
+
+    places: Tensor
+    firsts: Tensor
+
+    @cached_property
+    def begins(self) -> list[int]:
+        """Where the matches of each query begin, and where the last one's end."""
+        begins: list[int] = torch.searchsorted(self.places[0].contiguous(), self.firsts).tolist()
+        return begins
 
 
 @dataclass(frozen=True)

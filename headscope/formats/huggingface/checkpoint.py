@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from threading import RLock
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,9 @@ from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.model.discovery import text_config
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.storage.stored_weights import why_not_changed
+
+TOKENISING = RLock()
+"""Held while a tokenizer is used: one of the library tokenizers keeps what it was asked, and two threads may ask."""
 
 
 class _Ids(NamedTuple):
@@ -112,9 +116,10 @@ class HuggingFaceCheckpoint(Predicting):
     def _ids(self, arguments: dict[str, list[str]], limit: int) -> list[_Ids]:
         """Ids cut at the limit, how many there were, and token types of pairs."""
         tokenizer = self._tokenizer()
-        uncut = fitting = tokenizer(**arguments, verbose=False)
-        if any(len(ids) > limit for ids in uncut["input_ids"]):
-            fitting = tokenizer(**arguments, truncation=True, max_length=limit, verbose=False)
+        with TOKENISING:
+            uncut = fitting = tokenizer(**arguments, verbose=False)
+            if any(len(ids) > limit for ids in uncut["input_ids"]):
+                fitting = tokenizer(**arguments, truncation=True, max_length=limit, verbose=False)
         types: list[list[int]] = [[]] * len(uncut["input_ids"])
         if "text_pair" in arguments and "token_type_ids" in inspect.signature(self.model.forward).parameters:
             types = fitting.get("token_type_ids", types)
@@ -123,7 +128,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     def _encoded(self, texts: Sequence[str], coded: Sequence[_Ids], side: SideName) -> list[Encoded]:
         tokenizer = self._tokenizer()
-        size = int(text_config(self.config, target=side == "target").vocab_size)
+        size, unknown_id = int(text_config(self.config, target=side == "target").vocab_size), tokenizer.unk_token_id
         encoded = []
         for text, (ids, length, segments) in zip(texts, coded, strict=True):
             if not ids:
@@ -137,7 +142,7 @@ class HuggingFaceCheckpoint(Predicting):
             special = [number in self._special for number in inputs]
             if side == "target":
                 special[0] = True
-            unknown = sum(pair == (tokenizer.unk_token_id, False) for pair in zip(inputs, special, strict=True))
+            unknown = sum(pair == (unknown_id, False) for pair in zip(inputs, special, strict=True))
             encoded.append(Encoded(inputs, special, length - len(ids), unknown, segments))
         return encoded
 
@@ -159,7 +164,8 @@ class HuggingFaceCheckpoint(Predicting):
         return next((number for of, name in named if (number := getattr(of, name, None)) is not None), None)
 
     def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
-        return subword_spans(self._tokenizer(), text, ids)
+        with TOKENISING:
+            return subword_spans(self._tokenizer(), text, ids)
 
     def subwords(self, ids: Sequence[int]) -> list[str]:
         subwords: list[str] = self._tokenizer().convert_ids_to_tokens(list(ids))

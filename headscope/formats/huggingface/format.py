@@ -150,7 +150,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         limit = (
             f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
             "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
-            "--export native`, or `--pad`; for llama.cpp `--export gguf`"
+            "--export native`, or `--pad`; for llama.cpp `--export gguf`; of layers as Qwen3's `--export laguna`"
         )
         return SavedFiles(folder, self.name, (note,), OPENS_OWN_CODE, (limit,))
 

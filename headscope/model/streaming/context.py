@@ -42,7 +42,7 @@ def streaming() -> Iterator[None]:
 
 def streamed_context(query: Tensor, key: Tensor, value: Tensor, options: ScoreOptions) -> Tensor:
     """weights · value [b h t k] for query [b h t k], key and value [b g s k], as `attend` defines them."""
-    visibility = Visibility.of(options.mask, (len(query), query.shape[2], key.shape[2]))
+    visibility = Visibility.of(options.mask, (len(query), query.shape[2], key.shape[2]), device=query.device)
     plain = options.softcap is None and options.position_bias is None and options.sinks is None
     if plain and value.shape[-1] == query.shape[-1] and query.shape[1]:
         return _Fused(query, key, value, options.scaling).context(visibility)

@@ -138,6 +138,7 @@ class _Rows:
         b, h, _, _ = scores.size
         shape, new = (b, h, queries.stop - queries.start), scores.query.new_full
         self.scores, self.counted, self.queries, self.tie = scores, counted, queries, tie
+        self.waits = scores.query.device.type != "cpu"  # to ask whether work can be saved would take longer there
         self.largest = new(shape, HIDDEN)  # of all visible keys
         self.total = new(shape, 0.0)  # Σ exp(score − largest)
         self.weighted = new(shape, 0.0)  # Σ exp(score − largest) · (score − largest)
@@ -155,7 +156,7 @@ class _Rows:
             largest = block.amax(dim=-1)
             self._sum(block, largest)
             skipped = uncounted[:, keys]
-            if bool(skipped.any()):
+            if self.waits or bool(skipped.any()):
                 block.masked_fill_(skipped[:, None, None], HIDDEN)
                 largest = block.amax(dim=-1)
             self._compare(block, largest, start)
@@ -176,7 +177,7 @@ class _Rows:
         """Move the argmax to this block where its maximum is above all before it."""
         slack = self.tie * largest.abs().clamp(min=1)
         better = largest > self.best + slack
-        if bool(better.any()):
+        if self.waits or bool(better.any()):
             first = _first_at_least(block, largest - slack)
             self.position = torch.where(better, first + start, self.position)
         self.best = torch.maximum(self.best, largest)

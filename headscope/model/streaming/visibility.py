@@ -6,13 +6,15 @@ A whole mask of 32,000 positions has four GB. What is there for one block at a t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
+
+from headscope.distributed import upload, widest
 
 BUDGET = 128 * 2**20
 """Bytes that streamed attention takes beside the model's own states: for blocks, and for what is kept between them."""
@@ -32,13 +34,17 @@ def query_blocks(queries: int, bytes_each: int, *, at_most: int | None = None) -
         yield slice(start, min(start + step, queries))
 
 
+CPU = torch.device("cpu")
 CELL_SCANNED = 8
 """Bytes for each cell of a mask that is looked at: itself, and the copies of which its ends are found."""
 
 
 @dataclass(frozen=True)
 class Spans:
-    """The keys that each query sees, where they lie side by side: from `first` up to, without it, `end` [b t]."""
+    """The keys that each query sees, where they lie side by side: from `first` up to, without it, `end` [b t].
+
+    Both are on the CPU, where bounds of blocks are read, wherever the model is.
+    """
 
     first: Tensor
     end: Tensor
@@ -51,6 +57,16 @@ class Spans:
     def clipped(self, keys: Spans) -> Spans:
         """Only the keys [b 1] of other spans."""
         return Spans.between(torch.maximum(self.first, keys.first), torch.minimum(self.end, keys.end))
+
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """First keys and ends [b t] on a device."""
+        if device not in self._copies:
+            self._copies[device] = (upload(self.first, device), upload(self.end, device))
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
+        return {}
 
 
 class LazyMask(Tensor):
@@ -109,9 +125,9 @@ def causal_mask(positions: int, real: Tensor | None, *, device: torch.device) ->
         visible = (columns <= rows[:, None]).expand(b, 1, -1, -1)
         return visible if real is None else visible & real.bool()[:, None, None, keys]
 
-    whole = Spans(*(torch.tensor([[end]], device=device) for end in (0, positions)))
+    whole = Spans(*(torch.tensor([[end]]) for end in (0, positions)))
     of_keys = whole if real is None else spans_of(real)
-    ends = torch.arange(1, positions + 1, device=device).expand(b, -1)
+    ends = torch.arange(1, positions + 1).expand(b, -1)
     known = None if of_keys is None else Spans(torch.zeros_like(ends), ends).clipped(of_keys)
     return LazyMask(block, (b, 1, positions, positions), dtype=torch.float32, device=device, known=known)
 
@@ -122,12 +138,11 @@ def spans_of(real: Tensor) -> Spans | None:
 
 
 def _spans(visible: Tensor) -> Spans | None:
-    """Spans of visible [b t s]; None where there are gaps."""
+    """Spans of visible [b t s]; None where there are gaps. Of a device it is the only thing that is read."""
     s = visible.shape[-1]
-    count = visible.sum(dim=-1)
-    first = visible.to(torch.uint8).argmax(dim=-1)
-    last = s - 1 - visible.flip(-1).to(torch.uint8).argmax(dim=-1)
-    if ((count > 0) & (last - first + 1 != count)).any():
+    bounds = [visible.sum(dim=-1), *(part.to(torch.uint8).argmax(dim=-1) for part in (visible, visible.flip(-1)))]
+    count, first, from_end = torch.stack(bounds).cpu()
+    if ((count > 0) & (s - from_end - first != count)).any():
         return None
     return Spans(first, first + count)
 
@@ -152,41 +167,44 @@ class Visibility:
     """The visible keys of t queries among s keys: `spans` where they lie side by side, else by `mask`.
 
     `mask` broadcasts to [b h t s]: additive, or boolean with True for visible; None: all is visible, or `spans` says
-    what is. `real` [b s] are keys that are no padding, if that says more than the mask does.
+    what is. `real` [b s] are keys that are no padding, if that says more than the mask does. What is visible is said
+    on `device`.
     """
 
     shape: tuple[int, int, int]
     spans: Spans | None = None
     mask: Tensor | None = None
     real: Tensor | None = None
+    device: torch.device = CPU
 
     @classmethod
-    def of(cls, mask: Tensor | None, shape: tuple[int, int, int]) -> Visibility:
+    def of(cls, mask: Tensor | None, shape: tuple[int, int, int], *, device: torch.device = CPU) -> Visibility:
         """What a model's mask leaves visible; `shape` is b, t, s."""
         if isinstance(mask, LazyMask):
-            return cls(shape, mask.spans, None if mask.spans else mask)
+            return cls(shape, mask.spans, None if mask.spans else mask, device=device)
         if mask is not None and mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
             of_keys = spans_of(mask[:, 0, 0])
             if of_keys is not None:
-                return cls(shape, Spans(*(end.expand(shape[0], shape[1]) for end in (of_keys.first, of_keys.end))))
-        return cls(shape, None, mask)
+                ends = (end.expand(shape[0], shape[1]) for end in (of_keys.first, of_keys.end))
+                return cls(shape, Spans(*ends), device=device)
+        return cls(shape, None, mask, device=device)
 
     def without_padding(self, real: Tensor) -> Visibility:
-        """The same without keys that are not `real` [b s]."""
+        """The same without keys that are not `real` [b s], which are best given on the CPU."""
         of_keys = spans_of(real)
         if of_keys is None or (self.spans is None and self.mask is not None):
-            return Visibility(self.shape, self.spans, self.mask, real)
+            return replace(self, real=upload(real, self.device))
         spans = self.spans
         if spans is None:
-            spans = Spans(*(torch.full(self.shape[:2], end, device=real.device) for end in (0, real.shape[1])))
-        return Visibility(self.shape, spans.clipped(of_keys))
+            spans = Spans(*(torch.full(self.shape[:2], end) for end in (0, real.shape[1])))
+        return Visibility(self.shape, spans.clipped(of_keys), device=self.device)
 
     @cached_property
     def is_causal(self) -> bool:
         """Whether every query sees itself and all keys before it, and nothing else."""
         if self.spans is None or self.real is not None or self.shape[1] != self.shape[2]:
             return False
-        ends = torch.arange(1, self.shape[1] + 1, device=self.spans.end.device)
+        ends = torch.arange(1, self.shape[1] + 1)
         return bool(((self.spans.first == 0) & (self.spans.end == ends)).all())
 
     @cached_property
@@ -212,8 +230,8 @@ class Visibility:
         """Whether queries see keys (a slice with start and stop, or positions [n]): [b 1 q n] boolean."""
         b, t, s = self.shape
         if self.spans is not None:
-            n = torch.arange(keys.start, keys.stop, device=self.spans.end.device) if isinstance(keys, slice) else keys
-            first, end = (bound[:, None, queries, None] for bound in (self.spans.first, self.spans.end))
+            n = torch.arange(keys.start, keys.stop, device=self.device) if isinstance(keys, slice) else keys
+            first, end = (bound[:, None, queries, None] for bound in self.spans.on(self.device))
             visible = (n >= first) & (n < end)
         elif isinstance(self.mask, LazyMask):
             visible = self.mask.block(queries, keys if isinstance(keys, slice) else slice(0, s))
@@ -221,8 +239,7 @@ class Visibility:
         elif self.mask is None:
             rows = queries.stop - queries.start
             columns = keys.stop - keys.start if isinstance(keys, slice) else len(keys)
-            device = None if self.real is None else self.real.device
-            visible = torch.ones(b, 1, rows, columns, dtype=torch.bool, device=device)
+            visible = torch.ones(b, 1, rows, columns, dtype=torch.bool, device=self.device)
         else:
             part = self.mask.expand(-1, -1, t, s)[:, :1, queries][..., keys]
             visible = part if part.dtype == torch.bool else part > torch.finfo(part.dtype).min / 2
@@ -254,9 +271,10 @@ class Visibility:
     def seen(self, columns: Tensor) -> Tensor:
         """Sum over the keys that each query sees of columns [b s n]: [b t n]."""
         if self.spans is not None and self.real is None:
-            sums = torch.nn.functional.pad(columns.double().cumsum(dim=1), (0, 0, 1, 0))  # [b s+1 n]
+            sums = columns.to(widest(columns.device)).cumsum(dim=1)
+            sums = torch.nn.functional.pad(sums, (0, 0, 1, 0))  # [b s+1 n]
             sentences, _, n = columns.shape
-            first, end = (bound[..., None].expand(sentences, -1, n) for bound in (self.spans.first, self.spans.end))
+            first, end = (bound[..., None].expand(sentences, -1, n) for bound in self.spans.on(self.device))
             return (sums.gather(1, end) - sums.gather(1, first)).to(columns.dtype)
         parts = [visible[:, 0].expand(len(columns), -1, -1).to(columns.dtype) @ columns for _, visible in self.blocks()]
         return torch.cat(parts, dim=1)

@@ -130,7 +130,7 @@ class RefitBench:
         performance["removed"] = self._removed(self.held_out, heads) if choice is None else choice.masked.held_out
         if choice is not None and taken.method != "none":
             performance["refitted"] = choice.taken.held_out
-        names = ("method", "damping", "anchor", "sequential")
+        names = ("method", "damping", "anchor", "sequential", "feed_forward")
         check = self.options.check if taken.method != "none" else ()
         options = replace(self.options, check=check, **{name: getattr(taken, name) for name in names})
         own = anchor_name(taken.anchor) == "text"
@@ -161,6 +161,7 @@ class RefitBench:
             damping=given.damping,
             add_bias=self.add_bias,
             sequential=given.sequential,
+            feed_forward=given.feed_forward,
             anchor=given.anchor,
         )
 
@@ -216,7 +217,7 @@ class RefitBench:
         if self.options.sequential and heads:
             refitted = [each for each in measured.values() if each.options.method == "least-squares"]
             best = min(refitted, key=lambda each: max(each.harms(shown[0])))
-            options = replace(best.options, sequential=True)
+            options = replace(best.options, sequential=True, feed_forward=self.options.feed_forward)
             shown.append(self._candidate(options, self.copy_with(self.refits(heads, options))))
         taken = least_harm([each for each in shown if each.first is None])
         return Choice(shown, taken, self.check[1].name, self.check[1].count)

@@ -12,7 +12,7 @@ from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.choice import Choice
 from headscope.pruning.closed_form.compensate import ModuleRefit
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.options.refit import Refit, anchor_name, check_texts
+from headscope.pruning.options.refit import Refit, anchor_name, check_texts, in_turn
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
@@ -80,6 +80,7 @@ class Compensated:
             "damping": self.options.damping,
             "anchor": anchor_name(self.options.anchor) or "none",
             "sequential": self.options.sequential,
+            "feed_forward": self.options.feed_forward,
             "calibration": {"text": self.text.calibration.name, "sentences": self.text.calibration.count},
             "held_out": {"text": self.text.held_out.name, "sentences": self.text.held_out.count},
             "performance": {name: asdict(performance) for name, performance in self.performance.items()},
@@ -94,7 +95,7 @@ class Compensated:
             return {}
         text = self.text.calibration
         anchor = anchor_name(self.options.anchor)
-        how = ["sequential"] * self.options.sequential + [f"anchor={anchor}{self.anchor_digest[:8]}"] * bool(anchor)
+        how = in_turn(self.options) + [f"anchor={anchor}{self.anchor_digest[:8]}"] * bool(anchor)
         return {
             "compensate": "-".join([self.options.method, *how]),
             "damping": f"{self.options.damping:g}",
@@ -128,6 +129,7 @@ class Compensated:
 
 def _module_record(refit: ModuleRefit) -> dict[str, Any]:
     return {
+        "module": refit.projection.owner,
         "layers": [f"{site}.{layer}" for site, layer in refit.projection.places],
         "affine": refit.affine,
         "residual": refit.residual,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.options.refit import RefitOptions, anchor_name
+from headscope.pruning.options.refit import RefitOptions, anchor_name, in_turn
 
 SMALLEST = 1e-12
 """A damage below this is none."""
@@ -30,7 +30,7 @@ class Candidate:
         """`least-squares, sequential, anchor mixed, damping 0.1`."""
         anchor = anchor_name(self.options.anchor)
         refits = self.options.method == "least-squares"
-        how = ["sequential"] * self.options.sequential + [f"anchor {anchor}"] * bool(anchor)
+        how = in_turn(self.options) + [f"anchor {anchor}"] * bool(anchor)
         return ", ".join([self.options.method, *how, *([f"damping {self.options.damping:g}"] if refits else [])])
 
     @property

@@ -20,8 +20,9 @@ from headscope.model.native.shrink import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.storage.stored_weights import why_not_changed
+from headscope.pruning.closed_form.feed_forward import FeedForwardOutput
 from headscope.pruning.closed_form.large_sums import LargeSums
-from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments
+from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
 from headscope.pruning.options.refit import RefitOptions
@@ -31,10 +32,11 @@ from headscope.pruning.options.refit import RefitOptions
 class ModuleRefit:
     """One module that loses heads: its refit, and E‖y − ŷ‖² of it and of removal alone, as shares of E‖W x‖².
 
-    `affine`: the bias was refitted too. `residual`: what the residual stream has lost was counted in.
+    `affine`: the bias was refitted too. `residual`: what the residual stream has lost was counted in. A feed-forward
+    block loses none; its errors are those of what follows from earlier modules.
     """
 
-    projection: OutputProjection
+    projection: OutputProjection | FeedForwardOutput
     refit: Refit
     error: float
     error_without: float
@@ -86,13 +88,13 @@ def reached(moments: ModuleMoments, projection: OutputProjection) -> ContextMome
     """The moments of a module; ConfigError where the text did not reach it."""
     of_module = moments.of(projection)
     if of_module is None:
-        raise unreached(projection)
+        raise unreached(projection.places[0])
     return of_module
 
 
-def unreached(projection: OutputProjection) -> ConfigError:
+def unreached(place: Place) -> ConfigError:
     """The error of a module that the calibration text does not reach."""
-    site, layer = projection.places[0]
+    site, layer = place
     return ConfigError(f"the calibration text does not reach {site}.{layer}; give a --target where a decoder is")
 
 
@@ -126,7 +128,7 @@ class RefittedCopy:
     ConfigError where a mixing cannot be folded, and where weights are quantised or offloaded.
     """
 
-    def __init__(self, checkpoint: Checkpoint, projections: Iterable[OutputProjection]) -> None:
+    def __init__(self, checkpoint: Checkpoint, projections: Iterable[OutputProjection | FeedForwardOutput]) -> None:
         model = checkpoint.model
         if why := why_not_changed(model):
             raise ConfigError(
@@ -139,11 +141,12 @@ class RefittedCopy:
         self._intact = model
 
     @torch.no_grad()
-    def put(self, projection: OutputProjection, refit: Refit) -> None:
-        """Set one output projection to a refit of the intact model's; a bias that it lacks is added where needed."""
+    def put(self, projection: OutputProjection | FeedForwardOutput, refit: Refit) -> None:
+        """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
         owner = self.model.get_submodule(projection.owner)
         weight = owner.get_parameter("weight")
-        weight.copy_(refit.weight if isinstance(owner, nn.Linear) else refit.weight.T)
+        made = refit.weight / projection.slices.gate
+        weight.copy_(made if isinstance(owner, nn.Linear) else made.T)
         if projection.has_bias:
             bias = self._intact.get_submodule(projection.owner).get_parameter("bias")
             owner.get_parameter("bias").copy_(bias + refit.shift.to(bias))

@@ -65,8 +65,7 @@ class DamageMeter:
         ConfigError for an objective that does not apply, and for a target that the model cannot read.
         """
         stream = text_batches(checkpoint, corpus, batching, labels=True)
-        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-        name = choose_objective(objective, checkpoint, **given)
+        name = choose_objective(objective, checkpoint, **corpus.comes_with)
         meter = cls(checkpoint, OBJECTIVES.get(name)(seed=seed), corpus.count)
         with eval_mode(checkpoint.model), torch.no_grad():
             for batch in stream:

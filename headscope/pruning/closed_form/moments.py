@@ -157,8 +157,7 @@ def collect_moments(
     """
     chosen = None
     if objective is not None:
-        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-        name = choose_objective(objective, checkpoint, **given)
+        name = choose_objective(objective, checkpoint, **corpus.comes_with)
         chosen = OBJECTIVES.get(name)(seed=seed)
     stream = text_batches(checkpoint, corpus, batching, labels=chosen is not None)
     collector = _Collector(checkpoint, chosen)

@@ -76,12 +76,15 @@ class OutputProjection:
         return torch.arange(self.inputs).view(-1, self.width)[list(numbers)].flatten()
 
 
-def output_projections(checkpoint: Checkpoint) -> list[OutputProjection]:
-    """Every attention module whose columns can be told (contexts that are gated or normalised have none)."""
+def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> list[OutputProjection]:
+    """Every attention module whose columns can be told (contexts that are gated or normalised have none).
+
+    Units are whole key/value groups, or (`whole_groups` False) their heads.
+    """
     owners = WeightOwners(checkpoint.model)
     mixings = {(site, layer): mixing for site, layer, mixing in mixings_of(checkpoint.model) if mixing.foldable}
     units: dict[tuple[Site, int], list[Unit]] = {}
-    gates = gate_layout(checkpoint.attention_sites)
+    gates = gate_layout(checkpoint.attention_sites, whole_groups=whole_groups)
     for module, unit in zip(gates.modules, gates.units, strict=True):
         units.setdefault(module, []).append(unit)
     result = []

@@ -54,12 +54,17 @@ class _Sum:
         return False
 
 
-class StreamTap(TorchDispatchMode):
-    """Follows the outputs of some modules while a model computes."""
+class AllRead(Exception):
+    """Ends a pass: every output that was to be followed has been read."""
 
-    def __init__(self) -> None:
+
+class StreamTap(TorchDispatchMode):
+    """Follows the outputs of some modules while a model computes; after so many `calls` of them it ends the pass."""
+
+    def __init__(self, *, calls: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sums: list[_Sum] = []
+        self.calls = calls
 
     @contextmanager
     def observing(self, modules: Iterable[nn.Module]) -> Iterator[None]:
@@ -97,6 +102,8 @@ class StreamTap(TorchDispatchMode):
                 call.value = result
             elif not call.is_in(result):
                 call.read = True
+        if readers and len(self.sums) == self.calls and all(call.read for call in self.sums):
+            raise AllRead
         return result
 
 

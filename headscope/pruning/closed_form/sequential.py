@@ -1,20 +1,20 @@
-"""Refits module after module: each for the contexts of a model whose earlier modules are refitted already.
+"""Refits module after module: each for the inputs of a model whose earlier modules are refitted already.
 
 The target of a refitted module is what the intact one gives at the same token (ZipLM, Kurtić et al. 2023, and others
 calibrate this way), plus what the residual stream there has lost, so that errors of earlier modules are made up for
-too. Two passes over the text for every module, from the first that loses heads on; those after it that lose none are
-refitted too.
+too. Two passes over the text for every module, each no further than the module, from the first that loses heads on;
+those after it that lose none are refitted too, and where that is asked for the outputs of feed-forward blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
@@ -26,28 +26,34 @@ from headscope.model.discovery import eval_mode
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
+from headscope.pruning.closed_form.feed_forward import FeedForwardOutput, feed_forward_outputs
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
-from headscope.pruning.closed_form.refit import Refit, reconstruction_error, refit_to_targets, zeroed
-from headscope.pruning.closed_form.residual_stream import StreamTap
+from headscope.pruning.closed_form.refit import Refit, refit_to_targets
+from headscope.pruning.closed_form.residual_stream import AllRead, StreamTap
 from headscope.pruning.options.refit import RefitOptions
+
+LinearPart = OutputProjection | FeedForwardOutput
+BLOCK_DAMPING = 0.1
+"""Least damping of feed-forward blocks: most have four times the columns of W_O, and follow the text that they see."""
 
 
 @dataclass
 class PairMoments:
-    """Sums over `tokens` of contexts x of the intact model, x̃ of the pruned one and of targets t, in float64.
+    """Sums over `tokens` of inputs x of the intact model, x̃ of the pruned one and of targets t, in float64.
 
-    `total` Σ x [m], `products` Σ x xᵀ [m m], `pruned` Σ x̃ [m], `pruned_products` Σ x̃ x̃ᵀ [m m], `target` Σ t [d],
-    `cross` Σ x̃ tᵀ [m d], `target_energy` Σ ‖t‖². `streams`: tokens whose targets count the residual stream in.
+    `pruned` Σ x̃ [m], `products` Σ x̃ x̃ᵀ [m m], `target` Σ t [d], `cross` Σ x̃ tᵀ [m d], `target_energy` Σ ‖t‖²,
+    `energy` Σ ‖W x‖², `lost` Σ ‖W_G x_G‖² over removed columns. `streams`: tokens whose targets count the residual
+    stream in.
     """
 
-    total: Tensor
-    products: Tensor
     pruned: Tensor
-    pruned_products: Tensor
+    products: Tensor
     target: Tensor
     cross: Tensor
     target_energy: float = 0.0
+    energy: float = 0.0
+    lost: float = 0.0
     tokens: int = 0
     streams: int = 0
 
@@ -55,16 +61,17 @@ class PairMoments:
     def zero(cls, m: int, d: int) -> PairMoments:
         """Sums over nothing."""
         zeros = partial(torch.zeros, dtype=torch.float64)
-        return cls(zeros(m), zeros(m, m), zeros(m), zeros(m, m), zeros(d), zeros(m, d))
+        return cls(zeros(m), zeros(m, m), zeros(d), zeros(m, d))
 
-    def add(self, intact: Tensor, pruned: Tensor, target: Tensor, *, stream: bool) -> None:
-        """Contexts [n m] and targets [n d] of the same tokens."""
-        self.tokens += len(intact)
-        self.streams += len(intact) if stream else 0
-        self.total += intact.sum(dim=0).cpu()
-        self.products += (intact.T @ intact).cpu()
+    def add(self, pruned: Tensor, output: Tensor, lost: Tensor, stream: Tensor | None) -> None:
+        """Inputs [n m], intact outputs and what of them removed columns give [n d], and what the stream lost [n d]."""
+        target = output if stream is None else output + stream
+        self.tokens += len(pruned)
+        self.streams += 0 if stream is None else len(pruned)
+        self.energy += float(output.square().sum())
+        self.lost += float(lost.square().sum())
         self.pruned += pruned.sum(dim=0).cpu()
-        self.pruned_products += (pruned.T @ pruned).cpu()
+        self.products += (pruned.T @ pruned).cpu()
         self.target += target.sum(dim=0).cpu()
         self.cross += (pruned.T @ target).cpu()
         self.target_energy += float(target.square().sum())
@@ -81,7 +88,7 @@ class PairMoments:
         return PairMoments(**sums, tokens=self.tokens, streams=min(self.streams, other.streams))
 
 
-SUMS = ("total", "products", "pruned", "pruned_products", "target", "cross", "target_energy")
+SUMS = ("pruned", "products", "target", "cross", "target_energy", "energy", "lost")
 
 
 def sequential_refits(
@@ -107,23 +114,40 @@ def sequential_refits(
     options = options or RefitOptions()
     if options.method != "least-squares":
         raise ConfigError(f"--sequential is for --compensate least-squares, not {options.method}")
-    called = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
-    modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: called.index(module[0].places[0]))
+    modules = _modules(checkpoint, heads)
     losing = (number for number, (_, of_module) in enumerate(modules) if of_module or altered is not None)
     first = next(losing, len(modules))
     made = RefittedCopy(altered or checkpoint, [projection for projection, _ in modules])
+    blocks: Sequence[FeedForwardOutput] = ()
+    if options.feed_forward and modules[first:]:
+        blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
     texts = [(corpus, 1 - sum(text.weight for text in beside)), *beside]
     refits = []
-    for projection, of_module in modules[first:]:
+    for part, of_module in _with_blocks(modules[first:], blocks):
         pruned = checkpoint.with_model(made.model)
         pairs = [
-            _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), projection, residual)
+            _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), part, of_module, residual)
             for text, _ in texts
         ]
         pair = _weighted(pairs, [weight for _, weight in texts])
-        refits.append(_refit(projection, pair, of_module, options, altered=altered is not None))
-        made.put(projection, refits[-1].refit)
+        refits.append(_refit(part, pair, of_module, options, altered=altered is not None))
+        made.put(part, refits[-1].refit)
     return refits
+
+
+def _modules(checkpoint: Checkpoint, heads: Collection[HeadId]) -> list[tuple[OutputProjection, frozenset[HeadId]]]:
+    """Every output projection with the heads that it loses, in the order in which the model calls them."""
+    called = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
+    return sorted(heads_by_module(checkpoint, heads), key=lambda module: called.index(module[0].places[0]))
+
+
+def _with_blocks(
+    modules: Iterable[tuple[OutputProjection, frozenset[HeadId]]], blocks: Iterable[FeedForwardOutput]
+) -> Iterator[tuple[LinearPart, frozenset[HeadId]]]:
+    """Output projections, and after each the outputs of the feed-forward blocks that follow it."""
+    for projection, of_module in modules:
+        yield projection, of_module
+        yield from ((block, frozenset()) for block in blocks if block.places == projection.places)
 
 
 def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMoments:
@@ -136,7 +160,7 @@ def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMom
 
 
 def _refit(
-    projection: OutputProjection,
+    part: LinearPart,
     pair: PairMoments,
     heads: Collection[HeadId],
     options: RefitOptions,
@@ -144,78 +168,103 @@ def _refit(
     altered: bool,
 ) -> ModuleRefit:
     if not pair.tokens:
-        raise unreached(projection)
-    weight, columns = projection.weight, projection.columns(heads)
-    affine = projection.has_bias or options.add_bias
-    mean, second = pair.total / pair.tokens, pair.products / pair.tokens
+        raise unreached(part.places[0])
+    weight, columns = part.weight, part.columns(heads)
+    is_block = isinstance(part, FeedForwardOutput)
+    affine = part.has_bias or (options.add_bias and not is_block)
     refit = refit_to_targets(
         weight,
         columns,
         mean=pair.pruned / pair.tokens,
-        second=pair.pruned_products / pair.tokens,
+        second=pair.products / pair.tokens,
         target=pair.target / pair.tokens,
         cross=pair.cross / pair.tokens,
         affine=affine,
-        share=options.damping,
+        share=max(options.damping, BLOCK_DAMPING) if is_block else options.damping,
     )
-    energy = float(((weight @ second) * weight).sum()) or 1.0
-    removal = zeroed(weight, columns, mean=mean, second=second, affine=False)
-    without = _error(removal, pair) if altered else reconstruction_error(weight, removal, mean=mean, second=second)
+    energy, without = pair.energy / pair.tokens or 1.0, pair.lost / pair.tokens
+    if altered or is_block:
+        without = _error(Refit(weight, weight.new_zeros(len(weight))), pair)
     error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens
-    return ModuleRefit(projection, refit, error, without / energy, affine, residual)
+    return ModuleRefit(part, refit, error, without / energy, affine, residual)
 
 
 def _error(refit: Refit, pair: PairMoments) -> float:
     """E‖t − V x̃ − s‖² for the refitted V and the shift s."""
     n, made, shift = pair.tokens, refit.weight, refit.shift
     lost = (pair.target - made @ pair.pruned) / n  # [d]
-    squares = pair.target_energy + float(((made @ pair.pruned_products) * made).sum())
+    squares = pair.target_energy + float(((made @ pair.products) * made).sum())
     both = float((made.T * pair.cross).sum())
     return (squares - 2 * both) / n + float(shift @ shift - 2 * shift @ lost)
 
 
 class _Reader(ContextTap):
-    """Keeps the contexts [n m] of one batch, and the residual streams [n d] that outputs are added to."""
+    """Keeps the inputs [n m] of a linear layer in one batch, and the residual streams [n d] that outputs are added to.
 
-    def __init__(self, checkpoint: Checkpoint, places: Collection[Place], *, residual: bool) -> None:
-        super().__init__(checkpoint, places)
-        self.contexts: list[tuple[Place, Tensor]] = []
-        self.tap = StreamTap() if residual else None
+    A pass ends where the outputs of all calls have been read.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, part: LinearPart, *, residual: bool) -> None:
+        is_block = isinstance(part, FeedForwardOutput)
+        super().__init__(checkpoint, () if is_block else part.places)
+        self.inputs: list[tuple[Place, Tensor]] = []
+        self.module = checkpoint.model.get_submodule(part.owner)
+        self.block = part.places[-1] if is_block else None
+        self.tap = StreamTap(calls=1 if is_block else len(part.places)) if residual else None
 
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
         """Keep the contexts of this place."""
-        self.contexts.append((place, contexts))
+        self.inputs.append((place, contexts))
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Also keeps the inputs of the output of a feed-forward block."""
+        with ExitStack() as stack:
+            if self.block is None:
+                stack.enter_context(super().observing())
+            else:
+                stack.callback(self.module.register_forward_pre_hook(self._block_input).remove)
+            if self.tap is not None:
+                stack.enter_context(self.tap.observing([self.module]))
+            yield
+
+    def _block_input(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert self.block is not None
+        self.inputs.append((self.block, self.rows(self.block, inputs[0])))
 
     def of(self, batch: Batch) -> list[tuple[Tensor, Tensor | None]]:
-        """Contexts and stream of every call in a batch; None where the stream cannot be told."""
-        self.contexts = []
+        """Inputs and stream of every call in a batch; None where the stream cannot be told."""
+        self.inputs = []
         with (
             self.observing(),
             eval_mode(self.checkpoint.model),
             threads_for_pass(self.checkpoint.model, batch.positions),
-            self.tap.observing(self.owners.values()) if self.tap else nullcontext(),
+            suppress(AllRead),
         ):
             self.read(batch)
-        streams = self.tap.streams() if self.tap else [None] * len(self.contexts)
+        self.counting = False
+        streams = self.tap.streams() if self.tap else [None] * len(self.inputs)
         return [
-            (contexts, None if stream is None else self.rows(place, stream))
-            for (place, contexts), stream in zip(self.contexts, streams, strict=True)
+            (inputs, None if stream is None else self.rows(place, stream))
+            for (place, inputs), stream in zip(self.inputs, streams, strict=True)
         ]
 
 
 def _pair_moments(
-    checkpoint: Checkpoint, pruned: Checkpoint, texts: Iterable[Batch], projection: OutputProjection, residual: bool
+    checkpoint: Checkpoint,
+    pruned: Checkpoint,
+    texts: Iterable[Batch],
+    part: LinearPart,
+    heads: Collection[HeadId],
+    residual: bool,
 ) -> PairMoments:
-    readers = [_Reader(model, projection.places, residual=residual) for model in (checkpoint, pruned)]
-    weight = projection.weight.to(readers[0].device)
+    readers = [_Reader(model, part, residual=residual) for model in (checkpoint, pruned)]
+    weight, removed = part.weight.to(readers[0].device), part.columns(heads)
     pair = PairMoments.zero(weight.shape[1], weight.shape[0])
     for batch in texts:
         on_device = batch.to(checkpoint.device)
         calls = zip(*(reader.of(on_device) for reader in readers), strict=True)
         for (intact, stream), (altered, altered_stream) in calls:
-            target = intact @ weight.T
-            followed = stream is not None and altered_stream is not None
-            if stream is not None and altered_stream is not None:
-                target = target + stream - altered_stream
-            pair.add(intact, altered, target, stream=followed)
+            missing = None if stream is None or altered_stream is None else stream - altered_stream
+            pair.add(altered, intact @ weight.T, intact[:, removed] @ weight[:, removed].T, missing)
     return pair

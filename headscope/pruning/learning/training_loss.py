@@ -104,18 +104,19 @@ def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str
     ConfigError where it does not apply, or nothing can be learnt by it, and as of `check_sides`.
     """
     check_sides(checkpoint, corpus)
-    available = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
     if name:
-        choose_objective(name, checkpoint, **available)
+        choose_objective(name, checkpoint, **corpus.comes_with)
         if not OBJECTIVES.get(name).trains:
             fitting = [
-                known for known, cls in OBJECTIVES if cls.trains and cls.applies(checkpoint, **available) is None
+                known
+                for known, cls in OBJECTIVES
+                if cls.trains and cls.applies(checkpoint, **corpus.comes_with) is None
             ]
             raise ConfigError(f"--objective {name}: nothing is learnt by it; choose {' or '.join(fitting)}")
         return name
     if checkpoint.predicts == "nothing":
         return "representation"
-    if why := OBJECTIVES.get("loss").applies(checkpoint, **available):
+    if why := OBJECTIVES.get("loss").applies(checkpoint, **corpus.comes_with):
         raise ConfigError(
             f"a model of type {checkpoint.model_type!r} {why}; without it gates learn by --objective representation"
         )

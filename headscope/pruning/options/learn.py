@@ -40,7 +40,7 @@ class Prices:
     """λ of a learner that prices open heads: none, one, or one for each of several runs."""
 
     strengths: tuple[float, ...] = option(
-        (), "Price of an open head; several: one run each.", name="lambda", metavar="L[,L…]", panel=HEADS
+        (), "Price of an open head; several: one run each.", name="lambda", metavar="L[,L…]", panel=HEADS, common=True
     )
 
 
@@ -49,7 +49,7 @@ class LearnConfig(SelectionConfig):
     """How gates are learnt, and how the model learns with them; `method` has the options of their learner."""
 
     method: Any
-    updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1)
+    updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1, common=True)
     gate_lr: float | None = option(None, GATE_LR, panel=LEARNING)
     log_every: int | None = option(
         None, "Updates between points of gates.csv; default: 50 points.", panel=LEARNING, minimum=1
@@ -61,7 +61,9 @@ class LearnConfig(SelectionConfig):
         minimum=0,
         identity=False,
     )
-    resume: bool = option(False, "Go on with the run in DIR that was killed, exactly.", panel=OUTPUT, identity=False)
+    resume: bool = option(
+        False, "Go on with the run in DIR that was killed, exactly.", panel=OUTPUT, identity=False, common=True
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

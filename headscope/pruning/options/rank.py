@@ -15,14 +15,16 @@ from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, Select
 
 End = Literal["lowest", "highest"]
 """Which end of a ranking stays."""
-Allocation = Literal["global", "per-layer", "uniform", "measured"]
+Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
 """How many heads each layer keeps."""
 ALLOCATE = (
     "How many heads each layer keeps: as all scores say, the same share, the same number (in whole groups: what "
-    "programs that serve models can hold, prune remove --export native), or as the loss says that is measured once "
-    "what is left is refitted (prune remove --compensate; slow)."
+    "programs that serve models can hold, prune remove --export native), as scores say with as many heads of every "
+    "group of a layer (where query heads share keys and values; prune remove --export laguna), or as the loss says "
+    "that is measured once what is left is refitted (prune remove --compensate; slow)."
 )
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
+FEED_FORWARD = "--sequential, and refit the outputs of feed-forward blocks too, which then make up for heads as well."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +32,15 @@ class RankConfig(SelectionConfig):
     """What heads are ranked by, how many stay, and what follows."""
 
     by: str = option(
-        help="{directed}; with --keep-lowest or --keep-highest {undirected}; with --from any column of its heads.csv; "
-        "or a CSV file with site,layer,head and scores.",
+        help="obs-task, obs, lrp, gradient, magnitude or another (`headscope list criteria`); with --from any column "
+        "of its heads.csv; or a CSV file with site,layer,head and scores.",
         metavar="NAME|FILE.csv",
         panel=HEADS,
     )
-    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS)
-    fraction: float | None = option(None, "Share of the heads that stays.", metavar="F", panel=HEADS)
+    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, common=True)
+    fraction: float | None = option(None, "Share of the heads that stays.", metavar="F", panel=HEADS, common=True)
     run: Path | None = option(
-        None, "Read heads.csv of this run instead of measuring.", name="from", metavar="RUN", panel=HEADS
+        None, "Read heads.csv of this run instead of measuring.", name="from", metavar="RUN", panel=HEADS, common=True
     )
     column: str | None = option(None, "Column of --by FILE.csv.", metavar="NAME", panel=HEADS)
     keep_lowest: bool = option(
@@ -46,13 +48,14 @@ class RankConfig(SelectionConfig):
     )
     keep_highest: bool = option(False, "Heads with high values stay.", panel=HEADS)
     steps: int = option(1, "Take heads out in N steps, and score anew before each.", panel=HEADS)
-    allocate: Allocation = option("global", ALLOCATE, panel=HEADS)
+    allocate: Allocation = option("global", ALLOCATE, panel=HEADS, common=True)
     compensate: str = option(
         "none",
         "Then refit what is left of the output projections on the text that heads were scored on, before any tuning, "
         "in closed form.",
         metavar="none|mean|least-squares",
         panel=COMPENSATION,
+        common=True,
     )
     anchor: tuple[str, ...] = option((), ANCHOR, metavar="NAME|FILE[,TARGET]", panel=COMPENSATION)
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)

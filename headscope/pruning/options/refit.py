@@ -28,7 +28,8 @@ class RefitOptions:
     """How output projections are refitted: `method` is one of `COMPENSATIONS`, λ a share of the mean second moment.
 
     `damping` is that share. `add_bias`: an output projection without a bias gets one; else its refit is linear.
-    `sequential`: module after module (see `sequential`), for least squares only. `anchor` says whose moments are added
+    `sequential`: module after module (see `sequential`), for least squares only; `feed_forward`: then the outputs of
+    feed-forward blocks too. `anchor` says whose moments are added
     to those of the calibration text (see `anchors`): one of `ANCHORS`, "" for none, or a text. ConfigError for a method
     that there is not.
     """
@@ -37,6 +38,7 @@ class RefitOptions:
     damping: float = DAMPING
     add_bias: bool = False
     sequential: bool = False
+    feed_forward: bool = False
     anchor: OtherText = ""
 
     def __post_init__(self) -> None:
@@ -46,6 +48,7 @@ class RefitOptions:
         if self.method not in COMPENSATIONS:
             raise ConfigError(unknown("compensation", self.method, list(COMPENSATIONS)))
         anchor_files(self.anchor)
+        check_feed_forward(self)
         for name, is_given in (("--sequential", self.sequential), ("--anchor", bool(self.anchor))):
             if is_given and self.method != "least-squares":
                 raise ConfigError(f"{name} is for --compensate least-squares, not {self.method}")
@@ -54,7 +57,7 @@ class RefitOptions:
     def name(self) -> str:
         """For signatures."""
         anchor = anchor_name(self.anchor)
-        return "-".join([self.method, *(["sequential"] if self.sequential else []), *([anchor] if anchor else [])])
+        return "-".join([self.method, *in_turn(self), *([anchor] if anchor else [])])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +65,8 @@ class Refit:
     """How the heads that stay make up for those that go: `method` is "least-squares", "mean", "none" or "auto".
 
     `damping` is λ as a share of the mean second moment of the contexts. `sentences` of the text are calibrated on.
-    `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far.
+    `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far;
+    with `feed_forward` the outputs of feed-forward blocks are refitted too, which makes up for most, and takes longest.
     `objective` is what held-out text is measured by (empty: what fits the model).
     `anchor` adds the moments of text that costs nothing to those of the calibration text, so that a refit holds on
     other text too: "random" subwords, "shuffled" words of the calibration text, "mixed" (both), "general" (both, and
@@ -78,6 +82,7 @@ class Refit:
     damping: float = DAMPING
     sentences: int = 1000
     sequential: bool = False
+    feed_forward: bool = False
     objective: str = ""
     anchor: OtherText = ""
     check: OtherText = ()
@@ -87,6 +92,7 @@ class Refit:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
                 raise ConfigError(f"{name}={value!r:.60} is of the wrong type; give {words}")
+        check_feed_forward(self)
         check_refit(
             self.method,
             damping=self.damping,
@@ -102,6 +108,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "damping": (Real, "a number"),
     "sentences": (Integral, "a whole number"),
     "sequential": (bool, "True or False"),
+    "feed_forward": (bool, "True or False"),
     "objective": (str, "a string"),
 }
 
@@ -146,6 +153,17 @@ def check_damping(share: float, *, name: str = "--damping") -> None:
     """ConfigError for a damping that is negative or not finite."""
     if not 0 <= share < math.inf:
         raise ConfigError(f"{name} {share:g}: a share of the mean second moment, at least 0 and finite")
+
+
+def check_feed_forward(options: RefitOptions | Refit) -> None:
+    """ConfigError where feed-forward blocks are to be refitted and modules are not refitted one after the other."""
+    if options.feed_forward and not options.sequential:
+        raise ConfigError("feed_forward refits module after module; give sequential=True too")
+
+
+def in_turn(options: RefitOptions | Refit) -> list[str]:
+    """What names say of a refit module after module."""
+    return ["sequential"] * options.sequential + ["feed-forward"] * options.feed_forward
 
 
 def as_text(words: Sequence[str]) -> OtherText:

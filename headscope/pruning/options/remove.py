@@ -9,7 +9,7 @@ from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, Vali
 from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
-from headscope.pruning.options.rank import SEQUENTIAL
+from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
 from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, HEADS
 
@@ -25,16 +25,21 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     device_map: str | None = None
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
     heads: str | None = option(
-        None, "Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.", metavar="LIST", panel=HEADS
+        None,
+        "Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.",
+        metavar="LIST",
+        panel=HEADS,
+        common=True,
     )
     keep_only: str | None = option(
-        None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS
+        None, "Heads that stay, of the sites that the list names.", metavar="LIST", panel=HEADS, common=True
     )
-    merge_kv: int | None = option(
-        None,
+    merge_kv: tuple[int, ...] = option(
+        (),
         "Instead: all heads stay, and the key/value heads of every layer become N, each the mean of several, for a "
-        "smaller cache (--export native, the default here, is a plain class).",
-        metavar="N",
+        "smaller cache (--export native, the default then, is a plain class); or a number for each layer, N,N,… "
+        "(--export deci-hf, gguf).",
+        metavar="N[,N…]",
         panel=HEADS,
     )
     merge_by: Path | None = option(
@@ -51,6 +56,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "choose heads with prune rank --allocate uniform, or fill up with --pad.",
         metavar="KIND",
         panel=OUTPUT,
+        common=True,
     )
     pad: bool = option(
         False,
@@ -63,6 +69,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "Text to compare, calibrate and time on (.gz too); default: the sample that ships with headscope.",
         metavar="FILE",
         panel=DATA,
+        common=True,
     )
     max_sentences: int = option(32, "Lines to compare on.", panel=DATA, minimum=1)
     batch: int = option(
@@ -83,6 +90,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "--check.",
         metavar="none|mean|least-squares|auto",
         panel=COMPENSATION,
+        common=True,
     )
     anchor: tuple[str, ...] = option((), ANCHOR, metavar="NAME|FILE[,TARGET]", panel=COMPENSATION)
     check: tuple[str, ...] = option((), CHECK, metavar="FILE[,TARGET]", panel=COMPENSATION)
@@ -93,6 +101,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         DAMPING, "Ridge of least-squares, a share of the mean second moment; auto tries 0.1 too.", panel=COMPENSATION
     )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
+    feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
     objective: str = option(
         "",
         "What a compensation is measured by: {objectives}; default: what fits the model.",
@@ -105,6 +114,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "predicts words, else cosine.",
         metavar="NAME",
         panel=DATA,
+        common=True,
     )
     margin: str | None = option(
         None,
@@ -118,8 +128,11 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "refitted on.",
         metavar="FILE",
         panel=DATA,
+        common=True,
     )
-    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+    force: bool = option(
+        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -127,7 +140,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential,
+            sequential=self.sequential or self.feed_forward,
             anchor=as_text(self.anchor),
             check=as_text(self.check),
             names=("--compensate", "--damping", "--calibration-sentences", "--sequential", "--anchor", "--check"),
@@ -143,14 +156,14 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             {
                 "--heads LIST, the heads that go": self.heads,
                 "--keep-only LIST, those that stay": self.keep_only,
-                "--merge-kv N, the key/value heads that stay": self.merge_kv,
+                "--merge-kv N, the key/value heads that stay": self.merge_kv or None,
             }
         )
         self._check_merge()
 
     def _check_merge(self) -> None:
         """ConfigError for options that do not go with a merge, or only with one."""
-        if self.merge_kv is not None:
+        if self.merge_kv:
             check_merge(pad=self.pad, compensate=self.compensate)
         elif self.merge_by is not None:
             raise ConfigError("--merge-by says which key/value heads --merge-kv N merges; give that too")
@@ -160,12 +173,13 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     @property
     def calibration(self) -> Refit:
         """How the removal is compensated: after a merge always module after module, as all contexts are others."""
-        merges = self.merge_kv is not None and self.compensate == "least-squares"
+        merges = bool(self.merge_kv) and self.compensate == "least-squares"
         return Refit(
             method=self.compensate,
             damping=self.damping,
             sentences=self.calibration_sentences,
-            sequential=self.sequential or merges,
+            sequential=self.sequential or merges or self.feed_forward,
+            feed_forward=self.feed_forward,
             objective=self.objective,
             anchor=as_text(self.anchor),
             check=as_text(self.check),

@@ -64,7 +64,9 @@ class PruningOptions(ValidatedTextFiles, CheckpointOptions):
     clip: float = option(1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING)
     batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     seed: int = option(1, "Seed of gates, noise, dropout and data order.", panel=LEARNING, minimum=0, maximum=SEED)
-    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+    force: bool = option(
+        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+    )
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
@@ -76,7 +78,7 @@ class SelectionConfig(PruningOptions):
     """The options of every command that chooses heads once."""
 
     remove: bool = option(
-        False, "Go on and cut the heads out, into DIR/pruned (prune remove).", panel=OUTPUT, identity=False
+        False, "Go on and cut the heads out, into DIR/pruned (prune remove).", panel=OUTPUT, identity=False, common=True
     )
     export: tuple[str, ...] = option(
         (), "For --remove: as prune remove has it.", metavar="KIND", panel=OUTPUT, identity=False

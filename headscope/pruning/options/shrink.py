@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from headscope.bounds import SEED, WHOLE
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
@@ -27,14 +27,17 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
 
     device_map: str | None = None
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
-    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS)
-    fraction: float | None = option(None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS)
+    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, common=True)
+    fraction: float | None = option(
+        None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS, common=True
+    )
     max_drop: str | None = option(
         None,
         "Instead: the smallest of 7/8, 3/4, 5/8, … of the heads that is not worse by more than this, in the metric's "
         f"unit or as a percentage of its value, at 95 % (default: {MARGIN}).",
         metavar="X|X%",
         panel=HEADS,
+        common=True,
     )
     by: str = option(
         "",
@@ -45,7 +48,8 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     )
     allocate: Allocation | None = option(
         None,
-        "How many heads each layer keeps, as in prune rank; default: measured, with --export native uniform.",
+        "How many heads each layer keeps, as in prune rank; default: measured, with --export native uniform, with "
+        "--export laguna per-group.",
         panel=HEADS,
     )
     sites: tuple[str, ...] = option(
@@ -80,6 +84,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "--source.",
         metavar="FILE",
         panel=DATA,
+        common=True,
     )
     metric: str = option(
         "",
@@ -87,6 +92,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "else cosine.",
         metavar="NAME",
         panel=DATA,
+        common=True,
     )
     objective: str = option(
         "", "What heads are judged by: {objectives}; default: what fits the model.", metavar="NAME", panel=DATA
@@ -101,8 +107,10 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         5, "Runs of each model that are timed; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
     )
     seed: int = option(1, "Seed of what is drawn.", panel=MODEL, minimum=0, maximum=SEED)
-    export: tuple[str, ...] = option((), "As prune remove has it.", metavar="KIND", panel=OUTPUT)
-    force: bool = option(False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False)
+    export: tuple[str, ...] = option((), "As prune remove has it.", metavar="KIND", panel=OUTPUT, common=True)
+    force: bool = option(
+        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -142,7 +150,9 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     @property
     def allocation(self) -> Allocation:
         """How many heads each layer keeps."""
-        return self.allocate or ("uniform" if "native" in self.export else "measured")
+        fitting = {"native": "uniform", "laguna": "per-group"}
+        asked = next((allocation for export, allocation in fitting.items() if export in self.export), "measured")
+        return self.allocate or cast(Allocation, asked)
 
     def sizes(self, folder: Path, *, by: str, metric: str) -> SweepConfig:
         """The sweep over the sizes that are tried, in a folder of its own, by a criterion and a metric."""

@@ -27,12 +27,18 @@ class SweepConfig(PruningOptions):
     device_map: str | None = None
     methods: tuple[str, ...] = option(
         ("l0", "subset", "random", "magnitude", "confidence", "gradient", "lrp"),
-        "{learners}, {directed}; with :lowest or :highest, for the heads that stay, {undirected}.",
+        "{learners}, and what prune rank --by has, where it must be said with :lowest or :highest for the heads that "
+        "stay.",
         metavar="LIST",
         panel=HEADS,
+        common=True,
     )
-    keep: tuple[int, ...] = option((), "Sizes: heads that stay, of those sites.", metavar="N,N,…", panel=HEADS)
-    fractions: tuple[float, ...] = option((), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS)
+    keep: tuple[int, ...] = option(
+        (), "Sizes: heads that stay, of those sites.", metavar="N,N,…", panel=HEADS, common=True
+    )
+    fractions: tuple[float, ...] = option(
+        (), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS, common=True
+    )
     lambdas: tuple[float, ...] = option(
         (),
         "{priced}: these prices of an open head, instead of searching for --keep.",
@@ -49,14 +55,20 @@ class SweepConfig(PruningOptions):
         "scored on, before any tuning, in closed form.",
         metavar="none|mean|least-squares",
         panel=COMPENSATION,
+        common=True,
     )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
     seeds: int = option(
-        3, "Seeds of what is learnt or drawn; other rankings run once.", panel=HEADS, minimum=1, maximum=1000
+        3,
+        "Seeds of what is learnt or drawn; other rankings run once.",
+        panel=HEADS,
+        minimum=1,
+        maximum=1000,
+        common=True,
     )
     seed: int = option(1, "The first of them, and that of the bootstrap.", panel=HEADS, minimum=0, maximum=SEED)
     score_sentences: int = option(500, "Lines of --source to rank on.", panel=DATA, minimum=1)
-    updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1)
+    updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1, common=True)
     gate_lr: float | None = option(None, GATE_LR, panel=LEARNING)
     from_scratch: bool = option(False, "Also train what learnt gates leave from scratch, as a control.", panel=LEARNING)
     recipe: Path | None = option(
@@ -65,7 +77,7 @@ class SweepConfig(PruningOptions):
         metavar="RUN|FILE.toml",
         panel=LEARNING,
     )
-    metric: str = option("", "{metrics}; default: what fits the model.", metavar="NAME", panel=MEASURING)
+    metric: str = option("", "{metrics}; default: what fits the model.", metavar="NAME", panel=MEASURING, common=True)
     functions: Path | None = option(
         None,
         "A run of `analyze` of CKPT: count the functions of survivors.",
@@ -92,14 +104,18 @@ class SweepConfig(PruningOptions):
         panel=MEASURING,
         identity=False,
     )
-    jobs: int = option(1, "Cells to do at once, a process each.", panel=MODEL, minimum=1, maximum=256, identity=False)
+    jobs: int = option(
+        1, "Cells to do at once, a process each.", panel=MODEL, minimum=1, maximum=256, identity=False, common=True
+    )
     keep_models: bool = option(
         False,
         "Keep the pruned model of every cell, without the heads that went: column model of sweep.csv.",
         panel=OUTPUT,
         identity=False,
     )
-    force: bool = option(False, "Begin anew, without the cells that DIR holds.", panel=OUTPUT, identity=False)
+    force: bool = option(
+        False, "Begin anew, without the cells that DIR holds.", panel=OUTPUT, identity=False, common=True
+    )
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -116,6 +132,11 @@ class SweepConfig(PruningOptions):
         ranks = len(self.learnt) < len(self.methods)
         if self.allocate != "global" and not ranks:
             raise ConfigError(f"--allocate {self.allocate} is for rankings; --methods names none")
+        if self.allocate == "per-group" and self.learnt:
+            learnt = ", ".join(sorted(self.learnt))
+            raise ConfigError(
+                f"--allocate per-group is for rankings, and {learnt} learns gates of whole groups; sweep it apart"
+            )
         for name, value, needs_text in (
             ("--compensate", self.compensate, self.compensate != "none"),
             ("--allocate", self.allocate, self.allocate == "measured"),

@@ -62,8 +62,9 @@ class ScoringContext:
 
     Only `candidates` may go (None: all heads), which matters where a head is judged with others gone. `damping` is for
     criteria that refit W_O. Of several `processes` each reads its share of the text, and all get the scores; they
-    must ask alike. `measured` holds what several criteria, and a refit, measure alike of the intact model on
-    this text; a context that is made from this one by `replace` has the same.
+    must ask alike. Heads that share keys and values go together (`whole_groups`), or each may go. `measured` holds what
+    several criteria, and a refit, measure alike of the intact model on this text; a context that is made from this one
+    by `replace` has the same.
     """
 
     checkpoint: Checkpoint
@@ -72,6 +73,7 @@ class ScoringContext:
     options: RunOptions = field(default_factory=RunOptions)
     removed: Sequence[HeadId] = ()
     candidates: frozenset[HeadId] | None = None
+    whole_groups: bool = True
     damping: float = DAMPING
     processes: Processes = ALONE
     measured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)

@@ -46,9 +46,8 @@ from headscope.pruning.ranking.criterion import (
     column_of_file,
     criterion_named,
 )
-from headscope.pruning.ranking.ranking import Ranked, check_keep, rank_heads
+from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
-from headscope.pruning.ranking.uniform import uniform_keep
 from headscope.pruning.scores_file import read_heads, read_scores, scores_in
 from headscope.pruning.selection import (
     CHOICE,
@@ -198,11 +197,7 @@ def _keep(config: RankConfig, gates: GateLayout) -> int:
     if config.keep is not None:
         return config.keep
     assert config.fraction is not None
-    if config.allocate == "uniform":
-        return uniform_keep(gates, config.fraction)
-    size = int(gates.sizes[0])
-    least = len(gates.protected)
-    return max(least, least + size * round((config.fraction * gates.heads - least) / size))
+    return nearest_keep(gates, config.fraction, config.allocate)
 
 
 @dataclass(frozen=True)
@@ -296,6 +291,7 @@ def context_of(config: RankConfig, opened: OpenedSelection, processes: Processes
         batching,
         RunOptions(seed=config.seed, objective=config.objective),
         candidates=opened.gating.gated_heads,
+        whole_groups=not opened.gating.groups,
         damping=config.damping,
         processes=processes,
     )

@@ -12,7 +12,8 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
 from headscope.pruning.gate_layout import GateLayout, tied_at
-from headscope.pruning.ranking.uniform import uniform_counts, uniform_quotas
+from headscope.pruning.ranking.per_group import per_group_keep, per_group_quotas, removal_sets
+from headscope.pruning.ranking.uniform import uniform_keep, uniform_quotas
 
 Quota = tuple[Tensor, int]
 
@@ -58,11 +59,12 @@ def rank_heads(
         judged = _of_units(gating, score(gating.closed(left)), left)
         scores[left] = judged[left]
         for members, stay in quota:
-            there = members[left[members]]
-            goal = len(members) - round((len(members) - stay) * number / steps)
-            best_first = there[torch.argsort(scores[there], descending=True, stable=True)]
-            ties.append(there[tied_at(scores[there], goal)])
-            gone = best_first[goal:]
+            sets = removal_sets(gating, scores, members[left[members]])  # [n u]
+            values, size = scores[sets].mean(dim=1), sets.shape[1]
+            going = round((len(members) - stay) // size * number / steps)
+            goal = len(sets) + int((~left[members]).sum()) // size - going
+            ties.append(sets[tied_at(values, goal)].flatten())
+            gone = sets[torch.argsort(values, descending=True, stable=True)[goal:]].flatten()
             left[gone], step[gone] = False, number
     tied = torch.zeros(units, dtype=torch.bool)
     for alike in ties:
@@ -72,10 +74,18 @@ def rank_heads(
 
 def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
     """ConfigError for a number of heads to keep that an allocation cannot give."""
-    if allocation == "uniform":
-        uniform_counts(gating, keep)
-    else:
-        gating.kept_units(keep)
+    QUOTAS[allocation](gating, keep)
+
+
+def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
+    """The number of heads nearest to a fraction of them all that an allocation can give."""
+    return NEAREST.get(allocation, _nearest_units)(gating, fraction)
+
+
+def _nearest_units(gating: GateLayout, fraction: float) -> int:
+    """Rounded to whole groups, and not less than the protected heads."""
+    size, least = int(gating.sizes[0]), len(gating.protected)
+    return max(least, least + size * round((fraction * gating.heads - least) / size))
 
 
 def _over_all(gating: GateLayout, keep: int) -> list[Quota]:
@@ -100,13 +110,17 @@ QUOTAS: Mapping[str, Callable[[GateLayout, int], list[Quota]]] = {
     "global": _over_all,
     "per-layer": _per_layer,
     "uniform": uniform_quotas,
+    "per-group": per_group_quotas,
     "measured": _over_all,
 }
 """By allocation: groups of units that compete with each other, and how many of each stay.
 
 All units do; those of a module, which all keep the same share (largest remainders); those of a layer, of which all of a
-stack keep the same number; all, whose scores are then measured.
+stack keep the same number; all, of which one of every group of a layer go together; all, whose scores are then
+measured.
 """
+NEAREST: Mapping[str, Callable[[GateLayout, float], int]] = {"uniform": uniform_keep, "per-group": per_group_keep}
+"""By allocation the number of heads nearest to a fraction, where it is not that of whole units."""
 
 
 def _of_units(gating: GateLayout, scores: Scores, left: Tensor) -> Tensor:

@@ -143,7 +143,7 @@ def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) 
     """
     moments = moments_of(context)
     orders: list[ModuleOrder] = []
-    for projection in output_projections(context.checkpoint):
+    for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
         if moments.of(projection) is not None:
             means = {
                 number: fmean(scores.get(head, math.nan) for head in unit)

@@ -18,26 +18,35 @@ GroupSets = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Merge:
-    """Into how many key/value heads a layer, and the scores of heads by which (None: as they stand)."""
+    """Into how many key/value heads every layer, or each, and the scores of heads by which (None: as they stand)."""
 
-    count: int
+    counts: tuple[int, ...]
     scores: Mapping[HeadId, float] | None = None
 
 
 def plan_merge(
-    attention_sites: AttentionSites, count: int, *, scores: Mapping[HeadId, float] | None = None
+    attention_sites: AttentionSites, counts: int | Sequence[int], *, scores: Mapping[HeadId, float] | None = None
 ) -> RemovalPlan:
-    """Merge the key/value groups of every layer into `count`, as many in each as in the others.
+    """Merge the key/value groups of every layer into as many as `counts` says: one number for all, or one for each.
 
     Neighbours become one, as in the paper; with `scores` of heads those that are neighbours when groups are ordered by
     the mean score of their heads, so that heads of one kind share. Layers that share a module are merged alike. The
     heads of merged groups come to stand side by side, which `RemovalPlan.kept` says. ConfigError where the groups of a
-    layer cannot be shared out, where every layer has `count` of them already, and for a group without a score.
+    layer cannot be shared out, where every layer has so many of them already, for a group without a score, and for
+    another number of numbers than there are modules.
     """
+    modules = list(attention_sites.calls.values())
+    numbers = (counts,) if isinstance(counts, int) else tuple(counts)
+    typed = ",".join(map(str, numbers))
+    if len(numbers) not in (1, len(modules)):
+        raise ConfigError(
+            f"--merge-kv {typed}: {len(numbers)} numbers of key/value heads for {len(modules)} layers; give one for "
+            "all, or one for each"
+        )
     kept: dict[tuple[Site, int], tuple[int, ...]] = {}
     groups: dict[tuple[Site, int], tuple[int, ...]] = {}
     merged: dict[tuple[Site, int], GroupSets] = {}
-    for sites in attention_sites.calls.values():
+    for sites, count in zip(modules, numbers * (len(modules) // len(numbers)), strict=True):
         sets = _sets(sites, count, attention_sites, scores)
         for site in sites:
             place, shared = (site.site, site.layer), site.heads // max(site.groups, 1)
@@ -48,7 +57,7 @@ def plan_merge(
             if len(sets) < site.groups:
                 merged[place] = sets
     if not merged:
-        raise ConfigError(f"--merge-kv {count}: every layer has {count} key/value heads as it is")
+        raise ConfigError(f"--merge-kv {typed}: every layer has {typed} key/value heads as it is")
     return RemovalPlan((), kept, groups, merged)
 
 

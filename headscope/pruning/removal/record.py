@@ -229,8 +229,12 @@ def pushed(removed: Removed, target: HubTarget | None) -> Removed:
 def list_made(done: Shrunk) -> dict[str, str | None]:
     """The option of `prune remove` that says what went, where no such command was typed."""
     if done.removal.merged:
-        count = next(len(sets) for sets in done.removal.merged.values())
-        return {"option": "--merge-kv", "list": str(count), "sha256": None}
+        counts = [str(len(groups)) for groups in done.removal.groups.values()]
+        return {
+            "option": "--merge-kv",
+            "list": ",".join(counts[:1] if len(set(counts)) == 1 else counts),
+            "sha256": None,
+        }
     return {"option": "--heads", "list": ",".join(map(str, done.removal.removed)), "sha256": None}
 
 
@@ -249,6 +253,7 @@ def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineE
         "compensate": compensate if compensate != "none" else "",
         "anchor": "" if calibration is None else anchor_name(calibration.anchor),
         "sequential": calibration is not None and calibration.sequential and not done.removal.merged,
+        "feed_forward": calibration is not None and calibration.feed_forward,
     }
     return typed_command(done.source["path"], chosen)
 
@@ -258,7 +263,7 @@ def typed_command(checkpoint: str, options: Mapping[str, Any], *, command: str =
     words = []
     for name, value in options.items():
         if value not in (None, (), "", False):
-            shown = ",".join(value) if isinstance(value, tuple) else str(value)
+            shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
             shown = Path(shown).name if is_file(shown) else shown
             words += [flag(name)] if value is True else [flag(name), shlex.quote(shown)]
     return " ".join([command, shlex.quote(Path(checkpoint).name), *words])

@@ -120,7 +120,7 @@ def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[s
     """What the options of the command ask of an open checkpoint."""
     layout, merge = checkpoint.layout, None
     heads: Sequence[HeadId] = ()
-    if config.merge_kv is not None:
+    if config.merge_kv:
         by = config.merge_by
         merge = Merge(config.merge_kv, None if by is None else read_scores(by, layout, column=config.column)[1])
     elif config.heads is not None:
@@ -167,11 +167,11 @@ def remove_heads(
     It is refitted on `corpus` and measured on `valid`, else on what of `corpus` was held out, `otherwise` on the last.
     ConfigError for heads that cannot go and for an export that cannot hold what is left.
     """
-    chosen = export_for(export, checkpoint, merges=merge is not None, pad=pad)
+    chosen = export_for(export, checkpoint, merges=merge is not None and len(set(merge.counts)) == 1, pad=pad)
     if merge is None:
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)
     else:
-        removal = plan_merge(checkpoint.attention_sites, merge.count, scores=merge.scores)
+        removal = plan_merge(checkpoint.attention_sites, merge.counts, scores=merge.scores)
     text = calibration_text(calibration, corpus, valid)
     measured = (text.held_out if text else valid or (corpus and corpus.first(MEASURED))) or otherwise
     asked, why = quality_question(checkpoint, measured, metric=metric, margin=margin)
@@ -337,11 +337,11 @@ def shaping(config: CheckpointOptions) -> dict[str, Any]:
 
 def _list_file(config: RemoveConfig) -> dict[str, str | None]:
     """The list as it was given, and the digest of its file if it is one (a ranking that a method wrote)."""
-    if config.merge_kv is not None:
+    if config.merge_kv:
         by = config.merge_by
         table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
         scores = None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()
-        return {"option": "--merge-kv", "list": str(config.merge_kv), "sha256": scores}
+        return {"option": "--merge-kv", "list": ",".join(map(str, config.merge_kv)), "sha256": scores}
     heads = config.heads or config.keep_only or ""
     is_list_file = "," not in heads and is_file(heads)
     digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list_file else None

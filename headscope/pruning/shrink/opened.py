@@ -112,8 +112,9 @@ def divided(corpus: Corpus, valid: Corpus | None, *, judged: int) -> tuple[Corpu
 
 def default_criterion(checkpoint: Checkpoint, corpus: Corpus, objective: str = "") -> str:
     """`obs-task` where the objective is about what the model predicts, `obs` where it compares models."""
-    given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-    return "obs" if OBJECTIVES.get(choose_objective(objective, checkpoint, **given)).compares else "obs-task"
+    return (
+        "obs" if OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with)).compares else "obs-task"
+    )
 
 
 def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, asked: Question) -> Question | None:

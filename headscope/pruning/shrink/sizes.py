@@ -19,7 +19,7 @@ from headscope.pruning.shrink.opened import Opened
 from headscope.pruning.sweep.cell_files import Record, finished_cells, write_cell
 from headscope.pruning.sweep.cells import SweepContext, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
-from headscope.pruning.sweep.table import Measured
+from headscope.pruning.sweep.table import MeasuredCells
 
 
 def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
@@ -60,7 +60,7 @@ def chosen_size(opened: Opened, *, progress: Progress = no_progress) -> Record:
 
 def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonInferiority | None:
     """Whether the model of a cell is as good as the unpruned one; None where that is no baseline."""
-    return Measured.of([baseline, record], context.config, margin=context.config.tolerance).verdict([1])
+    return MeasuredCells.of([baseline, record], context.config, margin=context.config.tolerance).verdict([1])
 
 
 def _measured(context: SweepContext, cell: Cell, kept: Mapping[str, Record]) -> Record:

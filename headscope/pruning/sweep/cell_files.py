@@ -103,14 +103,14 @@ def _check(record: Record, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedCells:
     """The records of finished cells by name, and why each of the other files is none."""
 
     records: Mapping[str, Record]
     damaged: Mapping[str, str]
 
 
-def finished_cells(folder: Path, gating: GateLayout, metric: str) -> Finished:
+def finished_cells(folder: Path, gating: GateLayout, metric: str) -> FinishedCells:
     """What a directory holds of a sweep over these heads by this metric."""
     records, damaged = {}, {}
     for name in cell_names(folder):
@@ -124,7 +124,7 @@ def finished_cells(folder: Path, gating: GateLayout, metric: str) -> Finished:
         strange = record["metric"] != metric or not set(record["kept"]) <= heads
         if strange or np.shape(record["sums"]) != shapes.most_common(1)[0][0]:
             damaged[name] = f"{cell_path(folder, name)} is of other heads, another metric or another text"
-    return Finished({name: record for name, record in records.items() if name not in damaged}, damaged)
+    return FinishedCells({name: record for name, record in records.items() if name not in damaged}, damaged)
 
 
 def remove_records(folder: Path, names: Iterable[str]) -> None:

@@ -65,8 +65,7 @@ class SweepContext:
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
         corpus = self.opened.valid
         assert corpus is not None
-        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
-        self.metric = choose_metric(config.metric, self.checkpoint, **given)
+        self.metric = choose_metric(config.metric, self.checkpoint, **corpus.comes_with)
         self._check_training()
         reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
@@ -118,9 +117,8 @@ class SweepContext:
         corpus = self.opened.corpus
         if corpus is None:
             return None
-        given = {"has_target": corpus.has_target, "has_labels": corpus.has_labels}
         try:
-            return OBJECTIVES.get(choose_objective(self.config.objective, self.checkpoint, **given))()
+            return OBJECTIVES.get(choose_objective(self.config.objective, self.checkpoint, **corpus.comes_with))()
         except ConfigError:  # said where it is needed
             return None
 
@@ -161,6 +159,7 @@ class SweepContext:
             None if corpus is None else corpus.first(config.score_sentences),
             batching,
             candidates=self.opened.gating.gated_heads,
+            whole_groups=not self.opened.gating.groups,
         )
 
     @cached_property

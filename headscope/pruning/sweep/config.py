@@ -15,8 +15,7 @@ from headscope.pruning.options.learn import learners
 from headscope.pruning.options.rank import End
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.criterion import Criterion, Direction, criterion_named, rankable_names
-from headscope.pruning.ranking.ranking import check_keep
-from headscope.pruning.ranking.uniform import uniform_keep
+from headscope.pruning.ranking.ranking import check_keep, nearest_keep
 from headscope.registry import unknown
 
 UNPRUNED = "unpruned"
@@ -113,14 +112,7 @@ def is_drawn(method: str, checkpoint: Checkpoint, objective: Objective | None, *
 
 def _sizes(config: SweepConfig, gating: GateLayout) -> list[int]:
     """Heads to keep, smallest first; fractions are rounded to what groups and protected heads allow."""
-    sizes = set(config.keep)
-    for keep in config.keep:
+    sizes = {*config.keep, *(nearest_keep(gating, share, config.allocate) for share in config.fractions)}
+    for keep in sorted(sizes):
         check_keep(gating, keep, config.allocate)
-    if config.allocate == "uniform":
-        return sorted(sizes | {uniform_keep(gating, share) for share in config.fractions})
-    size, least = int(gating.sizes[0]), len(gating.protected)
-    for share in config.fractions:
-        sizes.add(max(least, least + size * round((share * gating.heads - least) / size)))
-    for keep in sizes - set(config.keep):
-        gating.kept_units(keep)
     return sorted(sizes)

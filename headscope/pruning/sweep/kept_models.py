@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from headscope.config import CheckpointOptions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
@@ -20,6 +22,7 @@ from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.model_inputs import texts
+from headscope.pruning.ranking.per_group import removal_sets
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import REMOVAL, Destination, shrink, write_shrunk
@@ -74,9 +77,10 @@ def without_heads(checkpoint: Checkpoint, removed: Sequence[HeadId]) -> Shrunk:
 
 def check_keeping(checkpoint: Checkpoint, gating: GateLayout) -> None:
     """ConfigError where no heads of a checkpoint can be taken out of it, before anything is learnt."""
-    if gating.units:
+    units = range(len(gating.units))
+    for together in removal_sets(gating, torch.zeros(len(units)), torch.tensor(units))[:1].tolist():
         try:
-            without_heads(checkpoint, gating.units[0])
+            without_heads(checkpoint, [head for unit in together for head in gating.units[unit]])
         except (ConfigError, CheckpointError) as error:
             raise ConfigError(f"--keep-models: {error}") from None
 

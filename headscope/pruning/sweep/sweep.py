@@ -56,7 +56,7 @@ from headscope.pruning.sweep.cells import RUNS, SweepContext, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell, config_identity
 from headscope.pruning.sweep.functions import read_functions
 from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
-from headscope.pruning.sweep.table import Measured, make_table, survivors
+from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors
 from headscope.pruning.sweep.verdicts import verdict_lines, verdicts
 from headscope.results import Signature
 from headscope.training.files.outputs import TRAINING
@@ -379,7 +379,7 @@ def write_conclusion(context: SweepContext) -> Sweep:
     baseline = None if unpruned is None else context.why_no_baseline(unpruned)
     if unpruned is not None:
         context.check_baseline(unpruned)
-    measured = Measured.of(records, config, margin=None if baseline else config.tolerance)
+    measured = MeasuredCells.of(records, config, margin=None if baseline else config.tolerance)
     table = make_table(measured, sites, functions)
     kept = survivors(records, functions)
     for name, frame in ((TABLE, table), (SURVIVORS, kept)):

@@ -24,7 +24,7 @@ VERDICT = tuple(field.name for field in fields(NonInferiority))
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCells:
     """The records of cells, with the metric of each on the whole text and on resamples of it [1 + replicates].
 
     `left_out` is the metric of each on the whole text and without each group of its lines [1 + g]. `margin` is in the
@@ -37,7 +37,7 @@ class Measured:
     margin: float | None = None
 
     @classmethod
-    def of(cls, records: Sequence[Record], config: SweepConfig, *, margin: Margin | None) -> Measured:
+    def of(cls, records: Sequence[Record], config: SweepConfig, *, margin: Margin | None) -> MeasuredCells:
         """Resamples are those of `config.seed`, the same for every cell."""
         bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
         sums = [(METRICS.get(record["metric"]), np.array(record["sums"])) for record in records]
@@ -71,7 +71,7 @@ def verdict_columns(found: NonInferiority | None) -> dict[str, Any]:
     return dict.fromkeys(VERDICT, float("nan")) | {"verdict": ""} if found is None else asdict(found)
 
 
-def make_table(measured: Measured, sites: Mapping[str, int], functions: pd.DataFrame | None) -> pd.DataFrame:
+def make_table(measured: MeasuredCells, sites: Mapping[str, int], functions: pd.DataFrame | None) -> pd.DataFrame:
     """A row a cell.
 
     `value` is the metric with its 95 % interval, `difference` that to the unpruned model (positive: higher), with
@@ -91,7 +91,7 @@ def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(seed=pd.array([row["seed"] for row in rows], dtype="Int64"))
 
 
-def _row(measured: Measured, number: int, sites: Mapping[str, int]) -> dict[str, Any]:
+def _row(measured: MeasuredCells, number: int, sites: Mapping[str, int]) -> dict[str, Any]:
     record, values, unpruned = measured.records[number], measured.values[number], measured.unpruned
     cell = Cell(**record["cell"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])

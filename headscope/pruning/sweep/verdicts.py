@@ -14,12 +14,12 @@ import pandas as pd
 from headscope.bootstrap import LEVEL
 from headscope.evaluation.non_inferiority import NON_INFERIOR, OPEN, WORSE, in_fixed_sequence, why_open
 from headscope.pruning.sweep.config import UNPRUNED, Cell
-from headscope.pruning.sweep.table import VERDICT, Measured, verdict_columns
+from headscope.pruning.sweep.table import VERDICT, MeasuredCells, verdict_columns
 
 KEY = ["method", "control", "size"]
 
 
-def verdicts(measured: Measured, sites: Mapping[str, int]) -> pd.DataFrame:
+def verdicts(measured: MeasuredCells, sites: Mapping[str, int]) -> pd.DataFrame:
     """A row for every method and size, seeds put together: method, control, size, kept (mean), of, and the verdict."""
     sequences: dict[tuple[str, str], dict[str, list[int]]] = {}
     for number, record in enumerate(measured.records):
@@ -37,7 +37,7 @@ def verdicts(measured: Measured, sites: Mapping[str, int]) -> pd.DataFrame:
 
 
 def _sequence(
-    measured: Measured, sizes: Mapping[str, list[int]], level: float
+    measured: MeasuredCells, sizes: Mapping[str, list[int]], level: float
 ) -> Iterator[tuple[str, float, dict[str, Any]]]:
     """The sizes of a method as they came, with the mean number of heads kept and the columns of the verdict."""
     kept = {

@@ -26,6 +26,8 @@ from headscope.report.registry import RUN, PlotFigure
 
 if TYPE_CHECKING:
     from headscope.data.corpus import Sentence
+    from headscope.engine.attention_maps import Maps
+    from headscope.formats.base import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -46,18 +48,33 @@ def sentence_attention(
     target: str | None = None,
     heads: Sequence[HeadId],
 ) -> SentenceAttention:
-    """Open the run's checkpoint and capture `heads` (all of one site) on one sentence.
+    """The weights of `heads` (all of one site) on one sentence, which is chosen as `sentence_maps` has it.
+
+    ConfigError for heads that the checkpoint lacks, and where they need a translation that is not there.
+    """
+    checkpoint, line, maps = sentence_maps(run, sentence=sentence, index=index, target=target)
+    site = _one_site(heads, checkpoint.layout)
+    if checkpoint.two_sided and site is not Site.ENCODER_SELF and line.target is None:
+        raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
+    weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
+    query, key = (checkpoint.subwords(maps.sides[side].ids) for side in maps.between(site))
+    return SentenceAttention(np.stack(weights), query, key, [str(head) for head in heads])
+
+
+def sentence_maps(
+    run: AnalysisRun, *, sentence: str | None = None, index: int | None = None, target: str | None = None
+) -> tuple[Checkpoint, Sentence, Maps]:
+    """Open the run's checkpoint and capture all heads on one sentence.
 
     Either `sentence` is given, or `index`, the line of the run's own data from 0; `target` is the
     other side for models that have one. CheckpointError where the checkpoint is no longer the one that the
-    run measured, ConfigError for heads it lacks or a line that is not there.
+    run measured, ConfigError for a line that is not there.
     """
     from headscope.config import Companions
     from headscope.data.batching import DEFAULT_LIMIT
     from headscope.data.corpus import Sentence
     from headscope.engine.attention_maps import attention_maps
     from headscope.formats.base import open_checkpoint
-    from headscope.heads import select_heads
 
     options, measured = _section(run, "options", "dicts", "hp", "bpe", "mask"), _section(run, "checkpoint", "path")
     files = {name: Path(options[name]) for name in ("dicts", "hp", "bpe") if options.get(name)}
@@ -68,18 +85,12 @@ def sentence_attention(
         raise CheckpointError(
             f"{checkpoint.path} is not the checkpoint that {run.path} measured (its digest differs); analyse it again"
         )
-    site = _one_site(heads, checkpoint.layout)
     line = _line(run, index) if index is not None else Sentence(0, sentence or "", target)
-    if checkpoint.two_sided and site is not Site.ENCODER_SELF and line.target is None:
-        raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
     off = select_heads(options["mask"], checkpoint.layout) if options.get("mask") else []
     limit = options.get("limit", DEFAULT_LIMIT)
     if type(limit) is not int or not 2 <= limit <= WHOLE:
         raise RunError(f"run {run.name}: run.json says limit {str(limit)[:20]}; analyse again")
-    maps = attention_maps(checkpoint, line, limit=limit, off=off)
-    weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
-    query, key = (checkpoint.subwords(maps.sides[side].ids) for side in maps.between(site))
-    return SentenceAttention(np.stack(weights), query, key, [str(head) for head in heads])
+    return checkpoint, line, attention_maps(checkpoint, line, limit=limit, off=off)
 
 
 def _section(run: AnalysisRun, name: str, *texts: str) -> dict[str, Any]:
@@ -106,10 +117,15 @@ def _line(run: AnalysisRun, index: int) -> Sentence:
     from headscope.evaluation.labels import open_text
 
     data = dict(_section(run, "data", "source", "target", "source2", "labels", "clean", "parse"))
+    typed = _section(run, "options").get("typed") or {}
+    if not isinstance(typed, dict) or not all(isinstance(lines, list) for lines in typed.values()):
+        raise RunError(f"run {run.name}: what was typed is malformed in run.json; analyse again")
     data["source"] = data.get("source") or data.get("clean")
     texts = {name: Path(data[name]) for name in ("source", "target", "source2", "labels") if data.get(name)}
     parse = data.get("parse")
-    files = TextFiles(**texts, pairs=bool(data.get("pairs")))
+    files = TextFiles(
+        **{**texts, **{name: typed[name] for name in typed if name in texts}}, pairs=bool(data.get("pairs"))
+    )
     corpus = open_text(files, parses=Path(parse) if parse and parse != "stanza" else None, max_sentences=index + 1)
     if corpus.count <= index:
         raise ConfigError(f"the run's data have {corpus.count} lines; --index counts from 0")
@@ -124,17 +140,23 @@ SMALLEST = 99  # subwords that make cells as small as they get
 MANY = 4096  # cells: more are an image in vector graphics too
 
 
-@dataclass(frozen=True)
-class AttentionOptions:
-    """Options of the figure."""
+@dataclass(frozen=True, kw_only=True)
+class SentenceOptions:
+    """Which sentence a figure shows."""
 
-    heads: str = option(help="Heads of one site: encoder-self.2.5,encoder-self.3.*", metavar="LIST")
     sentence: str | None = option(None, "The sentence to look at.", metavar="TEXT")
     index: int | None = option(None, "Or line N, from 0, of the run's own data.", metavar="N", minimum=0)
     target: str | None = option(None, "The other side, for models that have one.", metavar="TEXT")
 
     def __post_init__(self) -> None:
         check_one_given({"--sentence TEXT": self.sentence, "--index N, a sentence of the run": self.index})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionOptions(SentenceOptions):
+    """Options of the figure."""
+
+    heads: str = option(help="Heads of one site: encoder-self.2.5,encoder-self.3.*", metavar="LIST")
 
 
 def sentence_figure(

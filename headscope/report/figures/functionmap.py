@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from headscope.config import option
+from headscope.description.sentences import leading_group
 from headscope.engine.declarations import HeadFunction, head_functions
+from headscope.report.figures.explained import PARTS
 from headscope.report.layout.families import Function, contrast, fit, legend_entries
 from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
 from headscope.report.layout.legend import Legend
@@ -19,17 +24,35 @@ from headscope.report.registry import PlotFigure
 
 COUNTS, NARROW = 1.5, 0.8  # inches of the bars beside a map, and where the width is scarce
 BAND = 0.125  # inches a function needs in its cell
+SHADE = 0.38  # of the colour of what explains a head without a function
 MOST = 4  # functions of one head that are all written; more are counted
 
 
-def functions_figure(run: AnalysisRun) -> Figure:
-    """A cell per head, a coloured band per function; beside it the heads per layer by function."""
-    grids = grids_of(run)
+@dataclass(frozen=True)
+class FunctionsOptions:
+    """Options of the figure."""
+
+    unsupported: bool = option(False, "Also draw functions that lack evidence, hollow; they count in no bar.")
+
+
+def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
+    """A cell per head, a coloured band per function; beside it the heads per layer by function.
+
+    Of a run with `explained` heads without a function have the shade of what explains most of them. With `unsupported`
+    functions that lack evidence have hollow bands; the bars do not count them.
+    """
+    grids = grids_of(run, unsupported=unsupported)
     tall = _row_height(grids)
     sizes = [_panel_size(grid, tall) for grid in grids]
     laid = flow(sizes, widest(14.0), gap=(0.35, 0.12))
     entries = legend_entries((mark for grid in grids for mark in grid.marks), boxed=True)
-    entries.append(("    ", PALE, "no function found"))
+    shades = dict(found for grid in grids for found in _grounds(run, grid.site).values())
+    entries += [
+        ("    ", shades[word], f"no function found; mostly explained by {word}")
+        for word, _ in PARTS.values()
+        if word in shades
+    ]
+    entries.append(("    ", PALE, "no function found" + ", less than half explained" * bool(shades)))
     if any(grid.ragged for grid in grids):
         entries.append(("///", "", "no such head in this layer"))
     legend = Legend.plan(entries, widest(max(laid.width, 4.6)))
@@ -42,7 +65,7 @@ def functions_figure(run: AnalysisRun) -> Figure:
     )
     longest = max((sum(_counts(row)) for grid in grids for row in _families(grid)), default=0)
     for grid, corner in zip(grids, laid.corners, strict=True):
-        _draw_panel(page, grid, corner, tall, longest=max(longest, 1))
+        _draw_panel(page, grid, corner, tall, longest=max(longest, 1), grounds=_grounds(run, grid.site))
     legend.draw(page, laid.height)
     return page.finished()
 
@@ -72,7 +95,33 @@ def _panel_size(grid: Grid, tall: float) -> tuple[float, float]:
     return LEFT + _reach(grid) + 0.15 + _bars(), ABOVE + layers * tall + BELOW
 
 
-def _draw_panel(page: Page, grid: Grid, corner: tuple[float, float], tall: float, *, longest: int) -> None:
+def _grounds(run: AnalysisRun, site: str) -> dict[tuple[int, int], tuple[str, str]]:
+    """By layer and head what explains most of a head, in words, and a pale shade of its colour in `explained`.
+
+    Only of heads of which a description says at least half.
+    """
+    found = {}
+    for row in run.heads[run.heads["site"] == site].to_dict("records"):
+        if group := leading_group(row):
+            word, color = PARTS[group]
+            found[int(row["layer"]), int(row["head"])] = word, _shade(color)
+    return found
+
+
+def _shade(color: str) -> str:
+    red, green, blue = (SHADE * part + 1 - SHADE for part in to_rgb(color))
+    return to_hex((red, green, blue))
+
+
+def _draw_panel(
+    page: Page,
+    grid: Grid,
+    corner: tuple[float, float],
+    tall: float,
+    *,
+    longest: int,
+    grounds: Mapping[tuple[int, int], tuple[str, str]],
+) -> None:
     layers, slots = grid.heads.shape
     wide = _cell(slots)[0]
     left, top = corner[0] + LEFT, corner[1] + ABOVE
@@ -82,22 +131,28 @@ def _draw_panel(page: Page, grid: Grid, corner: tuple[float, float], tall: float
     for layer, row in enumerate(grid.functions):
         for slot, functions in enumerate(row):
             if grid.heads[layer, slot] >= 0:
-                _draw_head(axes, slot, layer, functions, wide)
+                _, ground = grounds.get((layer, slot), ("", PALE))
+                _draw_head(axes, slot, layer, functions, wide, ground=ground)
     axes.set(xlim=(0, slots), ylim=(layers, 0))
     label_grid(axes, grid, title=grid.site, cell=wide)
     bars = page.axes(left + _reach(grid) + 0.15, top, _bars(), layers * tall)
     _draw_counts(bars, grid, longest=longest)
 
 
-def _draw_head(axes: Axes, x: int, y: int, functions: Sequence[Function], wide: float) -> None:
-    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=PALE, edgecolor="white", linewidth=0.8))
+def _draw_head(axes: Axes, x: int, y: int, functions: Sequence[Function], wide: float, *, ground: str) -> None:
+    axes.add_patch(Rectangle((x, y), 1, 1, facecolor=ground, edgecolor="white", linewidth=0.8))
     shown = functions if len(functions) <= MOST else functions[: MOST - 1]
     bands = max(len(shown) + (len(shown) < len(functions)), 1)
     for number, function in enumerate(shown):
         color = function.family.color
         top = y + number / bands
-        axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white", linewidth=0.8))
-        _write(axes, x, top + 0.5 / bands, fit(function, wide - 0.03, TICK), contrast(color))
+        if function.hollow:
+            inside = (x + 0.06, top + 0.06 / bands), 0.88, 0.88 / bands
+            axes.add_patch(Rectangle(*inside, facecolor="white", edgecolor=color, linewidth=1))
+        else:
+            axes.add_patch(Rectangle((x, top), 1, 1 / bands, facecolor=color, edgecolor="white", linewidth=0.8))
+        ink = "black" if function.hollow else contrast(color)
+        _write(axes, x, top + 0.5 / bands, fit(function, wide - 0.03, TICK), ink)
     if len(shown) < len(functions):
         _write(axes, x, y + 1 - 0.5 / bands, f"+{len(functions) - len(shown)}", "black")
 
@@ -112,7 +167,7 @@ def _families(grid: Grid) -> list[dict[HeadFunction, int]]:
     for row in grid.functions:
         counts: dict[HeadFunction, int] = {}
         for cell in row:
-            for family in dict.fromkeys(function.family for function in cell):
+            for family in dict.fromkeys(function.family for function in cell if not function.hollow):
                 counts[family] = counts.get(family, 0) + 1
         rows.append(counts)
     return rows
@@ -149,6 +204,7 @@ FUNCTIONS = PlotFigure(
     "functions",
     "Which function each head has, and how many heads of each layer have it.",
     functions_figure,
+    Options=FunctionsOptions,
     every_run=True,
     order=20,
 )

@@ -51,6 +51,7 @@ class HeadsOptions:
     range: tuple[float, ...] = option(
         (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
     )
+    unsupported: bool = option(False, "Also mark functions that lack evidence, in brackets.")
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,16 @@ def heads_figure(
     *,
     sort: bool = False,
     range: Sequence[float] = (),
+    unsupported: bool = False,
 ) -> Figure:
     """Several measures side by side; without a list, those of `overview_measures` that the run has.
 
     Colours go over the range that a measure declares, or over `range`. Sites of which no head has a value are
-    left out.
+    left out. With `unsupported` functions that lack evidence are there too, in brackets.
     """
     chosen = [run.require(name) for name in measure] if measure else heads_overview(run)
-    by_measure = [_panels(run, name, sort=sort, limits=parse_range(range)) for name in chosen]
+    limits = parse_range(range)
+    by_measure = [_panels(run, name, sort=sort, limits=limits, unsupported=unsupported) for name in chosen]
     panels = [panel for maps in by_measure for panel in maps]
     starts = accumulate((len(maps) for maps in by_measure), initial=0)
     breaks = frozenset(starts if max(map(len, by_measure)) > 1 else ())
@@ -126,9 +129,11 @@ def heads_overview(run: AnalysisRun) -> list[str]:
     return measures
 
 
-def _panels(run: AnalysisRun, measure: str, *, sort: bool, limits: Normalize | None) -> list[HeadMapPanel]:
+def _panels(
+    run: AnalysisRun, measure: str, *, sort: bool, limits: Normalize | None, unsupported: bool
+) -> list[HeadMapPanel]:
     shown = measure_of(measure)
-    every = grids_of(run, measure, sort=sort)
+    every = grids_of(run, measure, sort=sort, unsupported=unsupported)
     grids = [grid for grid in every if np.isfinite(grid.values).any()] or every
     values = tuple(grid.values for grid in grids)
     norm = limits or measure_limits(shown, values)

@@ -7,7 +7,7 @@ colour vision nor size decides whether a figure can be read.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.colors import to_rgb
 
@@ -25,10 +25,21 @@ class Function:
 
     family: HeadFunction
     detail: str
+    hollow: bool = False
+    """Whether only the estimate would give it: drawn in brackets, without a colour behind."""
+
+    @property
+    def glyph(self) -> str:
+        """That of the family."""
+        return f"({self.family.glyph})" if self.hollow else self.family.glyph
 
     @property
     def short(self) -> str:
         """`−1`, `v→s`, `r`: what is written beside the glyph."""
+        return f"({self._letters})" if self.hollow else self._letters
+
+    @property
+    def _letters(self) -> str:
         if self.family.detail == "offset" and self.detail:
             return signed(self.detail)
         if self.family.detail == "relation" and self.detail:
@@ -38,15 +49,19 @@ class Function:
     @property
     def mark(self) -> str:
         """Glyph and letters."""
-        return self.family.glyph + self.short
+        mark = self.family.glyph + self._letters
+        return f"({mark})" if self.hollow else mark
 
 
-def functions_of(labels: object) -> tuple[Function, ...]:
-    """The functions in one cell of the `functions` column; an unknown family keeps its first letter."""
+def functions_of(labels: object, *, hollow: bool = False) -> tuple[Function, ...]:
+    """The functions in one cell of the `functions` column; an unknown family keeps its first letter.
+
+    `hollow` reads the column `functions_unsupported`, in which every label has a reason in brackets.
+    """
     functions = []
     for label in filter(None, (part.strip() for part in str(labels or "").split(";"))):
-        name, _, detail = label.partition(":")
-        functions.append(Function(_family(name), detail))
+        name, _, detail = (label.partition(" (")[0] if hollow else label).partition(":")
+        functions.append(Function(_family(name), detail, hollow))
     return tuple(dict.fromkeys(functions))
 
 
@@ -70,7 +85,7 @@ def fit(function: Function, width: float, size: float) -> str:
     for text in (function.mark, function.short):
         if text_width(text, size) <= width:
             return text
-    return function.family.glyph
+    return function.glyph
 
 
 def contrast(color: str | Iterable[float]) -> str:
@@ -85,8 +100,9 @@ def _linear(channel: float) -> float:
 
 
 def legend_entries(functions: Iterable[Function], *, boxed: bool) -> list[tuple[str, str, str]]:
-    """One entry per family that occurs, then one per relation, in the families' order."""
-    present = set(functions)
+    """One entry per family that occurs, then one per relation, in the families' order; what hollow ones are."""
+    marks = set(functions)
+    present = {replace(function, hollow=False) for function in marks}
     families = head_functions().values()
     order = [*families, *sorted({f.family for f in present} - set(families), key=str)]
     entries = []
@@ -97,6 +113,8 @@ def legend_entries(functions: Iterable[Function], *, boxed: bool) -> list[tuple[
             entries += [(f.mark, color, _relation(f.detail)) for f in details]
         else:
             entries.append((family.glyph + family.letter, color, family.meaning))
+    if any(function.hollow for function in marks):
+        entries.append(("(  )", "", "by the estimate alone; the evidence does not suffice"))
     return entries
 
 

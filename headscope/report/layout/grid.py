@@ -53,9 +53,15 @@ class Grid:
         return [function for row in self.functions for cell in row for function in cell]
 
 
-def grids_of(run: AnalysisRun, measure: str | None = None, *, sort: bool = False) -> list[Grid]:
-    """One grid a site; with `sort` the heads of a layer go from the highest value to the lowest."""
-    return [_grid(run, site, counts, measure, sort=sort) for site, counts in run.layout.items()]
+def grids_of(
+    run: AnalysisRun, measure: str | None = None, *, sort: bool = False, unsupported: bool = False
+) -> list[Grid]:
+    """One grid a site; with `sort` the heads of a layer go from the highest value to the lowest.
+
+    With `unsupported` heads also have the functions that lack evidence, hollow.
+    """
+    grids = [_grid(run, site, counts, measure, unsupported=unsupported) for site, counts in run.layout.items()]
+    return [_sorted(grid) for grid in grids] if sort else grids
 
 
 def cell_size(columns: int, *, lines: int = 1, besides: float = LEFT + BAR) -> tuple[float, float]:
@@ -190,7 +196,7 @@ def _write(axes: Axes, x: float, y: float, lines: Sequence[str], ink: str) -> No
     axes.text(x, y, "\n".join(lines), size=TICK, color=ink, ha="center", va="center", linespacing=1.1)
 
 
-def _grid(run: AnalysisRun, site: str, counts: Sequence[int], measure: str | None, *, sort: bool) -> Grid:
+def _grid(run: AnalysisRun, site: str, counts: Sequence[int], measure: str | None, *, unsupported: bool) -> Grid:
     slots = max(counts, default=0)
     values = np.full((len(counts), slots), np.nan)
     heads = np.full((len(counts), slots), -1, dtype=np.int64)
@@ -199,11 +205,12 @@ def _grid(run: AnalysisRun, site: str, counts: Sequence[int], measure: str | Non
         heads[layer, :count] = np.arange(count)
     table = run.heads[run.heads["site"] == site]
     numbers = table[measure] if measure else np.full(len(table), np.nan)
-    for layer, head, value, labels in zip(table["layer"], table["head"], numbers, table["functions"], strict=True):
+    weak = table["functions_unsupported"] if unsupported and "functions_unsupported" in table else [""] * len(table)
+    columns = (table["layer"], table["head"], numbers, table["functions"], weak)
+    for layer, head, value, labels, hollow in zip(*columns, strict=True):
         values[layer, head] = value
-        functions[layer][head] = functions_of(labels)
-    grid = Grid(site, values, heads, functions)
-    return _sorted(grid) if sort else grid
+        functions[layer][head] = functions_of(labels) + functions_of(hollow, hollow=True)
+    return Grid(site, values, heads, functions)
 
 
 def _sorted(grid: Grid) -> Grid:

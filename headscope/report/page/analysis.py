@@ -101,8 +101,7 @@ def functions_present(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     """The kinds of functions that heads of these runs have, as figures draw them."""
     families = {}
     for run in runs:
-        for function in functions_of(";".join(label for labels in run["functions"] for label in labels)):
-            family = function.family
+        for family in (functions_of(label)[0].family for label in _labels(run)):
             families[family.name] = {
                 "name": family.name,
                 "glyph": family.glyph,
@@ -115,9 +114,15 @@ def functions_present(runs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
     return sorted(families.values(), key=lambda family: (family["order"], family["name"]))
 
 
+def _labels(run: Mapping[str, Any]) -> set[str]:
+    """All labels of a run's heads, also those that lack evidence."""
+    weak = (label.partition(" (")[0] for labels in run["unsupported"] for label in labels)
+    return {*(label for labels in run["functions"] for label in labels), *weak}
+
+
 def marks(runs: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """How each label is written short, by label: its family, and the letters beside the glyph."""
-    labels = {label for run in runs for cell in run["functions"] for label in cell}
+    labels = {label for run in runs for label in _labels(run)}
     named = {label: functions_of(label)[0] for label in sorted(labels)}
     return {label: {"family": function.family.name, "short": function.short} for label, function in named.items()}
 

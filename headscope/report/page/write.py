@@ -131,6 +131,7 @@ SCRIPTS = (
     "maps",
     "table",
     "attention",
+    "glance",
     "cards",
     "detail",
     "importance",

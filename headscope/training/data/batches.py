@@ -44,7 +44,7 @@ class TokenizedTexts:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class TrainingPairs:
     """What is trained on: encoder inputs (None for language models) and texts that the decoder must say.
 
     Neither holds special ids of its sides yet, but `around` does: encoder inputs get `prefix` and `suffix`,
@@ -119,7 +119,7 @@ def cut_batches(lengths: Numbers, order: Numbers, tokens: int) -> list[Numbers]:
     return [*batches, order[begin:]] if len(order) else batches
 
 
-def plan_batches(pairs: Pairs, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
+def plan_batches(pairs: TrainingPairs, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
     """Which sentences go together: by length, ties and the order of batches by `chance` (None: as they stand)."""
     source, target = pairs.lengths()
     order = np.arange(len(pairs)) if chance is None else chance.permutation(len(pairs))
@@ -131,12 +131,12 @@ def plan_batches(pairs: Pairs, *, tokens: int, chance: np.random.Generator | Non
     return [groups[number] for number in chance.permutation(len(groups))]
 
 
-def epoch_plan(pairs: Pairs, *, tokens: int, seed: int, epoch: int) -> list[Numbers]:
+def epoch_plan(pairs: TrainingPairs, *, tokens: int, seed: int, epoch: int) -> list[Numbers]:
     """The batches of an epoch: the same for the same seed and epoch, whatever came before."""
     return plan_batches(pairs, tokens=tokens, chance=np.random.default_rng([seed, epoch]))
 
 
-def collate(pairs: Pairs, numbers: Numbers) -> TrainingBatch:
+def collate(pairs: TrainingPairs, numbers: Numbers) -> TrainingBatch:
     """The batch of some sentences."""
     target_ids = [pairs.target[int(number)] for number in numbers]
     labels = [np.append(ids, pairs.end) for ids in target_ids] if pairs.closed else target_ids
@@ -150,7 +150,7 @@ def collate(pairs: Pairs, numbers: Numbers) -> TrainingBatch:
     return TrainingBatch(source, source_mask, target, target_mask, padded_labels, lines, sum(map(len, labels)))
 
 
-def training_batches(pairs: Pairs, groups: Sequence[Numbers]) -> Iterator[TrainingBatch]:
+def training_batches(pairs: TrainingPairs, groups: Sequence[Numbers]) -> Iterator[TrainingBatch]:
     """The batches of a plan."""
     return (collate(pairs, group) for group in groups)
 

@@ -19,7 +19,7 @@ from headscope.formats.story_of_heads.npz import BROKEN
 from headscope.results import write_arrays
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
-from headscope.training.data.batches import Numbers, Pairs, TokenizedTexts
+from headscope.training.data.batches import Numbers, TokenizedTexts, TrainingPairs
 from headscope.training.data.tokenizers import normaliser
 
 FOLDER, RECIPE = "data", "vocabulary.json"
@@ -32,8 +32,8 @@ class Prepared:
     `dropped` training sentences were longer than `--max-length`; `digest` is of texts, vocabularies and settings.
     """
 
-    train: Pairs
-    valid: Pairs | None
+    train: TrainingPairs
+    valid: TrainingPairs | None
     source: Vocabulary | None
     target: Vocabulary
     valid_texts: tuple[list[str], list[str]] | None
@@ -133,7 +133,7 @@ def _lines(config: TrainConfig, corpus: Corpus) -> tuple[Callable[[], Iterator[s
 
 def _pairs(
     config: TrainConfig, corpus: Corpus, vocabularies: tuple[Vocabulary | None, Vocabulary]
-) -> tuple[Pairs, int]:
+) -> tuple[TrainingPairs, int]:
     """Ids of a corpus, and how many sentences were too long."""
     source, target = vocabularies
     sources, targets = _lines(config, corpus)
@@ -162,7 +162,7 @@ def pairs_of(
     source_vocabulary: Vocabulary | None,
     target_vocabulary: Vocabulary,
     closed: bool = True,
-) -> Pairs:
+) -> TrainingPairs:
     """Pairs with the special ids of their vocabularies."""
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
@@ -171,10 +171,12 @@ def pairs_of(
         prefix, padding = read.prefix, read.padding
         suffix = (read.end,) if read.suffix is None else read.suffix
     pads = padding, target_vocabulary.padding
-    return Pairs(source, target, lines, target_vocabulary.start, target_vocabulary.end, prefix, suffix, closed, pads)
+    return TrainingPairs(
+        source, target, lines, target_vocabulary.start, target_vocabulary.end, prefix, suffix, closed, pads
+    )
 
 
-def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int) -> Pairs:
+def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int) -> TrainingPairs:
     """All texts, each closed, one after another, in blocks of as many ids; `lines` say where each begins."""
     stream = [number for ids in texts for number in (*ids, vocabulary.end)]
     ends = np.cumsum([len(ids) + 1 for ids in texts])
@@ -231,7 +233,7 @@ def _digest(
     return digest.hexdigest()
 
 
-def _kept(folder: Path, name: str, digest: str, pairs: Pairs, dropped: int) -> tuple[Pairs, int]:
+def _kept(folder: Path, name: str, digest: str, pairs: TrainingPairs, dropped: int) -> tuple[TrainingPairs, int]:
     arrays = {"ids": pairs.target.ids, "bounds": pairs.target.bounds, "lines": pairs.lines}
     if pairs.source is not None:
         arrays |= {"source_ids": pairs.source.ids, "source_bounds": pairs.source.bounds}
@@ -248,7 +250,7 @@ def _kept(folder: Path, name: str, digest: str, pairs: Pairs, dropped: int) -> t
     return pairs, dropped
 
 
-def _read(folder: Path, digest: str) -> dict[str, tuple[Pairs, int]]:
+def _read(folder: Path, digest: str) -> dict[str, tuple[TrainingPairs, int]]:
     """What is kept of the same texts and vocabularies."""
     stored = {}
     for name in ("train", "valid"):
@@ -261,7 +263,9 @@ def _read(folder: Path, digest: str) -> dict[str, tuple[Pairs, int]]:
                 source = (
                     TokenizedTexts(arrays["source_ids"], arrays["source_bounds"]) if "source_ids" in arrays else None
                 )
-                pairs = Pairs(source, TokenizedTexts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around)
+                pairs = TrainingPairs(
+                    source, TokenizedTexts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around
+                )
                 stored[name] = (pairs, int(facts["dropped"]))
         except (AttributeError, *BROKEN):
             continue

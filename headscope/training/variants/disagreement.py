@@ -25,13 +25,17 @@ class DisagreementOptions(NoOptions):
     """Options of `disagreement`."""
 
     weight: float = option(
-        1.0, "Weight of the mean cosine beside the mean loss of a token. With --compat fork beside the summed loss."
+        1.0,
+        "Weight of the mean cosine beside the mean loss of a token. With --compat fork beside the summed loss.",
+        common=True,
     )
     sites: tuple[str, ...] = option(
-        tuple(site.value for site in SITES), "Where heads should disagree: encoder-self, decoder-self, cross."
+        tuple(site.value for site in SITES),
+        "Where heads should disagree: encoder-self, decoder-self, cross.",
+        common=True,
     )
     compat: Literal["none", "fork"] = option(
-        "none", "fork: the MHR program's --cosine-sim-loss, which divides by heads XOR 2."
+        "none", "fork: the MHR program's --cosine-sim-loss, which divides by heads XOR 2.", common=True
     )
 
     def __post_init__(self) -> None:

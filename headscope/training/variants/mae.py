@@ -32,7 +32,7 @@ GATE = ".mixing.gate."
 class MaeOptions(NoOptions):
     """Options of `mae`."""
 
-    expert_heads: int = option(0, "Heads of an expert; 0: all but one (MAE-7 of 8 heads).")
+    expert_heads: int = option(0, "Heads of an expert; 0: all but one (MAE-7 of 8 heads).", common=True)
     gate_hidden: int = option(0, "Hidden units of a gate; 0: half the model's width, at most 256.", maximum=2**18)
     gate_norm: Literal["auto", "batch", "layer", "none"] = option(
         "auto",
@@ -48,10 +48,12 @@ class MaeOptions(NoOptions):
     gate_window: int = option(0, "Decoders: a gate reads the mean of the last N positions; 0: of all so far.")
     gate_lr: float = option(1.0, "Learning rate of the gates' own SGD, without momentum and decay.")
     gate_every: int = option(5, "Gates are trained in every N-th epoch (G steps), counted from 1.")
-    bcd: bool = option(True, "Block coordinate descent; --no-bcd (NoBCD): gates and rest jointly, soft mixture.")
-    uniform: bool = option(False, "Uni-MAE: no gates; a training sentence takes any expert.")
+    bcd: bool = option(
+        True, "Block coordinate descent; --no-bcd (NoBCD): gates and rest jointly, soft mixture.", common=True
+    )
+    uniform: bool = option(False, "Uni-MAE: no gates; a training sentence takes any expert.", common=True)
     tune: Literal["none", "gates", "gates+output"] = option(
-        "none", "Train only the gates of --init (FTG), or gates and output projections (FTG+)."
+        "none", "Train only the gates of --init (FTG), or gates and output projections (FTG+).", common=True
     )
 
     def __post_init__(self) -> None:

@@ -33,11 +33,13 @@ class MixingOptions(NoOptions):
         None,
         f"Weight of the growth loss beside the mean loss of a token; default {GAMMA}. With --compat fork beside the "
         "loss summed over a batch (published: 40).",
+        common=True,
     )
     start_after: float = option(
         0.31,
         "Share of the run, as long as it was begun, before the matrices are trained. With --compat fork of 40 epochs "
         "of 160,239 sentences.",
+        common=True,
     )
     radius: float = option(
         1e-4, "Growth radius. Has no gradient, so it changes the reported loss only, with --compat fork."
@@ -48,7 +50,9 @@ class MixingOptions(NoOptions):
     norm_cap: float | None = option(
         None, "Push a matrix no further than N times its nuclear norm at the identity; default: no end."
     )
-    compat: Literal["none", "fork"] = option("none", "fork: the constants and quirks of the published program.")
+    compat: Literal["none", "fork"] = option(
+        "none", "fork: the constants and quirks of the published program.", common=True
+    )
 
     def __post_init__(self) -> None:
         if self.gamma is not None and not 0 <= self.gamma < float("inf"):

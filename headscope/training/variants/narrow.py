@@ -15,10 +15,10 @@ class NarrowOptions(WideOptions):
     """Options of `narrow`."""
 
     d_head: int | None = option(
-        None, "Width of a head's queries, keys and values; default: its slice's.", maximum=2**18
+        None, "Width of a head's queries, keys and values; default: its slice's.", maximum=2**18, common=True
     )
     head_input: Literal["full", "slice"] = option(
-        "slice", "slice: every head reads its own part of the input; full: all of it."
+        "slice", "slice: every head reads its own part of the input; full: all of it.", common=True
     )
 
 

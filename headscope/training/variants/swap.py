@@ -28,13 +28,18 @@ class SwapOptions(NoOptions):
     """Options of `swap`; the dynamic ones take one value, or three for encoder-self, decoder-self, cross."""
 
     swap_schedule: Path | None = option(
-        None, "Swaps by epoch: JSON as the MHR program reads it, or TOML (tables named swap).", metavar="FILE"
+        None,
+        "Swaps by epoch: JSON as the MHR program reads it, or TOML (tables named swap).",
+        metavar="FILE",
+        common=True,
     )
     dynamic: tuple[str, ...] = option(
-        ("none",), "Swaps by score: hard, soft, random, local or none; one, or three for the sites."
+        ("none",), "Swaps by score: hard, soft, random, local or none; one, or three for the sites.", common=True
     )
     score: Literal["confidence", "uniqueness", "base", "advanced", "pairwise"] = option(
-        "confidence", "What ranks heads: confidence, uniqueness; base, advanced or pairwise of the MHR program."
+        "confidence",
+        "What ranks heads: confidence, uniqueness; base, advanced or pairwise of the MHR program.",
+        common=True,
     )
     dynamic_start: tuple[int, ...] = option((2,), "First epoch that may begin swapped, from 2.")
     dynamic_end: tuple[int, ...] = option((), "Last such epoch; default: no end (with --compat fork 0: never).")
@@ -47,7 +52,9 @@ class SwapOptions(NoOptions):
         "mixing matrix.",
     )
     swap_moments: bool = option(False, "Adam's moments of the heads change places too.")
-    compat: Literal["none", "fork"] = option("none", "fork: the constants and quirks of the published program.")
+    compat: Literal["none", "fork"] = option(
+        "none", "fork: the constants and quirks of the published program.", common=True
+    )
 
     def __post_init__(self) -> None:
         for name in LISTS:

@@ -19,10 +19,10 @@ class WideOptions(NoOptions):
     """Options of `wide`; `narrow` has the same with other defaults."""
 
     d_head: int | None = option(
-        None, "Width of a head's queries, keys and values; default: the model's.", maximum=2**18
+        None, "Width of a head's queries, keys and values; default: the model's.", maximum=2**18, common=True
     )
     head_input: Literal["full", "slice"] = option(
-        "full", "full: every head reads the whole input; slice: its own part of it."
+        "full", "full: every head reads the whole input; slice: its own part of it.", common=True
     )
     shared_qkv: bool = option(False, "With slice: one small matrix each for queries, keys and values of all heads.")
     qkv_bias: bool = option(True, "Biases of queries, keys and values.")

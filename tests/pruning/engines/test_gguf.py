@@ -61,6 +61,7 @@ def fields(path: Path) -> dict[str, Any]:
         ("qwen2", RAGGED, {}, "deci", ([4, 0, 4], [2, 0, 4])),
         ("llama", "decoder-self.0.*,decoder-self.1.*", {}, "deci", ([1, 0, 8], [1, 0, 4])),
         ("qwen3", RAGGED, {}, "openelm", ([4, 1, 4], [2, 1, 4])),
+        ("qwen3", RAGGED, {"tie_word_embeddings": False}, "laguna", ([4, 1, 4], [2, 1, 4])),
         ("qwen3", UNIFORM, {"tie_word_embeddings": False}, "qwen3", (6, 3)),
     ],
 )
@@ -234,7 +235,12 @@ def test_all_that_yarn_says_is_in_the_file(
 @pytest.mark.parametrize(
     ("kind", "options", "heads", "reason"),
     [
-        ("qwen3", {"tie_word_embeddings": False}, RAGGED, r"4 in layer 1 too \(prune rank --allocate uniform.*--pad"),
+        (
+            "qwen3",
+            {"attention_bias": True},
+            RAGGED,
+            "laguna reads no bias of attn_k, attn_output.*It could without biases",
+        ),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}, RAGGED, "dynamic"),
         ("llama", {"hidden_act": "gelu"}, RAGGED, "hidden_act gelu"),
         ("qwen3", {"rope_parameters": YARN | {"beta_slow": 0.1}}, UNIFORM, r"no yarn frequencies with beta_slow 0\.1"),

@@ -20,7 +20,7 @@ from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.layers import FAMILIES, LLAMA, Decoder, check_family, context_length
 from headscope.pruning.engines.gguf.vocabulary import Vocabulary
 from headscope.pruning.engines.gguf.writer import write_gguf
-from headscope.pruning.model_inputs import InputTexts
+from headscope.pruning.model_inputs import InputTexts, prompts
 
 FILE = "model.gguf"
 
@@ -131,7 +131,7 @@ def _limits(decoder: Decoder, vocabulary: Vocabulary) -> tuple[str, ...]:
 
 
 QUANTITY = "log-probabilities differ by"
-PROMPTS, STEPS, TOP, TEXTS, LONGEST = 3, 8, 1000, 8, 48
+STEPS, TOP, TEXTS, LONGEST = 8, 1000, 8, 48
 LIMIT = {torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """Largest difference of log-probabilities as a share of the largest (or of 1), by the type of the matrices."""
 QUANTIZED = 0.1
@@ -259,7 +259,7 @@ def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> lis
     most = min(LONGEST, context) - 1  # llama.cpp keeps one token of the context for what follows
     steps = min(STEPS, most)
     continued = []
-    for prompt in _prompts(data, most - steps + 1):
+    for prompt in prompts(data, most - steps + 1):
         ids, rows = torch.tensor([prompt], device=checkpoint.device), []
         for _ in range(steps):
             rows.append(_last_logits(checkpoint, ids).double().log_softmax(-1).cpu())
@@ -280,13 +280,3 @@ def _last_logits(checkpoint: Checkpoint, ids: Tensor) -> Tensor:
     if not is_finite(logits, masked=True):
         refuse_overflow(checkpoint, run)
     return logits
-
-
-def _prompts(data: InputTexts, length: int) -> list[list[int]]:
-    """The first `length` tokens of a few texts, without padding."""
-    rows = [
-        ids[mask.bool()].tolist()
-        for batch in (data.feeds[0], data.feeds[-1])
-        for ids, mask in zip(batch.given["input_ids"], batch.given["attention_mask"], strict=True)
-    ]
-    return [row[:length] for row in rows[-PROMPTS:]]

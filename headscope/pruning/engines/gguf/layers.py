@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
+from headscope.pruning.engines.decoder_layers import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
 from headscope.pruning.engines.gguf.rotary import SCALINGS, Rotary, rotary_of
 
-PARTS = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
-FEED_FORWARD = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
 SHORTEST = 2
 """Tokens of a context that llama.cpp can continue: one is read, one follows."""
 
@@ -28,7 +28,8 @@ class Container:
     W_K are permuted; `fused`: one matrix [q; k; v]. `norms`: queries and keys are normalised. `biases` that are read.
     `untied`: an output matrix of its own is read. `factors`: divisors of rotary frequencies are read. `empty`: layers
     after the first may have no heads (all widths are read of the first). `square`: all heads together are as wide as
-    the model.
+    the model. `gated`: contexts are multiplied by softplus of a matrix times x, which is written as zeros, and W_O
+    divided by softplus(0) = ln 2.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Container:
     factors: bool = False
     empty: bool = False
     square: bool = False
+    gated: bool = False
 
 
 _ALL = frozenset([*PARTS, *FEED_FORWARD])
@@ -49,47 +51,14 @@ QWEN2 = Container(name="qwen2", biases=frozenset(["attn_q", "attn_k", "attn_v"])
 QWEN3 = Container(name="qwen3", norms=True)
 DECI = Container(name="deci", ragged=True, interleaved=True, biases=_ALL, factors=True, empty=True)
 OPENELM = Container(name="openelm", ragged=True, fused=True, norms=True, untied=False)
+LAGUNA = Container(name="laguna", ragged=True, norms=True, gated=True)
 FAMILIES = {
     "llama": (LLAMA, DECI),
     "mistral": (LLAMA, DECI),
     "qwen2": (QWEN2, LLAMA, DECI),
-    "qwen3": (QWEN3, OPENELM),
+    "qwen3": (QWEN3, OPENELM, LAGUNA),
 }
 """By model type of transformers the containers to try, the plainest first."""
-
-
-@dataclass(frozen=True)
-class DecoderLayer:
-    """One layer: kept query heads and key/value groups, and the module they come from."""
-
-    module: Any
-    heads: int
-    groups: int
-    width: int
-
-    @property
-    def biases(self) -> frozenset[str]:
-        """The parts that have a bias; what stands in for a projection of a layer without heads keeps none."""
-        owners = {part: getattr(self.module.self_attn, name) for part, name in PARTS.items()}
-        owners |= {part: getattr(self.module.mlp, name) for part, name in FEED_FORWARD.items()}
-        return frozenset(
-            part for part, owner in owners.items() if isinstance(getattr(owner, "bias", None), nn.Parameter)
-        )
-
-    @property
-    def padded(self) -> DecoderLayer:
-        """The same layer with one head of zeros where it has none: a place for its bias."""
-        return self if self.heads else DecoderLayer(self.module, 1, 1, self.width)
-
-    def attention(self, part: str) -> tuple[Tensor, Tensor | None]:
-        """Weight [out in] and bias of a part; zeros for the one head of a layer that has none."""
-        owner = getattr(self.module.self_attn, PARTS[part])
-        if isinstance(owner, nn.Linear):
-            return owner.weight.detach(), None if owner.bias is None else owner.bias.detach()
-        like = self.module.input_layernorm.weight
-        shape = (len(like), self.width) if part == "attn_output" else (self.width, len(like))
-        bias = owner.bias.detach() if isinstance(getattr(owner, "bias", None), nn.Parameter) else None
-        return like.new_zeros(shape).detach(), bias
 
 
 class Decoder:
@@ -104,7 +73,7 @@ class Decoder:
     @cached_property
     def layers(self) -> tuple[DecoderLayer, ...]:
         """Layers from the bottom up, with the heads that their weights have."""
-        return tuple(_decoder_layer(module) for module in self.model.model.layers)
+        return tuple(decoder_layer(module) for module in self.model.model.layers)
 
     @property
     def width(self) -> int:
@@ -130,7 +99,7 @@ class Decoder:
             reasons.append(f"{container.name} {reason}")
         raise ConfigError(
             f"--export gguf: llama.cpp has no architecture for this {self.model_type} with these heads "
-            f"({'; '.join(reasons)}). {self._nearest()}"
+            f"({'; '.join(reasons)}). It could without biases: removed with --compensate none, or with --export native"
         )
 
     def placed(self, container: Container) -> tuple[DecoderLayer, ...]:
@@ -155,17 +124,6 @@ class Decoder:
         if unfit := self.rotary(container).unfit:
             return f"knows no {unfit}"
         return ""
-
-    def _nearest(self) -> str:
-        """What would be possible."""
-        counts = [layer.heads for layer in self.layers]
-        short = [number for number, count in enumerate(counts) if count < max(counts)]
-        if short:
-            return (
-                f"It could with as many heads in every layer: {max(counts)} in {_numbered(short)} too (prune rank "
-                "--allocate uniform chooses so, --pad fills up with heads of zeros)"
-            )
-        return "It could without biases: removed with --compensate none, or with --export native"
 
 
 def check_family(checkpoint: Checkpoint) -> None:
@@ -252,21 +210,11 @@ def _attention_tensors(layer: DecoderLayer, container: Container) -> Iterator[tu
     if container.fused:
         yield "attn_qkv.weight", torch.cat([parts[part][0] for part in ("attn_q", "attn_k", "attn_v")])
         del parts["attn_q"], parts["attn_k"], parts["attn_v"]
+    if container.gated:
+        weight, bias = parts["attn_output"]
+        parts["attn_output"] = weight / math.log(2), bias
+        parts["attn_gate"] = weight.new_zeros(layer.heads, weight.shape[0]), None
     for part, (weight, bias) in parts.items():
         yield f"{part}.weight", weight
         if bias is not None:
             yield f"{part}.bias", bias
-
-
-def _decoder_layer(module: Any) -> DecoderLayer:
-    attention = module.self_attn
-    width = int(attention.head_dim)
-    if not isinstance(attention.q_proj, nn.Linear):  # a stand-in of a layer without heads
-        return DecoderLayer(module, 0, 0, width)
-    return DecoderLayer(
-        module, attention.q_proj.weight.shape[0] // width, attention.k_proj.weight.shape[0] // width, width
-    )
-
-
-def _numbered(layers: list[int]) -> str:
-    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"

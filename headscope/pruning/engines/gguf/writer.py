@@ -96,7 +96,18 @@ def _write_sizes(writer: Any, decoder: Decoder) -> None:
         add(decoder.width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(decoder.model.model.embed_tokens.weight.shape[0])
+    if container.gated:
+        _write_no_experts(writer, container.name, layers=len(layers), width=widths[0])
     _write_rotary(writer, decoder.rotary(container))
+
+
+def _write_no_experts(writer: Any, name: str, *, layers: int, width: int) -> None:
+    """What a reader of mixtures of experts wants to know where no layer has any."""
+    writer.add_leading_dense_block_count(layers)
+    writer.add_expert_feed_forward_length(width)
+    writer.add_expert_weights_scale(1.0)
+    writer.add_expert_weights_norm(True)
+    writer.add_uint32(f"{name}.expert_shared_feed_forward_length", width)
 
 
 def _write_rotary(writer: Any, rotary: Rotary) -> None:

@@ -42,7 +42,7 @@ class L0Options:
         "story-of-heads program's concrete_coef).",
         name="lambda-as",
     )
-    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N")
+    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", common=True)
     start: Literal["glorot", "open"] = option(
         "glorot", "Gates at the start: random, as the program's, about half of them half closed; or open."
     )

@@ -32,7 +32,7 @@ class LayerDrop(Criterion):
         moments = moments_of(context)
         layers = [
             (float(energy(projection, sums, projection.blocks.flatten())), projection, sums)
-            for projection in output_projections(context.checkpoint)
+            for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups)
             if (sums := moments.of(projection)) is not None
         ]
         total, scores = 0.0, dict[HeadId, float]()

@@ -32,7 +32,7 @@ class OptimalBrainSurgeon(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context), []
-        for projection in output_projections(context.checkpoint):
+        for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
             if (sums := moments.of(projection)) is not None:
                 orders.append(
                     (

@@ -27,7 +27,7 @@ class MeasuredOptimalBrainSurgeon(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context), []
-        for projection in output_projections(context.checkpoint):
+        for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
             if (sums := moments.of(projection)) is not None:
                 steps = removal_order(context, projection, sums)
                 orders.append((projection, [step.block for step in steps]))

@@ -32,7 +32,7 @@ class TaskOptimalBrainSurgeon(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []
-        for projection in output_projections(context.checkpoint):
+        for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
             if (sums := moments.of(projection)) is not None and sums.fisher is not None:
                 weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
                 steps = removal_order(context, projection, sums, weight=weight)

@@ -44,8 +44,7 @@ function attentionPart(data, row) {
       if (picture.request === mine) put(picture, lines(weights, sentence, site, kept.levels));
     }).catch(() => put(picture, make('p', { class: 'quiet' }, 'This browser cannot unpack the weights; take a newer one.')));
   };
-  const short = (text) => (text.length > 60 ? `${text.slice(0, 58)}…` : text);
-  const picker = choice('Sentence', sentences.map(([sentence, place]) => [place, `${sentence.line}: ${short(sentence.texts.source)}`]), start, show);
+  const picker = choice('Sentence', sentences.map(([sentence, place]) => [place, `${sentence.line}: ${brief(sentence.texts.source)}`]), start, show);
   part.append(picker, picture);
   if (kept.left_out) part.append(make('p', { class: 'quiet' }, `${kept.left_out} more sentences had no room in the page.`));
   show(start);
@@ -104,6 +103,9 @@ function lines(steps, sentence, site, levels) {
   return make('div', {}, make('p', { dir: 'auto' }, sentence.texts.source), target,
     svg, status);
 }
+
+/** A sentence in a list to choose from. */
+function brief(text) { return text.length > 60 ? `${text.slice(0, 58)}…` : text; }
 
 /** A subword as the tokenizer writes it, no longer than a line. */
 function shown(subword) { return subword.length > 16 ? `${subword.slice(0, 15)}…` : subword || '∅'; }

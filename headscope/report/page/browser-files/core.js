@@ -3,7 +3,7 @@
 const report = JSON.parse(document.getElementById('data').textContent);
 const analyses = report.analyses;
 const SVG = 'http://www.w3.org/2000/svg';
-const state = { run: 0, measure: '', head: 0, sentence: 0 };
+const state = { run: 0, measure: '', head: 0, sentence: 0, unsupported: false };
 const listeners = [];
 
 /** Call `react(what)` whenever the run, the measure or the head changes. */

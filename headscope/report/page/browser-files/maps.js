@@ -6,10 +6,16 @@ function rowsOfSite(data, site) {
   return data.site.map((own, row) => [own, row]).filter(([own]) => own === site).map(([, row]) => row);
 }
 
+/** Labels that lack evidence, where they are asked for. */
+function weakLabels(data, row) {
+  return state.unsupported ? data.unsupported[row].map((label) => label.split(' (')[0]) : [];
+}
+
 /** What a cell shows of a head: its colour, and words for whoever cannot see that. */
 function cellOf(data, measureName, row) {
   const labels = data.functions[row];
-  const named = labels.length ? labels.join(', ') : 'no label';
+  const weak = weakLabels(data, row);
+  const named = [labels.length ? labels.join(', ') : 'no label', ...(weak.length ? [`not enough evidence: ${weak.join(', ')}`] : [])].join('; ');
   if (measureName === FUNCTIONS) {
     return { color: labels.length ? markOf(labels[0]).color : null, words: `${headName(data, row)}: ${named}` };
   }
@@ -54,10 +60,11 @@ function mapOf(data, site, measureName) {
 function cellButton(data, measureName, row) {
   const { color, words } = cellOf(data, measureName, row);
   const run = analyses.indexOf(data);
+  const weak = weakLabels(data, row);
   const cell = make('button', {
     type: 'button', role: 'gridcell', class: color ? 'cell' : 'cell blank', 'data-row': row, tabindex: -1, 'aria-label': words, title: words,
     click: () => select(run, row),
-  }, glyphs(data.functions[row]));
+  }, glyphs(data.functions[row]), weak.length ? make('span', { class: 'hollow' }, glyphs(weak)) : null);
   if (color) {
     cell.style.setProperty('background-color', color);
     cell.style.setProperty('color', ink(color));
@@ -100,7 +107,8 @@ function scaleBar(data, measureName) {
 }
 
 function functionLegend(data) {
-  const present = new Set(data.functions.flat().map((label) => markOf(label).name));
+  const labels = data.functions.flatMap((own, row) => [...own, ...weakLabels(data, row)]);
+  const present = new Set(labels.map((label) => markOf(label).name));
   const entries = report.families.filter((family) => present.has(family.name));
   return entries.length ? make('ul', { class: 'legend' }, entries.map((family) => make('li', {},
     draw('svg', { width: 12, height: 12, 'aria-hidden': 'true', class: 'swatch' }, draw('rect', { width: 12, height: 12, rx: 2, fill: family.color })),
@@ -143,7 +151,10 @@ function buildMaps() {
     const shown = state.measure || FUNCTIONS;
     const measure = shown === FUNCTIONS ? null : measureOf(data, shown);
     const picker = choice('Measure', [[FUNCTIONS, 'functions'], ...measureChoices(data)], shown, (value) => change({ measure: value }));
-    put(controls, runChoice(), picker, measure ? question(measure) : null);
+    const box = make('input', { type: 'checkbox', checked: state.unsupported, change: (event) => change({ unsupported: event.target.checked }) });
+    const weak = data.unsupported.some((labels) => labels.length)
+      ? make('label', { class: 'field check' }, box, make('span', {}, 'functions without enough evidence too (hollow)')) : null;
+    put(controls, runChoice(), picker, measure ? question(measure) : null, weak);
     put(bar, scaleBar(data, shown));
     put(small, make('h3', {}, 'At a glance'), thumbs(data, shown));
     put(maps, siteNames(data).map((_, site) => mapOf(data, site, shown)).filter((map) => map.querySelector('[data-row]')));
@@ -162,7 +173,7 @@ function buildMaps() {
     }
   };
   onChange((what) => {
-    if (what.has('run') || what.has('measure')) show();
+    if (what.has('run') || what.has('measure') || what.has('unsupported')) show();
     else mark();
   });
   show();

@@ -36,6 +36,7 @@ function buildHeads() {
   if (!current().site.length) return;
   state.head = striking(current(), first);
   section('heads', 'Head maps', make('div', { class: 'beside' }, buildMaps(), buildDetail()));
+  buildGlance();
   buildCards();
   section('table', 'Table of heads', buildTable());
 }

@@ -1,6 +1,6 @@
-"""A page for every command, made from the program itself: `commands/NAME.md`.
+"""A page for every command, made from the program itself: `docs/commands/NAME.md`.
 
-A hook of MkDocs (see mkdocs.yml). Typer's own help records are what is shown, so that pages and `--help` cannot differ.
+Typer's own help records are what is shown, so that pages and `--help` cannot differ.
 """
 
 from __future__ import annotations
@@ -13,15 +13,6 @@ import typer
 
 from headscope.cli import main
 from headscope.cli.failures import row_of
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Add the pages of the commands to the files of the site."""
-    from mkdocs.structure.files import File
-
-    for name, text in pages().items():
-        files.append(File.generated(config, f"commands/{name}.md", content=text))
-    return files
 
 
 def pages() -> dict[str, str]:

@@ -1,14 +1,10 @@
-"""What the registries know, put into the pages: analyses, criteria, variants, objectives, rule sets, engines.
-
-A hook of MkDocs (see mkdocs.yml). A line `<!-- generated: NAME -->` in a page gives way to what `GENERATED[NAME]` makes
-of the classes that are registered: their own docstrings, options and columns.
-"""
+"""What pages say of everything that is registered: its own docstring, options and columns."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from html import escape
 from typing import Any
@@ -21,21 +17,6 @@ from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.ranking.criterion import CRITERIA
 from headscope.relevance.rulesets import RULE_SETS
 from headscope.training.variant import VARIANTS
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The text of a page with what is generated in it; KeyError for a name that nothing here makes.
-
-    Bars in code in tables lose the backslash that GitHub wants there, and that would be shown here.
-    """
-    bare = re.sub(
-        r"^\|.*$", lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown, flags=ROWS
-    )
-    return re.sub(r"^<!-- generated: ([a-z-]+) -->$", lambda mark: GENERATED[mark[1]](), bare, flags=ROWS)
-
-
-CODE, ROWS = re.compile(r"`[^`]*`"), re.MULTILINE
-
 
 GROUPS = {"importance": "`--importance`", "prompts": "unasked where there are prompts"}
 """Groups of analyses that have a part of the page to themselves, and what else runs them."""
@@ -59,7 +40,7 @@ def _columns(cls: Any) -> str:
 
 
 def _analysis(cls: Any) -> Iterator[str]:
-    yield from (f"### `{cls.name}` {{#{anchor(cls.name)}}}", "", f"*{_sentence(cls.summary)}*", "")
+    yield from (f"### `{cls.name}`", "", f"*{_sentence(cls.summary)}*", "")
     yield from (*_described(cls), "")
     if cls.measures:
         yield from ("| column | in figures | range | ranking by it keeps |", "| --- | --- | --- | --- |")
@@ -122,7 +103,7 @@ def criteria() -> str:
 
 
 def _criterion(name: str, cls: Any) -> Iterator[str]:
-    yield from (f"### `{name}` {{#{anchor(name)}}}", "", f"*{_sentence(cls.summary)}*", "", *_described(cls), "")
+    yield from (f"### `{name}`", "", f"*{_sentence(cls.summary)}*", "", *_described(cls), "")
     yield from (f"Removed first are heads of which this holds: {cls.why}.", "")
 
 
@@ -130,7 +111,7 @@ def variants() -> str:
     """A section for every variant of training."""
     lines = []
     for name, cls in VARIANTS:
-        lines += [f"### `{name}` {{#{anchor(name)}}}", "", *_described(cls), ""]
+        lines += [f"### `{name}`", "", *_described(cls), ""]
     return "\n".join(lines)
 
 
@@ -158,21 +139,9 @@ def engines() -> str:
     return "\n".join([head, "| --- | --- | --- | --- | --- |", *rows, ""])
 
 
-GENERATED: dict[str, Callable[[], str]] = {
-    "analyses": analyses,
-    "importances": lambda: analyses(group="importance"),
-    "prompts": lambda: analyses(group="prompts"),
-    "criteria": criteria,
-    "variants": variants,
-    "engines": engines,
-    "objectives": objectives,
-    "rules": rules,
-}
-
-
-def anchor(name: str) -> str:
-    """Where a section of that name is linked to."""
-    return re.sub(r"[^a-z]+", "-", name)
+def anchor(heading: str) -> str:
+    """Where GitHub and the site link to a section."""
+    return re.sub(r"[^\w -]", "", heading).replace(" ", "-")
 
 
 def _sentence(text: str) -> str:

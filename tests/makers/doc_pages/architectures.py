@@ -1,17 +1,14 @@
-"""The table of architectures of docs/checkpoints.md, made from the list that the tests go through.
-
-A hook of MkDocs (see mkdocs.yml): the line `<!-- generated: architectures -->` gives way to it.
-"""
+"""The table of architectures of docs/checkpoints.md, made from the list that the tests go through."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from headscope.files.serialize import read_toml
+from tests.makers.modules import ROOT
 
-LIST = Path(__file__).parents[2] / "tests" / "contracts" / "architectures.toml"
+LIST = ROOT / "tests" / "contracts" / "architectures.toml"
 KINDS = {
     "masked": "encoders",
     "causal": "decoders",
@@ -24,12 +21,6 @@ REASONS = {
     "calls attention": "subtracts two attentions, so no head has a context of its own",
     "takes input": "reads sound",
 }
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The text of a page with the table in it."""
-    mark = "<!-- generated: architectures -->"
-    return markdown.replace(mark, architectures()) if mark in markdown else markdown
 
 
 def architectures() -> str:

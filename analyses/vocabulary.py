@@ -1,0 +1,230 @@
+"""What a head reads and writes in words: singular directions of its OV and QK circuits, by their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from headscope.analyses.copying import exact
+from headscope.attribution.residual_stream import (
+    HeadFactors,
+    ResidualStream,
+    SiteLayer,
+    precise,
+    stream_of,
+    why_no_stream,
+)
+from headscope.bootstrap import Estimate
+from headscope.config import option
+from headscope.description.tokens import TokenReader
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.declarations import Measure
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+
+TOKENS = 10
+EQUAL = 1e-3
+"""Singular values that differ by less than this share are taken as equal: their directions are no single ones."""
+BETWEEN = " | "
+
+
+@dataclass(frozen=True)
+class VocabularyOptions:
+    """Options of `vocabulary`."""
+
+    vocabulary_directions: int = option(
+        4, "Directions of each circuit that vocabulary puts into words.", metavar="N", minimum=1, maximum=1000
+    )
+    vocabulary_tokens: tuple[str, ...] = option(
+        (), "Tokens of which vocabulary says what they look at, what looks at them, what is written.", metavar="LIST"
+    )
+
+
+@analysis
+class Vocabulary(Analysis):
+    """Singular directions of W_V W_O (what a head reads and writes) and W_Q W_Kᵀ (what looks at what), by their tokens.
+
+    With W_V W_O = Σ σ_i u_i v_iᵀ the tokens of direction i are those whose embeddings E have the largest and the
+    smallest E u_i (read), and whose logits v_i W_U are largest and smallest (written): a head that reads tokens of one
+    end writes those of the same end. With W_Q W_Kᵀ they are those of queries (E u_i) and of keys (E v_i): a query of
+    one end looks at keys of the same end. Columns `from` and `to` have the ten of each, the strongest first. Scores are
+    less their mean over the vocabulary, special tokens left out. The gains of the layer's norm and of the last norm are
+    folded in, and their subtraction of the mean; shifts, biases and rotary positions (as if the query stood at the key)
+    are left out. For decoders whose heads add to what the last norm reads (pre-norm) and whose tokens enter the stream
+    unchanged.
+
+    Directions whose singular values are equal within a thousandth are any rotation of each other: they are one group,
+    and its tokens are those with the longest projections on what they span (end ±). A sign has no meaning.
+
+    `ov_rank` and `qk_rank` are effective ranks, exp of the entropy of σ/Σσ (Roy & Vetterli 2007). `--vocabulary-tokens`
+    adds for named tokens, as every head reads embeddings: the ten that look at one most, that it looks at most, and
+    whose logits rise most where it is looked at (vocabulary_tokens.csv). No text is read, so nothing has an interval.
+    """
+
+    name = "vocabulary"
+    order = 144
+    default = False
+    passes = frozenset()
+    summary = "what heads read and write in words: singular directions of OV and QK by their tokens"
+    measures = (
+        Measure("ov_rank", "effective rank of what it writes", range=(1, None)),
+        Measure("qk_rank", "effective rank of where it looks", range=(1, None)),
+    )
+    Options = VocabularyOptions
+
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.ranks: dict[str, dict[SiteLayer, Estimate]] = {"ov_rank": {}, "qk_rank": {}}
+        self.directions: list[dict[str, Any]] = []
+        self.named: list[dict[str, Any]] = []
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        return why_no_stream(checkpoint, embeddings=True)
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        stream = stream_of(checkpoint, embeddings=True)
+        words = _Words(stream, TokenReader.of(checkpoint))
+        named = [words.find(token) for token in self.options.vocabulary_tokens]
+        for site_layer in stream.site_layers:
+            heads = stream.factors(site_layer)
+            found: dict[str, list[float]] = {"ov": [], "qk": []}
+            for head in range(len(heads.query)):
+                about = {"site": site_layer[0].value, "layer": site_layer[1], "head": head}
+                for circuit, svd in circuits(heads, head).items():
+                    rows = words.directions(circuit, svd, self.options.vocabulary_directions)
+                    self.directions += [about | row for row in rows]
+                    found[circuit].append(svd.rank)
+                self.named += [about | row for token in named for row in words.named(token, heads, head)]
+            for circuit, values in found.items():
+                self.ranks[f"{circuit}_rank"][site_layer] = exact(torch.tensor(values, dtype=torch.float64))
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        report = AnalysisReport()
+        report.columns = [Column(name, values) for name, values in self.ranks.items()]
+        report.tables["vocabulary"] = pd.DataFrame(self.directions)
+        if self.named:
+            report.tables["vocabulary_tokens"] = pd.DataFrame(self.named)
+        shared = sum(row["group"] > 1 and row["end"] == "±" for row in self.directions)
+        if shared:
+            report.remarks = [f"vocabulary: {shared} groups of directions have equal singular values: no single ones"]
+        return report
+
+    def signature(self) -> dict[str, str]:
+        named = ",".join(self.options.vocabulary_tokens)
+        return {"directions": str(self.options.vocabulary_directions), **({"tokens": named} if named else {})}
+
+
+@dataclass(frozen=True)
+class Decomposed:
+    """A product A Bᵀ = Σ_i `sizes`[i] · `left`[:, i] · `right`[:, i]ᵀ; left and right [d k], sizes [k] falling."""
+
+    left: Tensor
+    sizes: Tensor
+    right: Tensor
+
+    @property
+    def rank(self) -> float:
+        """exp(entropy of σ/Σσ), the effective rank; NaN for a product of zeros."""
+        sizes = self.sizes.double()
+        return float(torch.special.entr(sizes / sizes.sum()).sum().exp())
+
+    def groups(self, count: int) -> Iterator[slice]:
+        """The first `count` directions, those of equal size together; none of size 0."""
+        start = 0
+        while start < min(count, len(self.sizes)) and self.sizes[start] > 0:
+            close = self.sizes[start:] > (1 - EQUAL) * self.sizes[start]
+            end = start + int(close.sum())
+            yield slice(start, end)
+            start = end
+
+
+def decomposed(first: Tensor, second: Tensor) -> Decomposed:
+    """The singular directions of first [d k] · second [d k]ᵀ, from k × k matrices; those of rounding have size 0."""
+    (q1, r1), (q2, r2) = torch.linalg.qr(first), torch.linalg.qr(second)
+    u, sizes, v = torch.linalg.svd(r1 @ r2.T)
+    rounding = len(first) * torch.finfo(first.dtype).eps * float(first.norm() * second.norm())
+    return Decomposed(q1 @ u, sizes.masked_fill(sizes <= rounding, 0.0), q2 @ v.T)
+
+
+def circuits(heads: HeadFactors, head: int) -> dict[str, Decomposed]:
+    """The OV and the QK circuit of a head of a layer."""
+    return {
+        "ov": decomposed(heads.value[head], heads.output[head].T),
+        "qk": decomposed(heads.query[head], heads.key[head]),
+    }
+
+
+class _Words:
+    """Directions and tokens put into words of one model's vocabulary."""
+
+    def __init__(self, stream: ResidualStream, reader: TokenReader) -> None:
+        self.stream, self.reader = stream, reader
+        table = precise(stream.embeddings)
+        rows = min(len(table), len(stream.readout.weight))  # either may be padded
+        self.plain = torch.tensor([number for number in reader.checkpoint.plain_ids() if number < rows])
+        self.embeddings = table[self.plain.to(table.device)]  # [v d]
+
+    def read(self, directions: Tensor) -> Tensor:
+        """E u of directions [d n], less the mean over the vocabulary [v n]."""
+        scores = self.embeddings @ directions
+        return scores - scores.mean(dim=0)
+
+    def written(self, directions: Tensor) -> Tensor:
+        """The logits of what is written [d n], less their mean [v n]."""
+        scores = self.stream.unembed(directions.T, self.plain.to(directions.device)).T
+        return scores - scores.mean(dim=0)
+
+    def directions(self, circuit: str, svd: Decomposed, count: int) -> Iterator[dict[str, Any]]:
+        """Lines of vocabulary.csv: both ends of every direction, or one line a group of them."""
+        total = float(svd.sizes.double().square().sum())
+        for group in svd.groups(count):
+            left = self.read(svd.left[:, group])
+            right = (self.written if circuit == "ov" else self.read)(svd.right[:, group])
+            size = group.stop - group.start
+            ends = {"±": (left.norm(dim=1), right.norm(dim=1))}
+            if size == 1:
+                ends = {"+": (left[:, 0], right[:, 0]), "-": (-left[:, 0], -right[:, 0])}
+            for end, (first, second) in ends.items():
+                yield {
+                    "circuit": circuit,
+                    "direction": group.start,
+                    "group": size,
+                    "size": float(svd.sizes[group].double().mean()),
+                    "share": float(svd.sizes[group].double().square().sum()) / total,
+                    "end": end,
+                    "from": self.top(first),
+                    "to": self.top(second),
+                }
+
+    def named(self, token: int, heads: HeadFactors, head: int) -> Iterator[dict[str, Any]]:
+        """Lines of vocabulary_tokens.csv about a token, by its place in the vocabulary."""
+        own = self.embeddings[token]
+        found = {
+            "looks at": self.read(heads.key[head] @ (own @ heads.query[head])[:, None]),
+            "is looked at by": self.read(heads.query[head] @ (own @ heads.key[head])[:, None]),
+            "raises": self.written(((own @ heads.value[head]) @ heads.output[head])[:, None]),
+        }
+        name = self.reader.shown(int(self.plain[token]))
+        yield from (
+            {"token": name, "relation": relation, "tokens": self.top(of[:, 0])} for relation, of in found.items()
+        )
+
+    def top(self, scores: Tensor) -> str:
+        """The tokens with the largest of the scores [v], the largest first."""
+        best = scores.cpu().topk(min(TOKENS, len(scores))).indices
+        return BETWEEN.join(self.reader.shown(int(number)) for number in self.plain[best])
+
+    def find(self, token: str) -> int:
+        """The place of a token in the vocabulary: the one that begins a word, if any; ConfigError for none."""
+        names = [self.reader.subword(int(number)) for number in self.plain]
+        shown = [place for place, number in enumerate(self.plain.tolist()) if self.reader.shown(number) == token]
+        starting = [place for place in shown if self.reader.marks and names[place] != token] or shown
+        if not starting:
+            raise ConfigError(f"--vocabulary-tokens {token}: the vocabulary has no such token; name whole tokens")
+        return starting[0]

@@ -1,0 +1,1 @@
+"""DeciLM folders: key/value heads that differ by layer, and layers without attention."""

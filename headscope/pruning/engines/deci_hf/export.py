@@ -1,0 +1,174 @@
+"""`--export deci-hf`: key/value heads that differ by layer, and layers without attention, as a DeciLM of Hugging Face.
+
+It has one number of query heads for all layers, so that of fewer is filled up with heads of zeros, and widths of
+feed-forward layers that are multiples of 256, so that others are filled up with zeros too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.native_models.from_native import quiet_transformers
+from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
+from headscope.pruning.engines.continued import QUANTITY, proved
+from headscope.pruning.engines.deci_hf import modeling_decilm
+from headscope.pruning.engines.deci_hf.modeling_decilm import MULTIPLE, DeciLMConfig, DeciLMForCausalLM
+from headscope.pruning.engines.decoder_layers import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
+from headscope.pruning.model_inputs import InputTexts
+
+FOLDER, MODULE = "deci-hf", "modeling_decilm"
+FAMILIES = ("llama", "mistral")
+
+
+@engine
+class DeciHf(EngineExport):
+    """Llama-like decoders, each layer with its own number of key/value heads or, after the first, without attention."""
+
+    name = "deci-hf"
+    summary = "a folder in the layout of DeciLM, of Llama-like decoders"
+    install = "headscope[engines]"
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        for problem in _problems(checkpoint):
+            raise ConfigError(
+                f"--export deci-hf writes causal language models of type {' and '.join(FAMILIES)} without biases and "
+                f"windows; {checkpoint.path}, {type(checkpoint.model).__name__}, {problem}"
+            )
+
+    def adds_bias(self, checkpoint: Checkpoint) -> bool:
+        return False
+
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+        self.check(checkpoint)
+        stored: Any = checkpoint.with_model(with_stored_dtype(checkpoint))
+        layers = [decoder_layer(module) for module in stored.model.model.layers]
+        heads, groups = _sizes(layers, stored.model.config)
+        made, path = _model(stored.model, layers, heads, groups), folder / FOLDER
+        write_folder(stored.with_model(made), path)
+        _write_code(path)
+        with quiet_transformers():
+            again: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
+        measured = proved(stored.model, again.to(stored.model.device).eval(), data)
+        filled = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
+        return EngineFile(
+            export=self.name,
+            file=FOLDER,
+            runtime=f"transformers {transformers.__version__}",
+            quantity=QUANTITY,
+            difference=measured.difference,
+            limit=measured.limit,
+            sizes=f"{heads} query heads over {', '.join(map(str, groups))} key/value heads",
+            opens=(
+                f"`{FOLDER}`: transformers, with the modelling file beside the weights (`trust_remote_code=True`)",
+                f"`{FOLDER}`: vLLM, SGLang, TensorRT-LLM (`nemotron-nas`), by what their sources say; nothing here ran "
+                "them",
+            ),
+            notes=(measured.greedy, *([f"filled up with {filled} heads of zeros"] if filled else [])),
+        )
+
+
+def _problems(checkpoint: Checkpoint) -> Iterator[str]:
+    """Why DeciLM cannot hold a model, whichever heads it has."""
+    model: Any = checkpoint.model
+    if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
+        yield f"is of type {checkpoint.model_type!r}" if hasattr(model, "lm_head") else "predicts no words"
+        return
+    if biased := [name for name, _ in model.named_parameters() if name.endswith("bias")]:
+        yield f"has {biased[0]}"
+    if getattr(model.config, "sliding_window", None) is not None:
+        yield f"has a sliding_window of {model.config.sliding_window}"
+
+
+def _sizes(layers: list[DecoderLayer], config: Any) -> tuple[int, list[int]]:
+    """Query heads of all layers, and key/value heads of each (0: no attention): the fewest that hold them.
+
+    ConfigError where none do. The first layer has attention: programs read sizes of the cache of it.
+    """
+    most = max(config.num_attention_heads, *(layer.heads for layer in layers))
+    for heads in range(max(1, *(layer.heads for layer in layers)), most + 1):
+        fitting = [_groups(layer, heads, empty=number > 0) for number, layer in enumerate(layers)]
+        if config.hidden_size % heads == 0 and None not in fitting:
+            return heads, [count for count in fitting if count is not None]
+    raise ConfigError(
+        f"--export deci-hf: no number of query heads up to {most} divides the width {config.hidden_size} and holds "
+        "the groups of every layer; take another --merge-kv, or --export gguf"
+    )
+
+
+def _groups(layer: DecoderLayer, heads: int, *, empty: bool) -> int | None:
+    """The fewest key/value heads that a layer needs among so many query heads; None where no number does."""
+    if not layer.heads and empty:
+        return 0
+    groups = layer.padded.groups
+    shared = layer.padded.heads // groups
+    return next((n for n in range(groups, heads + 1) if heads % n == 0 and heads // n >= shared), None)
+
+
+def _model(model: Any, layers: list[DecoderLayer], heads: int, groups: list[int]) -> Any:
+    """A DeciLM with the weights of a narrowed Llama."""
+    hidden = model.config.hidden_size
+    widths = [-(-layer.module.mlp.down_proj.weight.shape[1] // MULTIPLE) * MULTIPLE for layer in layers]
+    blocks = [
+        {
+            "attention": {"no_op": not count, "n_heads_in_group": heads // count if count else None},
+            "ffn": {"no_op": False, "ffn_mult": 3 * width / (2 * hidden)},
+        }
+        for count, width in zip(groups, widths, strict=True)
+    ]
+    values = {**model.config.to_dict(), "num_attention_heads": heads, "num_key_value_heads": None}
+    values |= {"head_dim": layers[0].width, "auto_map": {}, "intermediate_size": max(widths)}
+    for entry in ("narrowed", "kept_heads", "model_type", "architectures", "sliding_window"):
+        values.pop(entry, None)
+    with quiet_transformers():
+        config: Any = DeciLMConfig(**values, block_configs=blocks)
+        cls: Any = DeciLMForCausalLM
+        built = cls._from_config(config, dtype=model.dtype)
+    built.load_state_dict(_weights(model, layers, heads, groups, widths))
+    built.generation_config = model.generation_config
+    return built.to(model.device).eval()
+
+
+def _weights(
+    model: Any, layers: list[DecoderLayer], heads: int, groups: list[int], widths: list[int]
+) -> dict[str, Tensor]:
+    """All weights by name, filled up with zeros."""
+    weights = {
+        name: values.detach()
+        for name, values in model.state_dict().items()
+        if "self_attn" not in name and "mlp" not in name
+    }
+    for number, (layer, count, width) in enumerate(zip(layers, groups, widths, strict=True)):
+        prefix = f"model.layers.{number}"
+        if not count:
+            del weights[f"{prefix}.input_layernorm.weight"]
+        for part, name in PARTS.items() if count else ():
+            weights[f"{prefix}.self_attn.{name}.weight"] = layer.filled(part, groups=count, shared=heads // count)
+        for name in FEED_FORWARD.values():
+            own = getattr(layer.module.mlp, name).weight.detach()
+            more = width - own.shape[1 if name == "down_proj" else 0]
+            padding = (0, more) if name == "down_proj" else (0, 0, 0, more)
+            weights[f"{prefix}.mlp.{name}.weight"] = nn.functional.pad(own, padding)
+    return weights
+
+
+def _write_code(folder: Path) -> None:
+    """The modelling file beside the weights, and where config.json says that it is."""
+    import json
+
+    (folder / f"{MODULE}.py").write_text(inspect.getsource(modeling_decilm), encoding="utf-8")
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["auto_map"] = {
+        "AutoConfig": f"{MODULE}.DeciLMConfig",
+        "AutoModelForCausalLM": f"{MODULE}.DeciLMForCausalLM",
+    }
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

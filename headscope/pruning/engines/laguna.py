@@ -1,0 +1,248 @@
+"""`--export laguna`: query heads that differ by layer in a class of transformers as it stands, and for servers.
+
+`LagunaForCausalLM` has a number of query heads for every layer, over one number of key/value groups. Its layers are
+those of Qwen3 (queries and keys normalised by head, no biases) with a gate: contexts are multiplied by softplus(W_G x),
+one factor a head. W_G is written as zeros, and W_O divided by what softplus(0) is in the type of the weights (ln 2, in
+bfloat16 0.69140625). Servers read `gating: false` too: then there is neither gate nor division.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import Checkpoint
+from headscope.formats.exports import Card, write_card
+from headscope.formats.huggingface.native_models.from_native import quiet_transformers
+from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
+from headscope.pruning.engines.continued import QUANTITY, proved
+from headscope.pruning.engines.decoder_layers import PARTS, DecoderLayer, decoder_layer
+from headscope.pruning.model_inputs import InputTexts
+
+FOLDER, SERVERS = "laguna", "laguna-server"
+SERVER_PROGRAMS = "vLLM, SGLang, TensorRT-LLM"
+_WEIGHTS = re.compile(
+    r"model\.(embed_tokens|norm)\.weight|lm_head\.weight|model\.layers\.\d+\."
+    r"(input_layernorm|post_attention_layernorm|self_attn\.([qkvo]_proj|[qk]_norm)|mlp\.(gate|up|down)_proj)\.weight"
+)
+"""The weights that such a model has, and no others."""
+
+
+@engine
+class Laguna(EngineExport):
+    """Decoders with layers as Qwen3's, each layer with its own number of query heads, for stock transformers.
+
+    Layers with fewer groups than others, and those without heads, are filled up with heads of zeros.
+    """
+
+    name = "laguna"
+    summary = "folders for stock transformers and for servers, of Qwen3-like decoders"
+    install = "headscope[engines]"
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        if not hasattr(transformers, "LagunaForCausalLM"):
+            raise ConfigError(
+                f"--export laguna: transformers {transformers.__version__} has no Laguna; upgrade transformers"
+            )
+        for problem in _problems(checkpoint.model):
+            raise ConfigError(
+                "--export laguna writes causal language models with layers as Qwen3's (queries and keys normalised by "
+                f"head, no biases, dense feed-forward layers); {checkpoint.path}, {type(checkpoint.model).__name__}, "
+                f"{problem}"
+            )
+
+    def adds_bias(self, checkpoint: Checkpoint) -> bool:
+        return False
+
+    def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
+        self.check(checkpoint)
+        stored: Any = checkpoint.with_model(with_stored_dtype(checkpoint))
+        layers = [decoder_layer(module) for module in stored.model.model.layers]
+        groups = max(1, *(layer.groups for layer in layers))
+        shared = [layer.heads // layer.groups if layer.heads else 1 for layer in layers]
+        weights, gate = _weights(stored.model, layers, groups, shared), _gate(stored.model.dtype)
+        stock = _stock(stored.model, _config(stored.model, groups=groups, shared=shared), weights, gate)
+        write_folder(stored.with_model(stock), folder / FOLDER)
+        measured = proved(stored.model, _opened(folder / FOLDER).to(stored.model.device), data)
+        _write_servers(stock, weights, gate, folder)
+        counts = stock.config.num_attention_heads_per_layer
+        filled = sum(counts) - sum(layer.heads for layer in layers)
+        file = EngineFile(
+            export=self.name,
+            file=FOLDER,
+            runtime=f"transformers {transformers.__version__}",
+            quantity=QUANTITY,
+            difference=measured.difference,
+            limit=measured.limit,
+            sizes=f"query heads {', '.join(map(str, counts))} over {stock.config.num_key_value_heads} groups",
+            opens=(
+                f"`{FOLDER}`: transformers, `AutoModelForCausalLM.from_pretrained`, without any code of its own",
+                f"`{SERVERS}`: {SERVER_PROGRAMS}, by what their sources say; nothing here ran them",
+            ),
+            limits=_limits(stored.model.dtype, gate),
+            notes=(measured.greedy, *([f"filled up with {filled} heads of zeros"] if filled else [])),
+        )
+        write_card(_server_card(file), folder / SERVERS)
+        return file
+
+
+def _problems(model: Any) -> Iterator[str]:
+    """Why Laguna cannot hold a model, whichever heads it has."""
+    names = [name for name, _ in model.named_parameters()]
+    if others := [name for name in names if not _WEIGHTS.fullmatch(name)]:
+        yield f"has {others[0]}"
+    if not any(name.endswith("self_attn.q_norm.weight") for name in names):
+        yield "has no q_norm"
+        return
+    layers, config = model.model.layers, model.config
+    if any(layer.self_attn.q_norm.weight.shape != (layer.self_attn.head_dim,) for layer in layers):
+        yield "normalises all heads together"
+    if any(abs(layer.self_attn.scaling * layer.self_attn.head_dim**0.5 - 1) > 1e-6 for layer in layers):
+        yield "scales scores by another factor than 1/√k"
+    if len({layer.mlp.down_proj.weight.shape for layer in layers}) > 1:
+        yield "has feed-forward layers of different widths"
+    if kinds := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
+        yield f"has layers of type {', '.join(sorted(kinds))}"
+
+
+@cache
+def _gate(dtype: torch.dtype) -> float:
+    """What a gate of zeros is: softplus(0) in float32, rounded to the type of the weights."""
+    return float(torch.nn.functional.softplus(torch.zeros(())).to(dtype))
+
+
+def _weights(model: Any, layers: list[DecoderLayer], groups: int, shared: list[int]) -> dict[str, Tensor]:
+    """All weights by name, every layer filled up to as many groups, of as many heads as the layer shares each among."""
+    weights = {name: values.detach() for name, values in model.state_dict().items()}
+    for number, (layer, each) in enumerate(zip(layers, shared, strict=True)):
+        for part, name in PARTS.items():
+            filled = layer.filled(part, groups=groups, shared=each)
+            weights[f"model.layers.{number}.self_attn.{name}.weight"] = filled
+    return weights
+
+
+def _stock(model: Any, config: Any, weights: dict[str, Tensor], gate: float) -> Any:
+    """A `LagunaForCausalLM` with these weights behind a gate of zeros, which is `gate`."""
+    with quiet_transformers():
+        built: Any = transformers.LagunaForCausalLM._from_config(config, dtype=model.dtype)
+    zeros = {name: values for name, values in built.state_dict().items() if name.endswith("g_proj.weight")}
+    divided = {name: _divided(values, gate) for name, values in weights.items() if name.endswith("o_proj.weight")}
+    built.load_state_dict(weights | divided | {name: torch.zeros_like(values) for name, values in zeros.items()})
+    built.generation_config = model.generation_config
+    return built.to(model.device).eval()
+
+
+def _divided(weight: Tensor, gate: float) -> Tensor:
+    return (weight.double() / gate).to(weight.dtype)
+
+
+def _config(model: Any, *, groups: int, shared: list[int]) -> Any:
+    """The config of such a Laguna, in whose layers groups have so many query heads."""
+    config, count = model.config, len(shared)
+    rope = dict(config.rope_parameters)
+    by_kind = {kind: rope.get(kind, rope) for kind in ("full_attention", "sliding_attention")}
+    width = int(model.model.layers[0].mlp.down_proj.weight.shape[1])
+    kept = ["vocab_size", "hidden_size", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps"]
+    kept += ["tie_word_embeddings", "pad_token_id", "bos_token_id", "eos_token_id", "attention_dropout"]
+    return transformers.LagunaConfig(
+        **{name: getattr(config, name) for name in kept},
+        intermediate_size=width,
+        num_hidden_layers=count,
+        num_attention_heads=groups * max(shared),
+        num_attention_heads_per_layer=[groups * each for each in shared],
+        num_key_value_heads=groups,
+        head_dim=int(model.model.layers[0].self_attn.head_dim),
+        layer_types=list(getattr(config, "layer_types", None) or ["full_attention"] * count),
+        sliding_window=getattr(config, "sliding_window", None) or config.max_position_embeddings,
+        rope_parameters={kind: {"partial_rotary_factor": 1.0, **values} for kind, values in by_kind.items()},
+        gating="per-head",
+        mlp_layer_types=["dense"] * count,
+        num_experts=2,  # that no layer has; readers want to know their sizes
+        num_experts_per_tok=1,
+        moe_intermediate_size=width,
+        shared_expert_intermediate_size=width,
+    )
+
+
+def _opened(folder: Path) -> Any:
+    """The folder as stock transformers opens it; CheckpointError where that is another class, or lacks weights."""
+    auto: Any = transformers.AutoModelForCausalLM
+    with quiet_transformers():
+        again, info = auto.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True, output_loading_info=True
+        )
+    unfilled = [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]]
+    if type(again).__name__ != "LagunaForCausalLM" or unfilled:
+        raise CheckpointError(
+            f"transformers opens what was written as {type(again).__name__}, without {unfilled[:3]}; nothing was "
+            "saved. Please report this with the output of `headscope show`"
+        )
+    return again.eval()
+
+
+# For servers.
+
+
+def _write_servers(stock: Any, weights: dict[str, Tensor], gate: float, folder: Path) -> None:
+    """The folder without gate, untied; its files are read again and held against those of the other folder."""
+    from huggingface_hub import save_torch_state_dict
+
+    path = folder / SERVERS
+    shutil.copytree(folder / FOLDER, path, ignore=shutil.ignore_patterns("*.safetensors", "*.safetensors.index.json"))
+    config = stock.config.to_dict()
+    config |= {"gating": False, "tie_word_embeddings": False, "qkv_bias": False, "decoder_sparse_step": 1}
+    config |= {"mlp_only_layers": list(range(len(stock.model.layers))), "architectures": [type(stock).__name__]}
+    transformers.LagunaConfig.from_dict(config).save_pretrained(path)
+    save_torch_state_dict({name: values.clone() for name, values in weights.items()}, path, metadata={"format": "pt"})
+    read: dict[str, Tensor] = {}
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as opened:
+            read |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    read |= {name: _divided(values, gate) for name, values in read.items() if name.endswith("o_proj.weight")}
+    wanted = {name: values.cpu() for name, values in stock.state_dict().items() if not name.endswith("g_proj.weight")}
+    if sorted(read) != sorted(wanted) or not all(torch.equal(read[name], wanted[name]) for name in wanted):
+        raise CheckpointError(f"the weights in {SERVERS} are others than those in {FOLDER}; nothing was saved")
+
+
+def _server_card(file: EngineFile) -> Card:
+    """What the README of the servers' folder says of what was run, and what was only read."""
+    return Card(
+        title=f"Laguna for servers: {file.sizes}",
+        command=f"prune remove … --export {file.export}",
+        facts=(
+            f"its weights are those of `{FOLDER}` beside it, without the gate, and W_O is not divided by it: read "
+            "again and compared number by number",
+            f"run here: `{FOLDER}`, {file.quantity} {file.difference:.1e} by {file.runtime}",
+            f"only read: that {SERVER_PROGRAMS} take `gating: false`, `num_attention_heads_per_layer` and the other "
+            "entries of config.json, in their sources; none of them ran this folder",
+        ),
+        opens=(f"{SERVER_PROGRAMS}: by their sources",),
+        limits=(
+            "transformers: it takes `gating: false` for a gate per element, and fills it with random numbers",
+            "vLLM before its fix #45564, SGLang before #32625",
+        ),
+    )
+
+
+def _limits(dtype: torch.dtype, gate: float) -> tuple[str, ...]:
+    """What a user of half precision needs to know."""
+    limits = [f"`{SERVERS}` in transformers: it takes `gating: false` for a gate of random numbers"]
+    if dtype in (torch.float16, torch.bfloat16):
+        whole = _gate(torch.float32)
+        limits.append(
+            f"`{FOLDER}` opened in float32: its gate is {gate} in {str(dtype).removeprefix('torch.')}, which W_O is "
+            f"divided by, and {whole:.6f} in float32, so heads would write {whole / gate - 1:+.2%}; open it as it is "
+            "stored, which is the default of transformers"
+        )
+    return tuple(limits)

@@ -1,0 +1,148 @@
+"""Batches that are prepared in a thread, and how many positions they may have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from headscope.api.analysis import measure_heads
+from headscope.config import AnalyzeOptions
+from headscope.data.ahead import ahead
+from headscope.data.batch_memory import MOST_TOKENS, SHARE, fitting_tokens
+from headscope.data.batching import BatchingOptions
+from headscope.data.encoded import Batch, Side
+from headscope.engine import plan
+from headscope.engine.plan import batch_tokens, choose_analyses
+from headscope.engine.runner import AnalysisRunner
+from headscope.errors import DataError
+from tests.contracts.studies import OPTIONS
+from tests.oracles import tiny
+from tests.oracles.pretended import FIRST, pretended
+
+CPU_TOKENS = BatchingOptions().tokens
+
+
+class FakeMemory:
+    """A device on which every position of a batch takes so many bytes, beside some that any batch takes."""
+
+    def __init__(self, free: int, *, each: int, fixed: int = 0, positions: Callable[[], int]) -> None:
+        self.room, self.each, self.fixed, self.positions, self.asked = free, each, fixed, positions, 0
+
+    def free(self) -> int:
+        return self.room
+
+    def peak(self, work: Callable[[], object]) -> int:
+        self.asked += 1
+        work()
+        return self.fixed + self.each * self.positions()
+
+
+def batch(rows: int, length: int) -> Batch:
+    ids = torch.arange(rows * length).view(rows, length) + 1
+    return Batch(torch.arange(rows), 0, Side(ids, ids > 0, ids < 0))
+
+
+@pytest.mark.parametrize(
+    ("free", "limit", "expected"),
+    [(10_000_000, 7, 4096), (10_000_000, 14, 2048), (10**12, 7, MOST_TOKENS), (10, 7, CPU_TOKENS)],
+)
+def test_a_batch_is_as_large_as_memory_allows(free: int, limit: int, expected: int) -> None:
+    seen: list[Batch] = []
+    memory = FakeMemory(free, each=1000, fixed=300_000, positions=lambda: seen[-1].positions)
+    found = fitting_tokens(batch(3, 7), seen.append, memory, limit=limit)
+    assert found == expected and memory.asked == 2
+    assert [part.positions for part in seen] == [21, 21, 42]
+    if CPU_TOKENS < found < MOST_TOKENS:
+        assert 300_000 + 1000 * found <= SHARE * free < 300_000 + 1000 * (found + CPU_TOKENS)
+
+
+def test_memory_that_does_not_suffice_for_the_trial() -> None:
+    def run(part: Batch) -> None:
+        if part.positions > 21:
+            raise torch.OutOfMemoryError("none left")
+
+    memory = FakeMemory(10**12, each=1, positions=lambda: 1)
+    assert fitting_tokens(batch(3, 7), run, memory, limit=7) == CPU_TOKENS
+
+
+def test_auto_on_a_cpu_and_on_devices() -> None:
+    """A CPU and a device that cannot tell have 2,048; else the longest sentences of the text are tried."""
+    its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=19)
+    names = ["confidence", "gradient", "ablation"]
+    arguments: Any = (corpus, choose_analyses(only=names), replace(OPTIONS, objective=""), BatchingOptions())
+    assert batch_tokens(its, *arguments) == (CPU_TOKENS, "")
+    with pretended():
+        there = its.with_model(tiny.checkpoint("bert", 7).model.to(FIRST))
+        tokens, said = batch_tokens(there, *arguments)
+        assert tokens == CPU_TOKENS and said.startswith("--batch-tokens auto: sim does not say")
+        tried: list[int] = []
+        longest = max(len(e.ids) for e in its.encode([s.source for s in corpus], side="source", limit=97))
+
+        class Watched(AnalysisRunner):
+            def run(self, batch: Batch) -> None:
+                assert batch.longest == longest
+                tried.append(batch.positions)
+                super().run(batch)
+
+        memory = FakeMemory(3 * 10**8, each=1000, positions=lambda: tried[-1])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(plan, "AnalysisRunner", Watched)
+            tokens, said = batch_tokens(there, *arguments, memory=memory)
+    assert tried[1] == tried[0] and tried[2] == 2 * tried[0]
+    assert said == "" and CPU_TOKENS < tokens < MOST_TOKENS
+
+
+def test_what_auto_was_is_recorded() -> None:
+    its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=5)
+    found = measure_heads(its, corpus, AnalyzeOptions(only=("confidence",), bootstrap=2))
+    assert found.description is not None and found.description.record["options"]["batch_tokens"] == CPU_TOKENS
+
+
+def test_items_come_in_order_and_one_ahead() -> None:
+    made: list[int] = []
+    second = threading.Event()
+
+    def numbers() -> Iterator[int]:
+        for number in range(5):
+            made.append(number)
+            if number == 1:
+                second.set()
+            yield number
+
+    items = ahead(numbers())
+    assert next(items) == 0
+    assert second.wait(timeout=60)  # it is made while nobody asks
+    assert list(items) == [1, 2, 3, 4] and made == [0, 1, 2, 3, 4]
+
+
+def test_an_error_comes_where_the_item_would() -> None:
+    def numbers() -> Iterator[int]:
+        yield 0
+        raise DataError("text:2: is empty")
+
+    items = ahead(numbers())
+    assert next(items) == 0
+    with pytest.raises(DataError, match=r"^text:2: is empty$"):
+        next(items)
+
+
+def test_who_stops_early_ends_the_thread() -> None:
+    before = threading.active_count()
+    ended = []
+
+    def numbers() -> Iterator[int]:
+        try:
+            yield from range(1000)
+        finally:
+            ended.append(True)
+
+    with closing(ahead(numbers())) as items:
+        assert next(items) == 0
+    assert threading.active_count() == before
+    assert ended == [True]

@@ -1,0 +1,49 @@
+"""The pages of `docs/` with what the code says in them: between `<!-- generated: NAME -->` and `<!-- end -->`.
+
+`<!-- file: PATH -->` quotes a file. All is committed, so that pages read the same in the repository and on the site.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.makers.doc_pages import commands, registries
+from tests.makers.doc_pages.architectures import architectures
+from tests.makers.documented import DOCS, pages
+from tests.makers.modules import ROOT
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "analyses": registries.analyses,
+    "importances": lambda: registries.analyses(group="importance"),
+    "prompts": lambda: registries.analyses(group="prompts"),
+    "criteria": registries.criteria,
+    "variants": registries.variants,
+    "engines": registries.engines,
+    "objectives": registries.objectives,
+    "rules": registries.rules,
+    "architectures": architectures,
+}
+PART = re.compile(r"^<!-- (generated|file): (\S+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+LANGUAGES = {".py": "python", ".toml": "toml"}
+
+
+def written() -> dict[Path, str]:
+    """The text of every page with a generated part, and of the pages of the commands."""
+    found = {DOCS / "commands" / f"{name}.md": text for name, text in commands.pages().items()}
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if page not in found and PART.search(text):
+            found[page] = PART.sub(_filled, text)
+    return found
+
+
+def _filled(part: re.Match[str]) -> str:
+    kind, name = part.groups()
+    text = GENERATED[name]() if kind == "generated" else _quoted(ROOT / name)
+    return f"<!-- {kind}: {name} -->\n\n{text.strip()}\n\n<!-- end -->"
+
+
+def _quoted(file: Path) -> str:
+    return f"```{LANGUAGES[file.suffix]}\n{file.read_text(encoding='utf-8').strip()}\n```"

@@ -1,0 +1,146 @@
+"""`--export laguna`: heads that differ by layer in stock transformers, against the masked model; and for servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import headscope as hs
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import open_checkpoint
+from headscope.heads import select_heads
+from headscope.model.gating import masked
+from headscope.pruning.engines import laguna
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal.record import Removed
+from headscope.pruning.removal.remove import run_removal
+from tests.makers import decoders
+
+PER_GROUP = "decoder-self.0.0,decoder-self.0.3,decoder-self.0.5,decoder-self.0.6,decoder-self.2.1,decoder-self.2.2,"
+PER_GROUP += "decoder-self.2.4,decoder-self.2.7"
+"""One head of each group in two of three layers."""
+RAGGED = "decoder-self.0.2,decoder-self.0.3,decoder-self.0.6,decoder-self.0.7,decoder-self.1.*,decoder-self.2.0,"
+RAGGED += "decoder-self.2.3,decoder-self.2.4,decoder-self.2.7"
+"""Whole groups; a whole layer; one head of each group."""
+WINDOWS = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+
+
+def removed(path: Path, out: Path, heads: str, **options: Any) -> Removed:
+    quick: dict[str, Any] = {"rounds": 0, "max_sentences": 4, "export": ("laguna",)}
+    return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
+
+
+@pytest.mark.parametrize(
+    ("heads", "options", "counts", "filled"),
+    [
+        (PER_GROUP, {"tie_word_embeddings": False}, [4, 8, 4], 0),
+        (RAGGED, {}, [8, 4, 4], 8),
+        (PER_GROUP, WINDOWS | {"rope_parameters": YARN}, [4, 8, 4], 0),
+    ],
+)
+def test_stock_transformers_computes_what_the_masked_model_does(
+    tmp_path: Path, heads: str, options: dict[str, Any], counts: list[int], filled: int
+) -> None:
+    path = decoders.saved(tmp_path / "whole", "qwen3", **options)
+    found = removed(path, tmp_path / "small", heads)
+    (file,) = found.engines
+    assert file.difference is not None and file.limit is not None and file.difference <= file.limit
+    assert any(f"filled up with {filled} heads of zeros" in note for note in file.notes) == bool(filled)
+
+    stock: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "small" / "laguna", trust_remote_code=False)
+    assert stock.config.num_attention_heads_per_layer == counts and stock.config.num_key_value_heads == 4
+    whole = open_checkpoint(str(path))
+    ids = torch.randint(3, decoders.VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(1))
+    generated = dict(max_new_tokens=12, min_new_tokens=12, do_sample=False)
+    model: Any = whole.model
+    with torch.no_grad(), masked(whole.model, select_heads(heads, whole.layout)):
+        wanted = model(input_ids=ids).logits.log_softmax(-1)
+        text = model.generate(ids[:, :8], **generated)
+    with torch.no_grad():
+        difference = (stock(input_ids=ids).logits.log_softmax(-1) - wanted).abs().max()
+    assert difference <= 1e-5 * wanted.abs().max()
+    assert torch.equal(stock.generate(ids[:, :8], **generated), text)
+    assert torch.equal(stock.generate(ids[:, :8], use_cache=False, **generated), text)
+
+
+def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path) -> None:
+    path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level())
+    removed(path, tmp_path / "small", PER_GROUP)
+    small, servers = open_checkpoint(str(tmp_path / "small")), tmp_path / "small" / "laguna-server"
+    config = transformers.AutoConfig.from_pretrained(servers)
+    assert config.model_type == "laguna" and config.architectures == ["LagunaForCausalLM"]
+    assert config.gating is False and config.tie_word_embeddings is False
+    assert (config.qkv_bias, config.attention_bias, config.decoder_sparse_step) == (False, False, 1)
+    assert config.mlp_only_layers == [0, 1, 2] and config.num_attention_heads_per_layer == [4, 8, 4]
+    read, kept = load_file(servers / "model.safetensors"), small.model.state_dict()
+    assert sorted(read) == sorted(kept) and "lm_head.weight" in read
+    assert all(torch.equal(read[name], kept[name]) for name in kept)
+    card = (servers / "README.md").read_text(encoding="utf-8")
+    assert "run here: `laguna`, log-probabilities differ by" in card and "only read: that vLLM" in card
+    assert (servers / "tokenizer.json").is_file()
+    again = removed(path, tmp_path / "small", PER_GROUP, force=True)
+    assert "`laguna-server`: vLLM" in (again.out / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_gate_of_half_precision_is_divided_out_as_it_is_rounded(tmp_path: Path) -> None:
+    decoders.decoder("qwen3").to(torch.bfloat16).save_pretrained(tmp_path / "whole")
+    found = hs.load(str(tmp_path / "whole")).remove(PER_GROUP).save(tmp_path / "small", export="laguna")
+    assert any("0.69140625 in bfloat16" in line for line in found.engines[0].limits)
+    kept, gated = (
+        load_file(tmp_path / "small" / name / "model.safetensors")["model.layers.1.self_attn.o_proj.weight"].double()
+        for name in ("laguna-server", "laguna")
+    )
+    ratio = (kept * gated).sum() / (gated * gated).sum()
+    assert abs(ratio / 0.69140625 - 1) < 5e-4 < abs(ratio / laguna._gate(torch.float32) - 1)
+
+
+def test_layers_that_are_as_qwen3s_go_whatever_the_class_is_called(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = dict(
+        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, head_dim=8
+    )
+    sizes |= dict(intermediate_size=48, vocab_size=97, max_position_embeddings=64, first_k_dense_replace=2)
+    torch.manual_seed(0)
+    model = transformers.Dots1ForCausalLM(transformers.Dots1Config(**sizes, initializer_range=0.3))
+    model.save_pretrained(tmp_path / "whole")
+    done = hs.load(str(tmp_path / "whole")).convert(tmp_path / "engine", to="laguna")
+    assert done.difference is not None and done.difference < 1e-4
+    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "engine" / "laguna")).__name__ == "LagunaForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        ("llama", {}, "LlamaForCausalLM, has no q_norm"),
+        ("qwen2", {}, r"Qwen2ForCausalLM, has model\.layers\.0\.self_attn\.q_proj\.bias"),
+        ("qwen3", {"attention_bias": True}, r"q_proj\.bias"),
+    ],
+)
+def test_what_laguna_cannot_hold_is_refused_by_name(
+    tmp_path: Path, kind: str, options: dict[str, Any], reason: str
+) -> None:
+    path = decoders.saved(tmp_path / "whole", kind, **options)
+    with pytest.raises(ConfigError, match=f"--export laguna writes .*{reason}"):
+        removed(path, tmp_path / "small", PER_GROUP)
+    assert [each.name for each in tmp_path.iterdir()] == ["whole"]
+
+
+def test_heads_that_are_no_quota_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = decoders.saved(tmp_path / "whole", "qwen3")
+    with pytest.raises(ConfigError, match=r"not whole groups: in decoder-self\.1 .*as many heads of each"):
+        removed(path, tmp_path / "small", "decoder-self.1.3")
+    assert [each.name for each in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_folder_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = decoders.saved(tmp_path / "whole", "qwen3")
+    monkeypatch.setattr(laguna, "_gate", lambda dtype: 0.69)
+    with pytest.raises(CheckpointError, match=r"transformers computes something else .*log-probabilities differ by"):
+        removed(path, tmp_path / "small", PER_GROUP)
+    assert [each.name for each in tmp_path.iterdir()] == ["whole"]
