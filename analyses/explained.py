@@ -33,7 +33,7 @@ from headscope.heads import Site
 
 MASS, TIMES = 0.5, 2.0
 FEW = 200
-COLUMNS = ("explained", *(f"explained_{group}" for group in GROUPS))
+COLUMNS = ("explained", *(f"explained_{group}" for group in GROUPS), "explained_unmet")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,10 @@ class ExplainedShares(Analysis):
 
     `--explained-rows` queries are sampled, as many of each sentence; weights on no token (sinks of their own) are left
     out. Sentences of even and of odd number are each fitted once and held out once; a fifth of those that are fitted to
-    says when to stop. Fits minimise the mean cross-entropy by L-BFGS, each head by itself, with a small ridge.
+    says when to stop, and with which ridge of word pairs. Fits minimise the mean cross-entropy by L-BFGS, each head by
+    itself. `explained_unmet` is the share among keys that met the query's token in no sentence that was fitted to
+    (weights renormalised over them, rows counted by the weight there): whether pairs are learnt by heart or by what
+    their words have in common.
 
     Pair functions (`headscope/pair_functions`) say of which pairs something holds. A head is labelled `looks:NAME` if
     the mean weight on such keys, of queries that see one, is at least 0.5 and twice that of even weights, and if at
@@ -91,6 +94,7 @@ class ExplainedShares(Analysis):
         Measure("explained_classes", "added by classes", range=(0, 1)),
         Measure("explained_lexical", "added by pairs of words", range=(0, 1)),
         Measure("explained_syntax", "added by syntax", range=(0, 1), needs="parse"),
+        Measure("explained_unmet", "explained among pairs of words that never met", range=(0, 1)),
     )
     functions = (HeadFunction("looks", "◇", "l", "#bb9944", "looks at tokens of one kind", order=7),)
     figures = (
@@ -158,21 +162,18 @@ class ExplainedShares(Analysis):
 
     def _settle(self) -> None:
         """Move what was observed of earlier batches to the CPU, and sort it in."""
-        observed = fetch([part.float() for *_, weights, visible in self.waiting for part in (weights, visible)])
-        for (site, layer, chosen, *_), weights, visible in zip(
-            self.waiting, observed[::2], observed[1::2], strict=True
-        ):
+        rows = [part.float() for *_, weights, visible in self.waiting for part in (weights, visible)]
+        found = fetch([*rows, *(sharp.found for *_, sharp in self.waiting_sharp)])
+        for (site, layer, chosen, *_), weights, visible in zip(self.waiting, found[::2], found[1::2], strict=False):
             sizes = [len(part.positions) for part in chosen]
             parts = zip(weights.split(sizes), visible.bool().split(sizes), strict=True)
             for part, (own, seen) in zip(chosen, parts, strict=True):
                 pairs = self.samples[site].tokens[part.number]
                 count = len(pairs.key)
-                rows = Rows(own[..., :count].transpose(1, 2).contiguous(), seen[:, :count].contiguous())  # [n s h]
-                self.samples[site].add(layer, part.number, rows)
-        for (site, layer, sharp), found in zip(
-            self.waiting_sharp, fetch([sharp.found for *_, sharp in self.waiting_sharp]), strict=True
-        ):
-            self.examples[site].add(layer, sharp._replace(found=found))
+                kept = Rows(own[..., :count].transpose(1, 2).contiguous(), seen[:, :count].contiguous())  # [n s h]
+                self.samples[site].add(layer, part.number, kept)
+        for (site, layer, sharp), sharpest in zip(self.waiting_sharp, found[len(rows) :], strict=True):
+            self.examples[site].add(layer, sharp._replace(found=sharpest))
         self.waiting, self.waiting_sharp = [], []
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -258,10 +259,11 @@ def _estimates(
         parts[f"explained_{group}"] = gained - before
         before = gained
     parts["explained"] = before
-    for name, gained in parts.items():
+    ratios = {name: (gained, found.room) for name, gained in parts.items()} | {"explained_unmet": found.unmet}
+    for name, (gained, room) in ratios.items():
         for place, heads in _split(laid, site):
             sums = GroupSums()
-            sums.add(found.sentences, Ratio(gained[:, heads], found.room[:, heads]))
+            sums.add(found.sentences, Ratio(gained[:, heads], room[:, heads]))
             estimates.setdefault(name, {})[place] = bootstrap.ratio(sums)
     return estimates
 

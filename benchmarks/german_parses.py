@@ -273,14 +273,9 @@ def read(path: Path) -> tuple[list[Tree], Counter[tuple[str, tuple[str, ...]]]]:
     for block in gzip.decompress(path.read_bytes()).decode("utf-8").strip().split("\n\n"):
         rows = [line.split("\t") for line in block.split("\n") if not line.startswith("#")]
         words = [row for row in rows if row[0].isdigit()]
-        trees.append(
-            Tree(
-                *(tuple(row[column] for row in words) for column in (1, 3)),
-                tuple(int(row[6]) for row in words),
-                tuple(row[7].partition(":")[0] for row in words),
-                tuple(row[2] for row in words),
-            )
-        )
+        forms, tags, lemmas = (tuple(row[column] for row in words) for column in (1, 3, 2))
+        heads = tuple(int(row[6]) for row in words)
+        trees.append(Tree(forms, tags, heads, tuple(row[7].partition(":")[0] for row in words), lemmas))
         for row in rows:
             if "-" in row[0]:
                 start, end = map(int, row[0].split("-"))

@@ -1,6 +1,7 @@
 """Memory and time of `analyze` on an accelerator against the length of a text, beside the model's own forward pass.
 
 Run: python benchmarks/gpu.py [--lengths N …] [--modes NAME …] [--only NAMES] [--repeats N] [--out FILE.csv]
+         [--no-tasks]
      python benchmarks/gpu.py --device cpu --tiny    (a small model on any machine: that it runs)
 
 The model has the sizes of Llama 3.1 8B (32 layers of 32 heads in 8 groups) and random weights in bfloat16, without its
@@ -8,7 +9,8 @@ output layer, whose logits of 131,072 tokens would take more memory than all els
 "streamed" are the default analyses (or those that --only names) with --attention streamed, "eager" is the model with
 output_attentions=True, which ends where the memory does. Peak memory is what torch had allocated at most, weights
 included (on a CPU the largest resident set so far, so lengths should grow). Times are those of the fastest repetition,
-after one short run that is not counted.
+after one short run that is not counted. Then come the tasks of `gpu_tasks.py`: analyses as multiples of the forward
+pass by model and batch, ranking, removal, a refit and a training step; with --out FILE.csv in FILE-tasks.csv.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import gpu_tasks
 import torch
 from long_context import SEED, one_line, whole_words, words, write_table
 
@@ -134,6 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", default="", help="analyses, with commas between them; default: the default ones")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--no-tasks", dest="tasks", action="store_false", help="lengths only")
     given = parser.parse_args(arguments)
     device = torch.device(given.device)
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -153,6 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(report(rows)))
     if given.out:
         write_table(given.out, COLUMNS, rows)
+    if not given.tasks:
+        return
+    del opened
+    tasks = []
+    for found in gpu_tasks.rows(device, name, tiny=given.tiny):
+        tasks.append(found)
+        print("  ".join(f"{column} {value}" for column, value in found.items() if value is not None), flush=True)
+    if given.out:
+        write_table(given.out.with_stem(f"{given.out.stem}-tasks"), gpu_tasks.COLUMNS, tasks)
 
 
 if __name__ == "__main__":

@@ -18,16 +18,15 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 
-WIDE = 10_000
-"""Columns where there is no terminal: a file has no edge at which paths, digests and tables had to be cut."""
+WIDTH = 100
+"""Columns of tables in a file or a pipe; one whose words, such as paths, are longer is wider, and not cut."""
 
 
 def out() -> Console:
-    """The console for results: as wide as the terminal or COLUMNS says, and as what it shows where there is neither."""
+    """The console for results: as wide as the terminal or COLUMNS says, and `WIDTH` where there is neither."""
     console = console_for_text()
-    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
-        console = console_for_text(width=WIDE)
-    return console
+    known = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+    return console if known else console_for_text(width=WIDTH)
 
 
 def show(parts: Iterable[Any]) -> None:
@@ -36,7 +35,27 @@ def show(parts: Iterable[Any]) -> None:
 
     screen = out()
     for part in parts:
-        screen.print(part, soft_wrap=isinstance(part, (str, Text)))
+        if screen.is_terminal or isinstance(part, (str, Text)):
+            screen.print(part, soft_wrap=isinstance(part, (str, Text)))
+            continue
+        asked = os.environ.get("COLUMNS", "").isdigit()
+        wide = console_for_text(width=screen.width if asked else max(screen.width, _least(part, screen)))
+        with wide.capture() as drawn:
+            wide.print(part)
+        for line in drawn.get().splitlines():
+            print(line.rstrip())
+
+
+def _least(table: Table, screen: Console) -> int:
+    """Columns that a table needs where no word is broken."""
+    from rich.measure import Measurement
+
+    wide = screen.options.update_width(10_000)
+    needed = 0
+    for column in table.columns:
+        cells = (Measurement.get(screen, wide, cell) for cell in (column.header, *column.cells))
+        needed += max(cell.maximum if column.no_wrap else cell.minimum for cell in cells)
+    return needed + len(table.columns) * (sum(table.padding[1::2]) + 1)
 
 
 def table(

@@ -95,7 +95,7 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
     for score in evaluation.scores:
         table.add_row(score.name, *_score(score))
     if evaluation.scores:
-        screen.print(table)
+        console.show([table])
     if evaluation.tokens is not None:
         screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} {evaluation.unit}"), soft_wrap=True)
     for remark in evaluation.remarks:
@@ -135,7 +135,7 @@ def _show_heads(heads: EachHead, out: Path | None) -> None:
         head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
         table.add_row(head, *(f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns))
     screen = console.out()
-    screen.print(table)
+    console.show([table])
     if len(heads.table) > SHOWN + 1:
         where = f"all are in {out}" if out else "--out FILE.csv writes them all"
         screen.print(Text(f" … {len(heads.table) - SHOWN - 1} more heads; {where}"), soft_wrap=True)

@@ -184,7 +184,7 @@ class ListsOnce(PlainCommand):
     def _with_values(self, ctx: Any, args: list[str]) -> Iterator[str]:
         """The arguments, where an option whose value may be left out has one."""
         values = {flag: values_left_out(each.metavar) for each in self.get_params(ctx) for flag in each.opts}
-        for argument, following in zip(args, [*args[1:], ""], strict=True):
+        for argument, following in zip(args, [*args[1:], ""], strict=False):
             yield argument
             if values.get(argument) and following not in values[argument]:
                 yield values[argument][0]

@@ -10,6 +10,9 @@ from headscope.cli import console
 from headscope.cli.options import made_of, read
 from headscope.config.small import ListConfig
 
+BESIDE = 16
+"""Columns of what stands beside a summary: it is the summary that is read."""
+
 
 @made_of(ListConfig, config=False)
 def list(values: Mapping[str, Any], *, json: bool) -> None:
@@ -27,13 +30,11 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
         console.print_json(items)
         return
     shown = [name for name in ("name", "summary", "needs", "cost") if any(item[name] for item in items)]
-    from rich import box
-    from rich.table import Table
-
-    table = Table(*(name if name != "name" else config.kind for name in shown), box=box.SIMPLE_HEAD)
+    columns = [config.kind, *shown[1:]]
     if overview is not None:
-        table.add_column("fits")
-    for item in items:
-        fits = [item["refusal"] or "yes"] if overview is not None else []
-        table.add_row(*(item[name] for name in shown), *fits)
-    console.out().print(table)
+        columns, shown = [*columns, "fits"], [*shown, "fits"]
+        items = [{**item, "fits": item["refusal"] or "yes"} for item in items]
+    table = console.table(columns, ([item[name] for name in shown] for item in items), whole=(config.kind,))
+    for column in table.columns[2:]:
+        column.max_width = BESIDE
+    console.show([table])

@@ -16,7 +16,9 @@ import typer
 from headscope.cli.failures import Application, PlainGroup
 from headscope.cli.options import made_of, read
 from headscope.config.option import option
+from headscope.errors import ConfigError
 from headscope.files.output_checks import check_inputs, inputs_of
+from headscope.registry import unknown
 from headscope.report.registry import PlotFigure, plot_figures
 
 LOOK = "Size and looks"
@@ -86,9 +88,11 @@ class Figures(PlainGroup):
         return list(plot_figures())
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a figure; None for an unknown name."""
-        figure = plot_figures().get(cmd_name)
-        return figure and _command(figure)
+        """The command of a figure; ConfigError with the nearest one for an unknown name."""
+        figures = plot_figures()
+        if cmd_name not in figures:
+            raise ConfigError(unknown("figure", cmd_name, list(figures)))
+        return _command(figures[cmd_name])
 
 
 app = Application(cls=Figures, no_args_is_help=True, add_completion=False)

@@ -60,7 +60,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         values = [timing.tokens / each if timing.tokens else 1e3 * each for each in (timing.before, timing.after)]
         ratio = f"{timing.speedup:.2f}× ({timing.least:.2f}–{timing.most:.2f})"
         table.add_row(title, *(f"{value:,.2f}" for value in values), ratio)
-    screen.print(table)
+    console.show([table])
     merges = merge_counts(removed.removal)
     masked = "averaged" if merges else "masked"
     if removed.compensated is not None:
@@ -68,7 +68,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
         title += f"; other text: {choice.sentences} sentences ({choice.text})" if choice is not None else ""
         screen.print(Text(title, style="italic"), soft_wrap=True)
-        screen.print(_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed"))
+        console.show([_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed")])
         masked = masked if removed.compensated.options.method == "none" else f"refitted {masked}"
     done = merges or f"{len(removed.removal.removed)} heads removed"
     quality = removed.quality

@@ -47,7 +47,7 @@ def _show(sweep: Sweep, *, json: bool) -> None:
     from rich.text import Text
 
     screen = console.out()
-    screen.print(_table(sweep))
+    console.show([_table(sweep)])
     for method, direction in sweep.context.directions.items():
         screen.print(Text(f"{method}: {direction}"), soft_wrap=True)
     for remark in sweep.remarks:

@@ -475,8 +475,8 @@ def test_a_study_says_what_it_lacks(pair: hs.Model) -> None:
             lambda: study.plot("heads", colour=1),
             "unknown option of plot heads 'colour'; available: measure, range, sort",
         ),
-        (lambda: study.plot("heads", measure="entropy"), "unknown measure 'entropy'"),
-        (lambda: pair.rank(by="entropy", study=study), "there is no column 'entropy' of numbers"),
+        (lambda: study.plot("heads", measure="entropy"), "'entropy' was not measured"),
+        (lambda: pair.rank(by="entropy", study=study), "heads.csv: 'entropy' was not measured"),
     ):
         with pytest.raises(HeadscopeError, match=message):
             call()

@@ -16,13 +16,20 @@ def test_the_benchmark_of_accelerators_runs_on_a_processor(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import gpu
+    import gpu_tasks
 
+    monkeypatch.setattr(gpu_tasks, "ROUNDS", 1)
     gpu.main(["--device", "cpu", "--tiny", "--lengths", "97", "--out", str(tmp_path / "table.csv")])
     with (tmp_path / "table.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [(row["mode"], row["tokens"], row["device"]) for row in rows] == [(mode, "97", "cpu") for mode in gpu.MODES]
     assert all(float(row["peak_mib"]) > 0 < float(row["seconds"]) for row in rows)
     assert "streamed at 97: memory" in capsys.readouterr().out
+    with (tmp_path / "table-tasks.csv").open(encoding="utf-8") as file:
+        tasks = list(csv.DictReader(file))
+    assert all(float(row["seconds"]) > 0 and (row["task"] == "analyze") == bool(row["ratio"]) for row in tasks)
+    ends = ["rank by gradient", "remove half", "remove half and refit", "training step"]
+    assert [row["task"] for row in tasks] == ["forward", "analyze"] * 2 + ends
 
     def too_much() -> None:
         raise torch.OutOfMemoryError

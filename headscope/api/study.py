@@ -213,8 +213,8 @@ def study_of(
         read = sources(checkpoint.path, {**settings.settings(), **texts.settings()})
         check_folder(Path(out), ANALYSIS, inputs=read, force=force)
         check_writable(Path(out))
-    parses = {"parse": settings.parse, "target_parse": settings.target_parse}
-    corpus = texts.corpus(checkpoint, **parses, max_sentences=settings.max_sentences)
+    parse, target_parse = settings.parse, settings.target_parse
+    corpus = texts.corpus(checkpoint, parse=parse, target_parse=target_parse, max_sentences=settings.max_sentences)
     about = {**texts.settings(), **({"gates": gates} if gates else {})}
     with eval_mode(checkpoint.model):
         measurement = measure_heads(

@@ -14,7 +14,9 @@ from torch import Tensor
 from headscope.description.minimise import minimise
 
 FAR_BELOW = -1e9
-RIDGE, PAIR_RIDGE = 1e-4, 1e-4
+RIDGE = 1e-4
+PAIR_RIDGES = (1e-4, 1e-5)
+"""Ridges of pairs of words, tried one after the other; the sentences that are watched say where to stop."""
 RANK, STEPS = 16, 25
 PAIR_SCALE = 30.0  # a first guess of the inverse Hessian of U and V
 
@@ -159,7 +161,7 @@ def fitted(
     *,
     steps: int = STEPS,
     ridge: float = RIDGE,
-    pair_ridge: float = PAIR_RIDGE,
+    pair_ridge: float = PAIR_RIDGES[0],
 ) -> Description:
     """Minimise the mean cross-entropy of chosen rows plus a ridge; the step is kept at which the others' is least.
 

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from headscope.description.features import FEATURES
-from headscope.description.loglinear import STEPS, Block, Description, Tables, fitted, with_pairs
+from headscope.description.loglinear import (
+    FAR_BELOW,
+    PAIR_RIDGES,
+    STEPS,
+    Block,
+    Description,
+    Tables,
+    fitted,
+    with_pairs,
+)
 from headscope.description.sample import Laid
 
 FOLDS, WATCHED = 2, 5
@@ -22,7 +31,8 @@ class Explained:
     """Of every sentence (in the order of the blocks): what all groups up to one explain [b h], and what there is [b h].
 
     `position` are the probabilities [b n s h] of every block under the description by position alone, fitted to the
-    other half of the sentences; `pairs` have E U and E V of both halves, where pairs of tokens were fitted.
+    other half of the sentences; `pairs` have E U and E V of both halves, where pairs of tokens were fitted. `unmet` are
+    gained and room [b h] among keys that met the query's token nowhere in the other half, under all groups.
     """
 
     sentences: Tensor
@@ -30,6 +40,7 @@ class Explained:
     room: Tensor
     position: Sequence[Tensor]
     pairs: Sequence[Tables]
+    unmet: tuple[Tensor, Tensor]
 
 
 def half_of(sentences: Tensor) -> Tensor:
@@ -41,13 +52,14 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
     """Fit all heads to each half of the sentences, group by group, and look at the other half.
 
     Nothing is chosen there: of the half that a description is fitted to, each fifth sentence only says at which of the
-    steps to stop, so a group that does not help is not used.
+    steps, and with which ridge of pairs, to stop, so a group that does not help is not used.
     """
     groups = laid.inventory.groups()
     number = len(torch.cat([block.sentences for block in laid.blocks]))
     gained = {group: torch.zeros(number, laid.heads) for group in groups}
     position = [torch.zeros_like(block.weights) for block in laid.blocks]
     made: list[Tables] = []
+    unmet = (torch.zeros(number, laid.heads), torch.zeros(number, laid.heads))
     sentences = torch.cat([block.sentences for block in laid.blocks])
     for half in range(FOLDS):
         fitting = [_of_half(block, half) for block in laid.blocks]
@@ -69,21 +81,54 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
                 at += len(gain)
         if projected is not None:
             made.append(projected)
+        met, at = torch.cat([_words(block)[block.visible] for block in fitting]).unique(), 0
+        for block in laid.blocks:
+            new = block.visible & ~torch.isin(_words(block), met) & (half_of(block.sentences) != half)[:, None, None]
+            parts = among(block.weights, description.log_probabilities(block, used, projected), new)
+            for whole, part in zip(unmet, parts, strict=True):
+                whole[at : at + len(part)] += part
+            at += len(block.sentences)
     room = torch.cat([block.room for block in laid.blocks])
     even = torch.cat([_even(block) for block in laid.blocks])
     informative = room.sum(dim=0) >= LEAST_ROOM * even.sum(dim=0)  # [h]
     gained = {group: torch.where(informative, gain, 0.0) for group, gain in gained.items()}
-    return Explained(sentences, gained, torch.where(informative, room, 0.0), position, made)
+    unmet = (torch.where(informative, unmet[0], 0.0), torch.where(informative, unmet[1], 0.0))
+    return Explained(sentences, gained, torch.where(informative, room, 0.0), position, made, unmet)
+
+
+def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+    """U − CE and U − H [b h] of weights and ln p [b n s h] among `some` keys [b n s], summed over rows.
+
+    Both are renormalised over these keys, and a row counts by the weight that it has there.
+    """
+    inside = some[..., None]
+    mass = (weights * inside).sum(dim=2, keepdim=True)  # [b n 1 h]
+    own = weights * inside / mass.clamp(min=torch.finfo(weights.dtype).tiny)
+    even = some.sum(dim=-1).clamp(min=1).to(weights.dtype).log()[..., None]  # [b n 1]
+    of_p = logs.masked_fill(~inside, FAR_BELOW).log_softmax(dim=2)
+    gained = even + (own * of_p).sum(dim=2)  # [b n h]
+    room = even + torch.special.xlogy(own, own).sum(dim=2)
+    counted = mass[:, :, 0] * some.any(dim=-1)[..., None]
+    return (gained * counted).sum(dim=1), (room * counted).sum(dim=1)
 
 
 def _fit(
     description: Description, blocks: Sequence[Block], used: Sequence[int], tables: Tables, steps: int, *, pairs: bool
 ) -> Description:
-    """Go on from `description` with these features; pairs of tokens, which begin at nothing, have twice the steps."""
+    """Go on from `description` with these features; pairs of tokens begin at nothing, and take every ridge in turn."""
     chosen = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in blocks]
-    if pairs and tables[0].shape[1]:
-        description, steps = with_pairs(description, blocks, used, chosen, tables), 2 * steps
-    return fitted(description, blocks, used, chosen, tables, steps=steps)
+    if not pairs or not tables[0].shape[1]:
+        return fitted(description, blocks, used, chosen, tables, steps=steps)
+    description = with_pairs(description, blocks, used, chosen, tables)
+    for number, ridge in enumerate(PAIR_RIDGES):
+        more = steps if number else 2 * steps
+        description = fitted(description, blocks, used, chosen, tables, steps=more, pair_ridge=ridge)
+    return description
+
+
+def _words(block: Block) -> Tensor:
+    """A number for the two tokens of every query and key [b n s]."""
+    return block.queries[..., None] * (1 << 32) + block.keys[:, None]
 
 
 def _even(block: Block) -> Tensor:

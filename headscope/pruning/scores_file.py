@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from headscope.engine.declarations import unknown_column
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError, DataError
 from headscope.files.tables import read_csv
@@ -56,7 +57,7 @@ def columns(heads: pd.DataFrame) -> list[str]:
 def scores_in(heads: pd.DataFrame, column: str) -> Scores:
     """The numbers of a column of a table of heads; ConfigError where it lacks the column."""
     if column not in heads or not pd.api.types.is_numeric_dtype(heads[column]):
-        raise ConfigError(f"there is no column {column!r} of numbers; there are {', '.join(columns(heads))}")
+        raise ConfigError(f"heads.csv: {unknown_column(column, columns(heads))}")
     return dict(zip(heads_of_rows(heads), heads[column].to_numpy(dtype=float).tolist(), strict=True))
 
 

@@ -64,9 +64,7 @@ def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Pa
     lines = shown.splitlines()
     assert lines[-4] == "0 of 72 heads have a function"
     assert lines[-3].endswith("more labels lack evidence; labels.csv says what is missing")
-    assert (
-        "--also gradient,taylor,lrp,contribution" in lines[-1] and f"--source {few[0]} --target {few[1]}" in lines[-1]
-    )
+    assert "--importance --out" in lines[-1] and f"--source {few[0]} --target {few[1]}" in lines[-1]
     labels, heads = pd.read_csv(out / "labels.csv"), pd.read_csv(out / "heads.csv")
     assert not labels.given.any() and heads.functions_unsupported.notna().any()
     seconds = json.loads((out / "run.json").read_text("utf-8"))["seconds"]

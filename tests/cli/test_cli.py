@@ -257,7 +257,7 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
     """On the first sentences; what it says of them is computed from the results. `make demo` runs it as it stands."""
 
     def shortened(part: str, original: Callable[[str], Path] = sample, count: int = 17) -> Path:
-        whole, between = original(part).read_text(encoding="utf-8"), "\n\n" if part == "conllu" else "\n"
+        whole, between = original(part).read_text(encoding="utf-8"), "\n\n" if part.endswith("conllu") else "\n"
         path = tmp_path / f"{original.__name__}.{part}"
         path.write_text(between.join(whole.split(between)[:count]) + between, encoding="utf-8")
         return path
@@ -350,6 +350,7 @@ def test_help_shows_what_most_people_use_and_how_to_see_the_rest(command: Comman
 def test_help_of_an_unknown_command_names_the_nearest(command: Command) -> None:
     assert "did you mean 'rank'" in command("prune", "rnk", "--help")[2]
     assert "did you mean 'prune'" in command("prne", "--help")[2]
+    assert "did you mean 'heads'" in command("plot", "heds", "run", "--out", "x.png")[2]
     assert command("prune", "remove", "x", "--out", "y", "--heads", "0.0", "--", "--help")[0] == 2
 
 

@@ -36,7 +36,7 @@ def test_paths_and_digests_are_shown_whole(
     digest = hs.load(far_away, device="cpu").checkpoint.digest
     assert status == 0 and len(digest) > 60
     if columns is None:
-        assert f" {far_away} " in shown and digest in shown and "…" not in shown
+        assert f" {far_away}\n" in shown and digest in shown and "…" not in shown
     else:
         table = shown.splitlines()[:20]
         value = "".join(line[16:].strip() for line in table)
@@ -92,3 +92,16 @@ def test_titles_of_bars_are_texts(capfd: pytest.CaptureFixture[str], monkeypatch
         step(1)
     shown = capfd.readouterr().err
     assert "[red]f" in shown and "\x1b[31m" not in shown and "\x1b]0" not in shown
+
+
+def test_tables_in_a_pipe_keep_to_their_columns(
+    command: Command, far_away: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentences are broken, words and paths are not, and no line ends in blanks."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for arguments in (("list", "analyses"), ("list", "criteria"), ("show", far_away)):
+        lines = command(*arguments)[1].splitlines()
+        table = [line for line in lines if line.startswith(" ") and str(far_away) not in line]
+        assert len(table) > 20 and max(map(len, table)) <= console.WIDTH, arguments
+        assert lines == [line.rstrip() for line in lines], arguments
+    assert all(any(line.startswith(f" {name} ") for line in lines) for name in ("digest", "path"))

@@ -95,7 +95,9 @@ def test_measures_and_matrices_that_headscope_pickled(run_dir: Path) -> None:
     out = run_dir.parent / "x.svg"
     plot("heads", folder / "entropy.pkl", "--out", out)
     assert "entropy · cross" in out.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"unknown measure 'confidence'; .*available: entropy"):
+    with pytest.raises(
+        ConfigError, match=r"confidence' was not measured, `headscope analyze .*--also confidence .*available: entropy"
+    ):
         plot("heads", folder / "entropy.pkl", "--measure", "confidence", "--out", out, "--force")
     plot("similarity", folder / "similarity_cka_matrices.pkl", "--out", out, "--force")
     assert "linear CKA of contexts" in out.read_text(encoding="utf-8")
@@ -163,7 +165,7 @@ def test_compare(run_dir: Path) -> None:
     out = run_dir.parent / "x.svg"
     plot("compare", run_dir, other, "--measure", "distance", "--out", out)
     assert "B − A · cross" in out.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"run gpt: unknown measure 'lrp'"):
+    with pytest.raises(ConfigError, match=r"run gpt: 'lrp' was not measured, .*--also lrp --out DIR"):
         plot("compare", run_dir, other, "--measure", "lrp", "--out", out, "--force")
 
 

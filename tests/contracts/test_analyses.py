@@ -21,7 +21,6 @@ from headscope.data.encoded import Batch
 from headscope.engine.base import ANALYSES, Analysis, HeadBatch, RunOptions
 from headscope.engine.plan import analyze
 from headscope.engine.result import AnalysisResult
-from headscope.errors import ConfigError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of
@@ -36,8 +35,26 @@ KINDS = ("bert", "gemma", "t5")
 NEEDS = {"parse", "frequencies", "labels", "objective", "gradient", "contrast"}
 REPLICATES = 19
 
+
+def fits(name: str, kind: str) -> bool:
+    """Whether a tiny model is one that an analysis is for."""
+    cls, checkpoint = ANALYSES.get(name), made(kind)[0]
+    sites = {place.site for place in checkpoint.attention_sites.order}
+    return bool(cls.sites & sites) and cls.applies(checkpoint) is None
+
+
+def measured_before_gates(name: str) -> bool:
+    """Whether an analysis does not explain what gates leave."""
+    cls = ANALYSES.get(name)
+    return not cls.needs & {"objective", "gradient"} and cls.explain is Analysis.explain
+
+
+CASES = [(name, kind) for name in NAMES for kind in KINDS if fits(name, kind)]
+"""What there is of analyses and models: what is none is not collected."""
+ON_BERT = [name for name, kind in CASES if kind == "bert"]
 every_analysis = pytest.mark.parametrize("name", NAMES)
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_case = pytest.mark.parametrize(("name", "kind"), CASES)
+on_bert = pytest.mark.parametrize("name", ON_BERT)
 
 
 def study(
@@ -49,17 +66,12 @@ def study(
     keep: bool = False,
     its: tuple[HuggingFaceCheckpoint, Corpus] | None = None,
 ) -> AnalysisResult:
-    """One analysis alone on a tiny model; skips where the model has no such site."""
+    """One analysis alone on a tiny model."""
     cls = ANALYSES.get(analysis) if isinstance(analysis, str) else analysis
     checkpoint, corpus = its or made(kind, cls.name)
     options = replace(OPTIONS, keep_special=keep, seed=seed)
     batching = BatchingOptions(tokens=tokens)
-    try:
-        return analyze(checkpoint, corpus, analyses=[cls], options=options, batching=batching, replicates=REPLICATES)
-    except ConfigError as error:
-        elsewhere = not cls.sites & {place.site for place in checkpoint.attention_sites.order}
-        assert elsewhere or cls.applies(checkpoint)
-        pytest.skip(str(error))
+    return analyze(checkpoint, corpus, analyses=[cls], options=options, batching=batching, replicates=REPLICATES)
 
 
 @cache
@@ -115,8 +127,7 @@ def test_says_what_it_is(name: str) -> None:
     assert not any(mark in text for text in (*mine, *mine.values()) for mark in "|\n")
 
 
-@every_analysis
-@every_kind
+@every_case
 def test_numbers_are_sound(name: str, kind: str) -> None:
     its = usual(kind, name)
     check(its, *made(kind, name))
@@ -126,14 +137,12 @@ def test_numbers_are_sound(name: str, kind: str) -> None:
     assert measured <= {measure.name for measure in ANALYSES.get(name).measures}, "columns that it does not declare"
 
 
-@every_analysis
-@every_kind
+@every_case
 def test_special_tokens_can_be_kept(name: str, kind: str) -> None:
     check(study(kind, name, keep=True), *made(kind, name))
 
 
-@every_analysis
-@every_kind
+@every_case
 def test_batches_do_not_matter(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Gemma's norms compute in float32, whatever the model's type, and gradients go through them
     within = 1e-6 if kind == "gemma" and ANALYSES.get(name).needs & {"objective", "gradient"} else 1e-10
@@ -160,8 +169,7 @@ def test_reports_made_side_by_side_are_those_made_one_after_the_other(kind: str)
     same_numbers(one, several, within=1e-12)
 
 
-@every_analysis
-@every_kind
+@every_case
 def test_seed_decides_about_intervals(name: str, kind: str) -> None:
     one, again, other = usual(kind, name), study(kind, name), study(kind, name, seed=2)
     same_numbers(one, again, within=0)
@@ -175,12 +183,10 @@ def test_seed_decides_about_intervals(name: str, kind: str) -> None:
             np.testing.assert_array_equal(first[key], second[key])
 
 
-@every_analysis
-@every_kind
+@pytest.mark.parametrize(
+    ("name", "kind"), [case for case in CASES if ANALYSES.get(case[0]).observe is not Analysis.observe]
+)
 def test_what_is_observed_is_left_alone(name: str, kind: str) -> None:
-    if ANALYSES.get(name).observe is Analysis.observe:
-        pytest.skip("observes nothing")
-
     class Watched(ANALYSES.get(name)):  # type: ignore[misc]
         def observe(self, heads: HeadBatch) -> Any:
             before = {key: value.clone() for key, value in _tensors(heads).items()}
@@ -241,20 +247,17 @@ def _tensors(heads: HeadBatch) -> dict[str, Tensor]:
     return found
 
 
-@every_analysis
+@on_bert
 def test_layer_of_one_head(name: str) -> None:
     check(study("single", name), *made("single", name))
 
 
-@every_analysis
+@pytest.mark.parametrize("name", [name for name in ON_BERT if measured_before_gates(name)])
 def test_gates_are_no_obstacle(name: str) -> None:
     """Contexts are those before gates: a closed head is measured as before, later layers change.
 
     What the model makes of a head does change when it is closed.
     """
-    cls = ANALYSES.get(name)
-    if cls.needs & {"objective", "gradient"} or cls.explain is not Analysis.explain:
-        pytest.skip("explains what the gates leave")
     checkpoint, _ = made("bert", name)
     last = [HeadId(Site.ENCODER_SELF, 1, head) for head in range(3)]
     gates: list[AbstractContextManager[None]] = [nullcontext(), gated(checkpoint.model, last)]
@@ -280,15 +283,14 @@ def ragged() -> tuple[HuggingFaceCheckpoint, Corpus]:
     return checkpoint, corpus
 
 
-@every_analysis
+@on_bert
 def test_layers_of_different_width(name: str, ragged: tuple[HuggingFaceCheckpoint, Corpus]) -> None:
     its = study("bert", name, its=ragged)
     check(its, *ragged)
     assert list(its.heads["head"]) == [0, 1, 2, 0, 1]
 
 
-@every_analysis
-@every_kind
+@every_case
 def test_corpus_with_nothing_to_measure(name: str, kind: str) -> None:
     """One sentence of one word, whose relations lie inside it."""
     checkpoint, corpus = made(kind, name)

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from headscope.bootstrap import FOLDS
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, pad_side
-from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine import plan
+from headscope.engine.base import ANALYSES, Analysis, Attention, RunOptions
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.model import nonfinite
 from headscope.model.interface import through_attend
-from headscope.model.nonfinite import EVERY
-from tests.oracles import speakers, tiny
+from tests.contracts.studies import OPTIONS
+from tests.makers.experts import disturbed
+from tests.oracles import checkpoints, mhr, native, speakers, tiny
 from tests.oracles.pretended import FIRST, Counts, pretended
 
-MOST_KERNELS = 2.05
+MOST_KERNELS = 1.56
+EVERY = 4
+"""Batches after which it is asked whether all numbers were finite: here fewer than there."""
 GRADIENTS = ("gradient", "taylor")
 EAGER: dict[str, Any] = {"attn_implementation": "eager"}
 RANKS = torch.arange(len(tiny.PIECES)) * 97
+
+
+@pytest.fixture(autouse=True)
+def _asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nonfinite, "EVERY", EVERY)
+    monkeypatch.setattr(plan, "RANDOM_SEQUENCES", FOLDS)
 
 
 def encoder() -> HuggingFaceCheckpoint:
@@ -101,3 +115,69 @@ def test_gradients_make_the_host_wait_once_a_batch(kind: str) -> None:
         names = [*GRADIENTS, *(cls.name for cls in choose_analyses())]
         _, syncs, _ = cost(its, names, counts, target=target)
     assert syncs <= 1 + 1 / EVERY, counts.places
+
+
+OF_THE_MODEL = {"dense": "headscope/model/interface.py", "streamed": "headscope/model/streaming/visibility.py"}
+"""Where a model's masks are looked at, once each: by transformers, or by what streams."""
+KEEPERS, KEPT = ("massive", "explained"), "headscope/distributed.py"
+"""Opt-in analyses that bring to the CPU what they keep of a batch when the next one comes: once for each site."""
+PATTERNS, OF_PATTERNS = ("previous_token", "duplicate_token", "induction"), "headscope/engine/heads/streamed_rows.py"
+"""Default analyses of pairs of tokens. How many there are in streamed text is read, so that others need not be
+computed: twice for each pattern and mask; for the opt-in `massive`, whose pairs are each layer's own, at each layer."""
+
+
+def observing(*, default: bool) -> list[str]:
+    """Analyses that see attention in passes that all share; others make passes of their own, which wait for those."""
+    seen = [cls for _, cls in ANALYSES if cls.passes and cls.explain is Analysis.explain]
+    return [cls.name for cls in seen if cls.default is default and "contrast" not in cls.needs]
+
+
+def waits(its: Any, line: Sentence, attention: Attention, names: list[str]) -> tuple[Counter[str], set[str]]:
+    """Synchronisations of each of two more batches of a sentence, by file; and the analyses that were left out."""
+    found: list[Counter[str]] = []
+    with pretended() as counts:
+        its = its.with_model(copy.deepcopy(its.model).to(FIRST))
+        for batches in (1, 3):
+            text = [line._replace(number=8 * number) for number in range(batches)]
+            about = {"has_target": line.target is not None, "has_parses": line.parse is not None}
+            counts.clear()
+            result = analyze(
+                its,
+                Corpus("made", batches, "0" * 40, lambda text=text: iter(text), **about),  # type: ignore[misc]
+                analyses=[ANALYSES.get(name) for name in names],
+                options=replace(OPTIONS, attention=attention),
+                batching=BatchingOptions(tokens=1),
+                replicates=2,
+            )
+            found.append(Counter())
+            for place, count in counts.places.items():
+                found[-1][place.partition(":")[0]] += count
+    more = Counter({place: (count - found[0][place]) // 2 for place, count in found[1].items()})
+    return +more, {left.analysis for left in result.left_out}
+
+
+@pytest.mark.parametrize(
+    ("kind", "attention", "masks"),
+    [("bert", "dense", 1), ("bert", "streamed", 1), ("t5", "dense", 2), ("gemma", "streamed", 2)],
+)
+def test_no_analysis_waits_for_the_device(kind: str, attention: Attention, masks: int) -> None:
+    """Whatever the number of layers; but for masks, patterns in streamed text, and what opt-in analyses keep."""
+    its, line = tiny.checkpoint(kind, 7), list(tiny.corpus(7, count=3, target=kind == "t5"))[2]
+    layers, streamed = its.attention_sites.order, attention == "streamed"
+    allowed = {OF_THE_MODEL[attention]: masks, OF_PATTERNS: 2 * masks * len(PATTERNS) * streamed}
+    found, left_out = waits(its, line, attention, observing(default=True))
+    assert all(count <= allowed.get(place, 0) for place, count in found.items()), found
+    assert not streamed or found[OF_THE_MODEL[attention]] == masks  # they are seen
+    allowed |= {OF_PATTERNS: 2 * len(layers) * streamed, KEPT: len(KEEPERS) * len({part.site for part in layers})}
+    found, left_out = waits(its, line, attention, observing(default=False))
+    assert all(count <= allowed.get(place, 0) for place, count in found.items()), found
+    assert found[KEPT] and left_out.isdisjoint(KEEPERS)
+
+
+def test_experts_do_not_wait() -> None:
+    its = mhr.small(mixing_options={})
+    its.model = disturbed(native.model(self_mixing="experts.v1")).eval()
+    assert waits(its, Sentence(0, checkpoints.SOURCES[0], checkpoints.TARGETS[0]), "dense", ["experts"]) == (
+        Counter(),
+        set(),
+    )

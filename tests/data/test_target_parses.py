@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,12 +31,13 @@ def test_decoder_heads_are_tested_on_the_relations_of_the_target() -> None:
     )
     table = study.table("syntactic")
     assert set(table["site"]) == {"decoder-self"}
-    head = table[(table["layer"] == 1) & (table["head"] == 6)].set_index("label")
+    rows = table[(table["layer"] == 1) & (table["head"] == 6)].to_dict("records")
+    head: dict[str, Any] = {str(row["label"]): row for row in rows}
     assert not study.record["data"]["unaligned"]
     for name in ("nsubj", "obj", "amod"):
-        assert head.loc[f"{name}>", "count"] == head.loc[f"{name}<", "count"] == found[name]
+        assert head[f"{name}>"]["count"] == head[f"{name}<"]["count"] == found[name]
     # in German the object follows its verb here, and a decoder sees what is before it alone
-    assert head.loc["obj<", "accuracy"] > 0.5 > head.loc["obj>", "accuracy"]
+    assert head["obj<"]["accuracy"] > 0.5 > head["obj>"]["accuracy"]
     assert "parse:captions.de.conllu" in str(study.signature)
 
 

@@ -12,7 +12,7 @@ from headscope.description.features import FEATURES
 from headscope.description.loglinear import Description, fitted, loss_and_gradient, with_pairs
 from headscope.description.mass import Masses, functions_for, masses
 from headscope.description.sample import Laid
-from headscope.description.shares import Explained, explained
+from headscope.description.shares import Explained, among, explained
 from headscope.engine.base import AnalysisReport
 from headscope.engine.evidence.labels import LabelTests
 from headscope.heads import Site
@@ -114,6 +114,28 @@ def test_labels_of_heads_made_by_hand(laid: Laid, found: tuple[Explained, Masses
     assert labels[PARENT] == {"looks:parent"} and "looks:same-token" in labels[SAME]
     assert labels.keys().isdisjoint({BEFORE, SINK, MIXTURE, EVEN})
     assert {row["function"] for row in rows} <= {function.name for function in found[1].functions}
+
+
+def test_pairs_that_never_met_are_looked_at_alone(found: tuple[Explained, Masses]) -> None:
+    """By loops over rows; and a head that follows positions is explained there as well as anywhere."""
+    torch.manual_seed(2)
+    weights = torch.rand(2, 3, 5, 2, dtype=torch.float64).softmax(dim=2)
+    logs = torch.randn(2, 3, 5, 2, dtype=torch.float64).log_softmax(dim=2)
+    some = torch.rand(2, 3, 5) < 0.6
+    some[1, 2] = False
+    gained, room = among(weights, logs, some)
+    for b in range(2):
+        for h in range(2):
+            expected = [0.0, 0.0]
+            for n in range(3):
+                keys = some[b, n].nonzero()[:, 0]
+                w, p = weights[b, n, keys, h], logs[b, n, keys, h].exp()
+                own, said = w / w.sum(), p / p.sum()
+                expected[0] += float((w.sum() * (own * (said * len(keys)).log()).sum()).nan_to_num())
+                expected[1] += float((w.sum() * (own * (own * len(keys)).log()).sum()).nan_to_num())
+            assert [float(gained[b, h]), float(room[b, h])] == pytest.approx(expected)
+    got, there = (part.sum(0) for part in found[0].unmet)
+    assert there[SUBJECT] > 0 and float(got[MIXTURE] / there[MIXTURE]) == pytest.approx(1, abs=0.05)
 
 
 def test_an_offset_gets_no_second_name(found: tuple[Explained, Masses]) -> None:

@@ -217,6 +217,8 @@ def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Anal
     assert drawn[2 * 2][3, 0] == row["baseline"]
     dots = sum(len(axes.lines) for axes in figure.axes[:6])
     assert dots == (table["margin"] >= 0.1).sum() > 0
+    filled = {str(line.get_markerfacecolor()) != "none" for axes in figure.axes[:6] for line in axes.lines}
+    assert filled == {True, False}, "withheld labels are hollow"
     assert "nsubj>" in texts(figure)
 
 
@@ -229,19 +231,20 @@ def test_many_relations_keep_the_clearest(runs: dict[str, AnalysisRun]) -> None:
     assert any("5 rows not shown" in text for text in texts(figure))
 
 
-@pytest.mark.parametrize(("measure", "limits"), [("cosine", (-1, 1)), ("cka", (0, 1)), ("l2", (0, None))])
-def test_similarity_is_on_a_fixed_scale(
-    runs: dict[str, AnalysisRun], measure: str, limits: tuple[float, float]
-) -> None:
+@pytest.mark.parametrize("measure", ["cosine", "cka", "l2"])
+def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, AnalysisRun], measure: str) -> None:
     run = runs["small"]
     figure = similarity_matrices(run, measure)
     drawn = meshes(figure)
     assert len(drawn) == 6
-    np.testing.assert_array_equal(drawn[4], run.similarity[f"encoder-self/4/{measure}"])
+    matrix = run.similarity[f"encoder-self/4/{measure}"]
+    apart = ~np.eye(len(matrix), dtype=bool)
+    np.testing.assert_array_equal(drawn[4][apart], matrix[apart])
+    assert np.isnan(drawn[4][~apart]).all()
     norm = figure.axes[0].collections[0].norm
-    assert norm.vmin == limits[0]
-    expected = max(matrix.max() for matrix in layer_matrices(run, measure).values())
-    assert norm.vmax == (expected if limits[1] is None else limits[1])
+    values = np.concatenate([each[apart] for each in layer_matrices(run, measure).values()])
+    furthest = abs(values).max()
+    assert (norm.vmin, norm.vmax) == ((-furthest, furthest) if measure == "cosine" else (values.min(), values.max()))
 
 
 def test_similarity_errors(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:

@@ -217,6 +217,7 @@ def test_two_runs_are_compared_head_by_head(run: Path, tmp_path: Path) -> None:
     assert f"{sum(differ)} head" in comparison["findings"][0]
     apart = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})])["comparisons"][0]
     assert apart["pairs"] == [] and "no site with the same layout" in apart["findings"][0]
+    assert apart["means"], "their means are compared"
     assert [data["name"] for data in gather([run, run])["analyses"]] == ["bert (1)", "bert (2)"]
 
 

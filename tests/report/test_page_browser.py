@@ -20,6 +20,7 @@ from tests.makers.pages import (
     add_function_need,
     add_importance,
     browser,
+    edit_record,
     find_browser,
     hostile_run,
     make_examples,
@@ -86,6 +87,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     heads["functions_unsupported"] = ["syntactic:obj> (12 instances, 20 are needed)", *[""] * (len(heads) - 1)]
     heads.to_csv(paths["first"] / "heads.csv", index=False)
     make_examples(paths["first"], LAYOUT, count=2, length=5)
+    edit_record(paths["first"], left_out=[{"analysis": "syntactic", "why": "needs --parse"}], remarks=["a remark"])
     others = [sweep_run(folder / "sweep", LAYOUT), removal_run(folder / "small"), training_run(folder / "train")]
     write_page([*paths.values(), *others], folder / "page.html")
     write_page([hostile_run(folder / "hostile")], folder / "hostile.html")
@@ -116,6 +118,24 @@ def test_sections_and_findings(reader: Reader) -> None:
     reader.page.locator("#overview a.head").first.click()
     name = reader.text("#overview a.head >> nth=0")
     assert reader.text("#detail h3") == name
+
+
+def test_importance_has_one_scale_and_is_not_clipped(chromium: Any, runs: dict[str, Path]) -> None:
+    """At the width of a phone and of a desk; a heading that is jumped to is not hidden under the bar."""
+    for viewport in (DESK, PHONE):
+        context = chromium.new_context(viewport=viewport, reduced_motion="reduce")
+        page = Reader(context.new_page(), runs["page"]).page
+        wide = "e => [...e.querySelectorAll('.bars')].map(b => b.parentNode.scrollWidth - b.parentNode.clientWidth)"
+        assert page.eval_on_selector("#importance", wide) == [0, 0]
+        marks = (
+            "e => [...e.querySelectorAll('.ticks')].map(t => [...t.children].map(m => m.textContent + m.style.left))"
+        )
+        most, least = page.eval_on_selector("#importance", marks)
+        assert most == least and len(most) > 1
+        page.evaluate("location.hash = '#faithfulness'")
+        bottom = page.eval_on_selector(".topbar", "e => e.getBoundingClientRect().bottom")
+        assert page.eval_on_selector("#faithfulness h2", "e => e.getBoundingClientRect().top") >= bottom
+        context.close()
 
 
 def test_all_heads_of_a_sentence_are_painted_and_lead_to_their_detail(reader: Reader) -> None:

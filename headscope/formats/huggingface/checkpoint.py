@@ -128,7 +128,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     def _encoded(self, texts: Sequence[str], coded: Sequence[_Ids], side: SideName) -> list[Encoded]:
         tokenizer = self._tokenizer()
-        size = int(text_config(self.config, target=side == "target").vocab_size)
+        size, unknown_id = int(text_config(self.config, target=side == "target").vocab_size), tokenizer.unk_token_id
         encoded = []
         for text, (ids, length, segments) in zip(texts, coded, strict=True):
             if not ids:
@@ -142,7 +142,7 @@ class HuggingFaceCheckpoint(Predicting):
             special = [number in self._special for number in inputs]
             if side == "target":
                 special[0] = True
-            unknown = sum(pair == (tokenizer.unk_token_id, False) for pair in zip(inputs, special, strict=True))
+            unknown = sum(pair == (unknown_id, False) for pair in zip(inputs, special, strict=True))
             encoded.append(Encoded(inputs, special, length - len(ids), unknown, segments))
         return encoded
 

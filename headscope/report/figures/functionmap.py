@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -105,8 +104,13 @@ def _grounds(run: AnalysisRun, site: str) -> dict[tuple[int, int], tuple[str, st
     for row in run.heads[run.heads["site"] == site].to_dict("records"):
         if group := leading_group(row):
             word, color = PARTS[group]
-            found[int(row["layer"]), int(row["head"])] = word, to_hex(SHADE * np.array(to_rgb(color)) + (1 - SHADE))
+            found[int(row["layer"]), int(row["head"])] = word, _shade(color)
     return found
+
+
+def _shade(color: str) -> str:
+    red, green, blue = (SHADE * part + 1 - SHADE for part in to_rgb(color))
+    return to_hex((red, green, blue))
 
 
 def _draw_panel(

@@ -19,25 +19,27 @@ from headscope.report.layout.panels import PanelLayer, Panels
 from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun
 
-REACH = 10  # offsets shown one by one; what is beyond goes into a tail on either side
-COLUMNS = 2 * REACH + 3
+REACH = 10  # offsets shown one by one at most; what is beyond goes into a tail on either side
+SEEN = 0.01  # share of queries of a head from which on an offset is shown by itself
+LEAST = 1.15  # inches of a panel: room for its title and ticks
 PITCH = 0.105  # inches of a cell: room for a head number of 6.5 points
 LEFT, ABOVE, RIGHT, BELOW = 0.36, 0.2, 0.4, 0.3
-TICKS = (-8, -4, 0, 4, 8)
 
 
 def offset_histograms(run: AnalysisRun) -> Figure:
     """Share of queries whose most attended key lies at each offset; positional heads are framed."""
     rows = max((count for counts in run.layout.values() for count in counts), default=1)
     pitch = PITCH if rows > 8 else 0.13
-    width = COLUMNS * cell_pitch(PITCH, COLUMNS, besides=LEFT + RIGHT + BAR)
     shares = offset_shares(run)  # before the page: a missing table must not cost a layout
+    columns = next(iter(shares.values())).shape[1]
+    reach = (columns - 3) // 2
+    width = max(columns * cell_pitch(PITCH, columns, besides=LEFT + RIGHT + BAR), LEAST)
     counted = {layer for layer, histogram in shares.items() if histogram.any()} or set(shares)
     size = (LEFT + width + RIGHT, ABOVE + rows * pitch + BELOW)
     panels = Panels.plan(run, size, widest=widest(13.4, besides=BAR), only=counted)
     family = head_functions()["positional"]
     meaning = "positional head, with the offset that holds at least 90 %"
-    entries = [(family.glyph + family.letter, "", meaning), ("<  >", "", f"offsets beyond −{REACH} and +{REACH}")]
+    entries = [(family.glyph + family.letter, "", meaning), ("<  >", "", f"offsets beyond −{reach} and +{reach}")]
     legend = Legend.plan(entries, widest(panels.flow.width + BAR))
     page = Page(
         panels.flow.width + BAR,
@@ -51,7 +53,7 @@ def offset_histograms(run: AnalysisRun) -> Figure:
         box = (left + LEFT, top + ABOVE, width, panel[2] * pitch)
         axes = page.axes(*box)
         _draw(axes, shares[panel[:2]], norm, first=left == 0)
-        _frame(axes, run, panel)
+        _frame(axes, run, panel, reach)
         axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     page.color_bar(panels.flow.width + 0.08, ABOVE, min(rows * pitch, 2.0), bar, label="share of queries")
@@ -60,14 +62,16 @@ def offset_histograms(run: AnalysisRun) -> Figure:
 
 
 def offset_shares(run: AnalysisRun) -> dict[tuple[str, int], NDArray[np.float64]]:
-    """Per site and layer [h offset]: the lower tail, −10 … 10, the upper tail."""
+    """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail."""
+    table = run.table("positional", "offset", "share")
+    seen = table["offset"][table["share"] >= SEEN].abs()
+    reach = int(min(max(seen.max() if len(seen) else 1, 1), REACH))
     shares = {
-        (site, layer): np.zeros((count, COLUMNS))
+        (site, layer): np.zeros((count, 2 * reach + 3))
         for site, counts in run.layout.items()
         for layer, count in enumerate(counts)
     }
-    table = run.table("positional", "offset", "share")
-    columns = table["offset"].clip(-REACH - 1, REACH + 1) + REACH + 1
+    columns = table["offset"].clip(-reach - 1, reach + 1) + reach + 1
     rows = zip(table["site"], table["layer"], table["head"], columns, table["share"], strict=True)
     for site, layer, head, column, share in rows:
         shares[site, layer][head, int(column)] += share
@@ -76,31 +80,34 @@ def offset_shares(run: AnalysisRun) -> dict[tuple[str, int], NDArray[np.float64]
 
 def _draw(axes: Axes, shares: NDArray[np.float64], norm: Normalize, *, first: bool) -> None:
     draw_cells(axes, shares, cmap="Blues", norm=norm, edge=0.3)
-    heads = len(shares)
+    heads, columns = shares.shape
+    reach = (columns - 3) // 2
+    step = 4 if reach >= 8 else 2 if reach >= 2 else 1
+    ticks = range(-(reach // step) * step, reach + 1, step)
     axes.set_yticks(np.arange(heads) + 0.5, [str(head) for head in range(heads)])
     axes.set_xticks(
-        [0.5, *(tick + REACH + 1.5 for tick in TICKS), COLUMNS - 0.5],
-        ["<", *(f"{tick:+d}".replace("-", "−").replace("+0", "0") for tick in TICKS), ">"],
+        [0.5, *(tick + reach + 1.5 for tick in ticks), columns - 0.5],
+        ["<", *(f"{tick:+d}".replace("-", "−").replace("+0", "0") for tick in ticks), ">"],
     )
-    for tail in (1, COLUMNS - 1):
+    for tail in (1, columns - 1):
         axes.axvline(tail, color="#888888", linewidth=0.5)
     axes.set_xlabel("offset: key − query", size=LABEL, labelpad=1.5)
     if first:
         axes.set_ylabel("head", size=LABEL, labelpad=2)
 
 
-def _frame(axes: Axes, run: AnalysisRun, panel: PanelLayer) -> None:
+def _frame(axes: Axes, run: AnalysisRun, panel: PanelLayer, reach: int) -> None:
     """Frame the modal cell of positional heads and write the offset beside their row."""
     site, layer, _ = panel
     heads = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]
     for head, labels in zip(heads["head"], heads["functions"], strict=True):
         for function in functions_of(labels):
             if function.family.name == "positional" and _offset(function) is not None:
-                column = int(np.clip(_offset(function) or 0, -REACH - 1, REACH + 1)) + REACH + 1
+                column = int(np.clip(_offset(function) or 0, -reach - 1, reach + 1)) + reach + 1
                 frame = Rectangle((column, head), 1, 1, fill=False, edgecolor="#d55e00", linewidth=0.9, zorder=3)
                 axes.add_patch(frame)
                 mark = function.mark if text_width(function.mark, TICK) < RIGHT else function.short
-                axes.text(COLUMNS + 0.4, head + 0.5, mark, size=TICK, ha="left", va="center_baseline")
+                axes.text(2 * reach + 3.4, head + 0.5, mark, size=TICK, ha="left", va="center_baseline")
 
 
 def _offset(function: Function) -> int | None:

@@ -18,7 +18,7 @@ from headscope.config import option
 from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.report.layout.families import contrast
-from headscope.report.layout.legend import SITE_COLORS, Entry, Legend, method_style
+from headscope.report.layout.legend import SITE_COLORS, Entry, Legend
 from headscope.report.layout.page import BAR, LABEL, PALE, TICK, Page, text_width
 from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun, MissingTable
@@ -122,10 +122,8 @@ def _draw(axes: Axes, ranks: Ranks, shades: ScalarMappable, colors: Sequence[str
     for row in range(count):
         for column in range(count):
             if row == column:
-                axes.add_patch(Rectangle((column, row), 1, 1, facecolor="white", edgecolor="white"))
-                look = method_style(names[row])
-                axes.plot(column + 0.5, row + 0.5, look.mark, color=look.color, markersize=4, markeredgewidth=0)
-            elif row < column:
+                continue
+            if row < column:
                 color = shades.to_rgba(value[row, column])
                 axes.add_patch(Rectangle((column, row), 1, 1, facecolor=color, edgecolor="white", linewidth=0.8))
                 text = f"{value[row, column]:.2f}"

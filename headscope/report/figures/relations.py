@@ -69,7 +69,7 @@ def _figure(
         wide = (1 + GAP + count) * pitch
         axes = page.axes(left + gutter, top + ABOVE, wide, len(labels) * PITCH)
         rows = table[(table["site"] == site) & (table["layer"] == layer)]
-        _draw(axes, rows, labels, (count, pitch), norm)
+        _draw(axes, rows, labels, (count, pitch), norm, _given(run, site, layer))
         axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     height = min(len(labels) * PITCH, 2.0)
@@ -106,7 +106,24 @@ def relation_matrix(table: pd.DataFrame, labels: list[str], heads: int, column: 
     return values
 
 
-def _draw(axes: Axes, table: pd.DataFrame, labels: list[str], size: tuple[int, float], norm: Normalize) -> None:
+def _given(run: AnalysisRun, site: str, layer: int) -> set[tuple[int, str]]:
+    """Heads of a layer with the relations that they are labelled by."""
+    heads = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]
+    return {
+        (int(head), label.removeprefix("syntactic:"))
+        for head, functions in zip(heads["head"], heads["functions"], strict=True)
+        for label in functions.split(";")
+    }
+
+
+def _draw(
+    axes: Axes,
+    table: pd.DataFrame,
+    labels: list[str],
+    size: tuple[int, float],
+    norm: Normalize,
+    given: set[tuple[int, str]],
+) -> None:
     heads, pitch = size
     accuracy = relation_matrix(table, labels, heads, "accuracy")
     base = table.drop_duplicates("label").set_index("label")["baseline"].reindex(labels)
@@ -115,7 +132,9 @@ def _draw(axes: Axes, table: pd.DataFrame, labels: list[str], size: tuple[int, f
     margin = relation_matrix(table, labels, heads, "margin")
     for row, head in zip(*np.nonzero(margin >= CLEAR - 1e-12), strict=True):
         ink = contrast(shades.to_rgba(accuracy[row, head]))
-        axes.plot(1 + GAP + head + 0.5, row + 0.5, marker="o", markersize=2.6, color=ink, markeredgewidth=0)
+        fill = ink if (int(head), labels[row]) in given else "none"
+        place = (1 + GAP + head + 0.5, row + 0.5)
+        axes.plot(*place, marker="o", markersize=2.6, color=ink, markerfacecolor=fill, markeredgewidth=0.5)
     axes.set_xlim(0, 1 + GAP + heads)
     shown = list(range(0, heads, tick_step(heads, pitch)))
     axes.set_xticks([0.5, *(1 + GAP + head + 0.5 for head in shown)], ["b", *map(str, shown)])
@@ -128,7 +147,8 @@ def _draw(axes: Axes, table: pd.DataFrame, labels: list[str], size: tuple[int, f
 def _entries() -> list[tuple[str, str, str]]:
     return [
         ("b", "", "baseline: the best fixed offset for the relation"),
-        ("●", "", "head at least 10 points above the baseline"),
+        ("●", "", "head at least 10 points above the baseline, and labelled so"),
+        ("○", "", "the same, but the label was withheld for lack of evidence (labels.csv)"),
         (">", "", "from head word to dependent (verb to subject)"),
         ("<", "", "from dependent to head word"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -29,19 +30,19 @@ def similarity_matrices(run: AnalysisRun, measure: str | None = None, *, range: 
     """
     if measure is None:
         measure = min(similarity_measures(run), key=lambda name: name != "cosine", default="cosine")
-    matrices = layer_matrices(run, measure)
+    matrices = {layer: _without_diagonal(matrix) for layer, matrix in layer_matrices(run, measure).items()}
     heads = max((len(matrix) for matrix in matrices.values()), default=1)
     usual = max(0.085, min(0.22, (1.7 if len(matrices) <= 8 else 1.4) / heads))
     pitch = cell_pitch(usual, heads, besides=LEFT + BAR)
     side = heads * pitch
     most = widest(12.6, besides=BAR)
     panels = Panels.plan(run, (LEFT + side, ABOVE + side + BELOW), widest=most, only=_valued(matrices))
-    shown = pair_measures().get(measure) or Measure(measure)
+    shown = replace(pair_measures().get(measure) or Measure(measure), range=(None, None))
     page = Page(
         panels.flow.width + BAR,
         panels.flow.height,
         title=f"Similarity of heads within a layer: {shown.words}",
-        subtitle=f"{run.model} · {run.data}",
+        subtitle=f"{run.model} · {run.data} · without what a head is to itself",
         footer=run.signature,
     )
     norm = parse_range(range) or measure_limits(shown, list(matrices.values()))
@@ -56,6 +57,11 @@ def similarity_matrices(run: AnalysisRun, measure: str | None = None, *, range: 
     at = panels.flow.width + 0.1
     page.color_bar(at, ABOVE, side, bar, label=shown.label, unit=shown.unit, values=list(matrices.values()))
     return page.finished()
+
+
+def _without_diagonal(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[h h] without what a head is to itself, which says nothing and would set the scale."""
+    return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
 
 
 def similarity_measures(run: AnalysisRun) -> list[str]:

@@ -38,7 +38,10 @@ def findings(data: Data) -> list[str]:
 def compared(first: Data, second: Data, comparison: Data) -> list[str]:
     """Sentences about two runs."""
     if not comparison["pairs"]:
-        return [f"{first['name']} and {second['name']} have no site with the same layout: no heads are compared."]
+        means = ", but the means of their sites" if comparison["means"] else ""
+        return [
+            f"{first['name']} and {second['name']} have no site with the same layout: no heads are compared{means}."
+        ]
     names, pairs = head_names(first), comparison["pairs"]
     changed = comparison["changed"]
     sentences = [

@@ -141,8 +141,9 @@ Place = tuple[str, int, int]
 def comparison_data(first: Data, second: Data) -> dict[str, Any]:
     """Sites whose layouts agree, pairs of heads whose labels differ, and Spearman's correlation of every measure.
 
-    `pairs` are rows of the same head in both runs; `changed` have those whose functions differ. Where no site has the
-    same layout in both, all are empty.
+    `pairs` are rows of the same head in both runs; `changed` have those whose functions differ. Of sites that are in
+    both with other layouts, such as those of a pruned model, no head is another's; `means` has what can be compared:
+    site, measure, and its mean over the heads of each run.
     """
     sites = [site for site, counts in first["layout"].items() if second["layout"].get(site) == counts]
     places = {place: row for row, place in enumerate(places_of(second))}
@@ -172,7 +173,22 @@ def comparison_data(first: Data, second: Data) -> dict[str, Any]:
         "pairs": pairs,
         "changed": changed,
         "correlations": correlations,
+        "means": _means_of_sites(first, second, [site for site in first["layout"] if site not in sites]),
     }
+
+
+def _means_of_sites(first: Data, second: Data, sites: Sequence[str]) -> list[list[Any]]:
+    """Site, title and both means of every measure that both runs have at sites that both have."""
+    others = {measure["name"]: measure for measure in second["measures"]}
+    rows = []
+    for site in filter(second["layout"].get, sites):
+        here = [np.array([place[0] == site for place in places_of(data)], dtype=bool) for data in (first, second)]
+        for measure in (each for each in first["measures"] if each["name"] in others):
+            values = [numbers(each)[own] for each, own in zip((measure, others[measure["name"]]), here, strict=True)]
+            known = [column[np.isfinite(column)] for column in values]
+            if all(map(len, known)):
+                rows.append([site, measure["title"], *(rounded(float(column.mean())) for column in known)])
+    return rows
 
 
 def places_of(data: Data) -> list[Place]:

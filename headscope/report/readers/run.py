@@ -20,12 +20,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
+from headscope.engine.declarations import unknown_column
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.files.reading import read_json
 from headscope.files.tables import Bytes, Example, read_csv
 from headscope.formats.story_of_heads.npz import Arrays
 from headscope.heads import SITES, Layout, Site
-from headscope.registry import unknown
 
 GENERIC_NAMES = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}
 EXAMPLES = "examples.npz"
@@ -117,7 +117,7 @@ class AnalysisRun:
     def require(self, measure: str) -> str:
         """The measure's name if the run has it; else ConfigError with the nearest one."""
         if measure not in self.measures:
-            raise ConfigError(f"run {self.name}: {unknown('measure', measure, self.measures)}")
+            raise ConfigError(f"run {self.name}: {unknown_column(measure, self.measures)}")
         return measure
 
     def table(self, name: str, *columns: str) -> pd.DataFrame:

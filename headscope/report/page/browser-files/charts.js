@@ -107,9 +107,9 @@ function legend(series, band) {
   return items.length > 1 || band ? make('ul', { class: 'legend' }, items) : null;
 }
 
-/** Rows of a name and a number with its interval, on one axis; names may be elements. */
-function dots(caption, rows, { zero = true, unit = '' } = {}) {
-  const x = range(rows.flatMap((row) => [row.value, row.low, row.high, row.mark]), { zero, pad: 0.03 });
+/** Rows of a name and a number with its interval, on one axis, which `shared` rows of other tables have too. */
+function dots(caption, rows, { zero = true, unit = '', shared = rows } = {}) {
+  const x = range(shared.flatMap((row) => [row.value, row.low, row.high, row.mark]), { zero, pad: 0.03 });
   const across = (value) => ((value - x[0]) / (x[1] - x[0])) * 100;
   const bar = (row) => {
     const svg = draw('svg', { viewBox: '0 0 100 12', preserveAspectRatio: 'none', class: 'dots', 'aria-hidden': 'true' });
@@ -130,10 +130,17 @@ function dots(caption, rows, { zero = true, unit = '' } = {}) {
   };
   const body = rows.map((row) => make('tr', {}, make('th', { scope: 'row' }, row.name), make('td', { class: 'bar' }, bar(row)),
     make('td', { class: 'number' }, number(row.value)), make('td', { class: 'number quiet' }, row.note || '')));
+  const marks = ticks(x[0], x[1], 2);
+  const words = tickWords(marks).map((text, place) => {
+    const mark = make('span', {}, text);
+    mark.style.setProperty('left', `${across(marks[place])}%`);
+    return mark;
+  });
+  const foot = make('tr', {}, make('td'), make('td', { class: 'bar' }, make('div', { class: 'ticks', 'aria-hidden': 'true' }, words)), make('td'), make('td'));
   const head = make('tr', {}, ['', '', unit || 'value', rows.some((row) => row.note) ? rows.noted || '95 %' : ''].map((words) => (
     words ? make('th', { scope: 'col', class: 'number' }, words) : make('td', {}))));
   return make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption },
-    make('table', { class: 'bars' }, make('caption', {}, caption), make('thead', {}, head), make('tbody', {}, body)));
+    make('table', { class: 'bars' }, make('caption', {}, caption), make('thead', {}, head), make('tbody', {}, body), make('tfoot', {}, foot)));
 }
 
 /** Points with names; a click on one calls its `pick`. */

@@ -11,7 +11,8 @@ function comparisonOf(comparison) {
   const [a, b] = [analyses[one], analyses[other]];
   const made = make('div', {}, make('h3', {}, `A: ${a.name}, B: ${b.name}`),
     make('p', { class: 'quiet' }, `A: ${a.model}, ${a.data}. B: ${b.model}, ${b.data}.`));
-  if (comparison.left_out.length) made.append(make('p', {}, `Not compared, as the layouts differ: ${comparison.left_out.join(', ')}.`));
+  if (comparison.left_out.length) made.append(make('p', {}, `Not compared head by head, as the layouts differ: ${comparison.left_out.join(', ')}.`));
+  if (comparison.means.length) made.append(table('Means over the heads of sites whose layouts differ', ['site', 'measure', 'A', 'B'], comparison.means));
   if (!comparison.pairs.length) return made;
   const changed = comparison.changed.map(([row, across]) => [headButton(one, row), make('span', {}, chips(a.functions[row])), make('span', {}, chips(b.functions[across]))]);
   if (changed.length) {

@@ -18,14 +18,14 @@ function importanceOf(data, run, named) {
     const tests = data.importance.zero[shown.name];
     const told = (row) => (tests && tests[row] !== null && tests[row] > 0.05 ? ', not told from zero' : '');
     const entry = (row) => ({
-      name: headButton(run, row), value: measure.values[row], note: interval(measure, row) + told(row),
+      name: headButton(run, row), value: measure.values[row], note: [make('span', { class: 'whole' }, interval(measure, row)), told(row)],
       low: measure.bounds ? measure.bounds[0][row] : null, high: measure.bounds ? measure.bounds[1][row] : null,
     });
-    const most = order.slice(0, 10);
-    const least = order.slice(-10).reverse();
+    const most = order.slice(0, 10).map(entry);
+    const least = order.slice(-10).reverse().map(entry);
+    const look = { unit: measure.unit || measure.title, shared: [...most, ...least] };
     put(body, make('p', {}, measure.summary ? `${measure.title}: ${measure.summary}.` : ''), make('div', { class: 'columns' },
-      dots('Needed most', most.map(entry), { unit: measure.unit || measure.title }),
-      dots('Needed least', least.map(entry), { unit: measure.unit || measure.title })), functionNeed(data, measure) || '');
+      dots('Needed most', most, look), dots('Needed least', least, look)), functionNeed(data, measure) || '');
   };
   const picker = choice('Importance', data.importance.measures.map((name) => [name, measureOf(data, name).title]), shown.name,
     (value) => { shown.name = value; show(); put(asked, question(measureOf(data, value))); });
