@@ -152,7 +152,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
             "--export native`, or `--pad`; for llama.cpp `--export gguf`; of layers as Qwen3's `--export laguna`"
         )
-        return SavedFiles(folder, self.name, (note,), OPENS_OWN_CODE, (limit, *_adapter_limit(checkpoint.config)))
+        return SavedFiles(folder, self.name, (note,), OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
         return converted(checkpoint, folder, probe)
@@ -161,14 +161,14 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
 
 
-def _adapter_limit(config: Any) -> tuple[str, ...]:
+def adapter_limit(config: Any) -> tuple[str, ...]:
     """How PEFT leaves out layers without heads, whose projections it does not know; nothing where all layers have some.
 
     Its option is matched against whole names of modules.
     """
     if not (empty := config.narrowed["empty"]):
         return ()
-    pattern = f".*({'|'.join(map(re.escape, empty))})[.].*"
+    pattern = f".*[.]({'|'.join(map(re.escape, empty))})[.].*"
     return (
         "PEFT, where adapters are for projections by name: layers without heads have none. Leave these out: "
         f'`LoraConfig(target_modules=[…], exclude_modules=r"{pattern}")`; '
