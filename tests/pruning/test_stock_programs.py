@@ -63,8 +63,8 @@ def test_lm_eval_judges_every_folder(
     }  # fmt: skip
     arguments = f"pretrained={written},trust_remote_code=True,dtype=float32"
     found = lm_eval.simple_evaluate(
-        model="hf", model_args=arguments, tasks=[task], device="cpu", batch_size=2, task_manager=TaskManager(include_defaults=False),
-        bootstrap_iters=0,
+        model="hf", model_args=arguments, tasks=[task], device="cpu", batch_size=2, bootstrap_iters=0,
+        task_manager=TaskManager(include_defaults=False),
     )  # fmt: skip
     assert found["results"]["tiny"]["acc,none"] in (0, 0.5, 1)
 

@@ -168,7 +168,7 @@ def adapter_limit(config: Any) -> tuple[str, ...]:
     """
     if not (empty := config.narrowed["empty"]):
         return ()
-    pattern = f".*[.]({'|'.join(map(re.escape, empty))})[.].*"
+    pattern = f"(.*[.])?({'|'.join(map(re.escape, empty))})[.].*"
     return (
         "PEFT, where adapters are for projections by name: layers without heads have none. Leave these out: "
         f'`LoraConfig(target_modules=[…], exclude_modules=r"{pattern}")`; '

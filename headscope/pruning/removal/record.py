@@ -21,7 +21,7 @@ from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptio
 from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.options.refit import anchor_name
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.savings import Size, Timing
+from headscope.pruning.removal.savings import Size, Timing, allowed
 from headscope.pruning.removal.verify import Verification
 from headscope.results import Signature
 from headscope.version import VERSION
@@ -212,7 +212,9 @@ def removal_record(removed: Removed) -> dict[str, Any]:
         "elsewhere": None if removed.elsewhere is None else removed.elsewhere.record(),
         "before": asdict(removed.before),
         "after": asdict(removed.after),
-        "times": [asdict(timing) for timing in removed.timings],
+        "times": [
+            {**asdict(timing), "at_most": allowed(timing, removed.before, removed.after)} for timing in removed.timings
+        ],
         "notes": list(removed.notes),
         "signature": str(removed.signature),
         "seconds": round(removed.seconds, 3),
