@@ -15,6 +15,7 @@ from headscope.data.encoded import Side, pad_side
 from headscope.errors import CheckpointError, DataError
 from headscope.files.reading import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.model.discovery import base_of, probe_inputs, text_config
 from headscope.model.native.transformer import Transformer
 from headscope.model.sound import reads_sound
@@ -96,6 +97,8 @@ def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> ModelInpu
         masks = {"source_mask": source.real, "target_mask": target.real}
         return ModelInputs({"source": source.ids, "target": target.ids, **masks}, target.real)
     given = {"input_ids": source.ids, "attention_mask": source.real.long()}
+    if isinstance(checkpoint, SpeechCheckpoint):
+        given = checkpoint.features(source)
     if target is None:
         return ModelInputs(given, source.real)
     given |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}

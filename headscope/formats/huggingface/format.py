@@ -37,8 +37,10 @@ from headscope.formats.huggingface.native_models.from_native import converted, q
 from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class, says_head_width
 from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name, write_folder
+from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.weights import file_digest
+from headscope.model.sound import reads_sound
 from headscope.model.storage.placement import check_devices, check_quantisation, pick_device, placement
 from headscope.model.storage.stored_weights import keep_differentiable
 
@@ -134,7 +136,8 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         if is_narrowed(config):
             check_kept_heads(model, path)
         tokenizer, without = _open_tokenizer(path, options)
-        return HuggingFaceCheckpoint(path=path, model=model, tokenizer=tokenizer, digest=_digest(path), without=without)
+        kind = SpeechCheckpoint if reads_sound(model) else HuggingFaceCheckpoint
+        return kind(path=path, model=model, tokenizer=tokenizer, digest=_digest(path), without=without)
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         own_code = write_folder(checkpoint, folder)
