@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from tokenizers import processors
+from transformers.utils.generic import ModelOutput
 
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
@@ -20,6 +21,7 @@ from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
 from headscope.heads import HeadId, Site
 from tests.makers import decoders
 
+Output: Any = ModelOutput
 POSITIONS, BINS = 50, 5
 TRANSCRIPTS = ["a child sings", "two men stand", "the dog"]
 
@@ -95,7 +97,7 @@ def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -
 
 def test_times_are_those_of_transformers_and_never_go_back(made: SpeechCheckpoint) -> None:
     weights = torch.rand(2, 7, 11, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    output = transformers.utils.ModelOutput(
+    output = Output(
         cross_attentions=[(weights[:1][None], weights[1:][None])], sequences=torch.zeros(1, 8, dtype=torch.long)
     )
     model: Any = made.model

@@ -152,13 +152,12 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         chosen = list(heads) or alignment_heads(self.model)
         if not chosen:
             raise ConfigError(f"{self.path} names no alignment heads; `analyze --write-alignment` writes them")
-        source, target = (
-            pad_side(self.encode([text], side=side, limit=self.limit or 0))
-            for text, side in ((recording, "source"), (transcript, "target"))
-        )
+        limit = self.limit or 0
+        source = pad_side(self.encode([recording], side="source", limit=limit))
+        target = pad_side(self.encode([transcript], side="target", limit=limit))
         with capture(self.model) as seen, torch.no_grad():
             self.forward(Batch(torch.arange(1), 0, source.to(self.device), target.to(self.device)))
-        ids = [*target.ids[0].tolist(), self.labels([transcript], limit=self.limit or 0)[0][-1]]
+        ids = [*target.ids[0].tolist(), self.labels([transcript], limit=limit)[0][-1]]
         places = super().spans(transcript, ids, side="target")
         if places is None:
             raise DataError(f"subwords of {transcript[:60]!r} cannot be located")
