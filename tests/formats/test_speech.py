@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,7 @@ from transformers.utils.generic import ModelOutput
 
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
-from headscope.errors import ConfigError, DataError, HeadscopeError
+from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
 from headscope.heads import HeadId, Site
@@ -120,12 +121,15 @@ def test_sound_is_read_where_soundfile_is_installed(
     made: SpeechCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = tmp_path / "a.wav"
-    with pytest.raises(HeadscopeError, match=r"headscope\[audio\]|no file"):
+    with pytest.raises(DataError, match="no file"):
         made.encode([str(name)], side="source", limit=5)
     name.write_bytes(b"RIFF")
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ConfigError, match=r"headscope\[audio\]"):
+        made.encode([str(name)], side="source", limit=5)
     fake: Any = ModuleType("soundfile")
     fake.read = lambda path, **options: (np.sin(np.arange(1600.0))[:, None], 16000)
-    monkeypatch.setitem(__import__("sys").modules, "soundfile", fake)
+    monkeypatch.setitem(sys.modules, "soundfile", fake)
     (found,) = made.encode([str(name)], side="source", limit=5)
     assert POSITIONS - sum(found.special) == 5, "1600 samples are 10 frames, two for each position"
     fake.read = lambda path, **options: (np.zeros((10, 1)), 8000)

@@ -110,6 +110,8 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
 
     def _extracted(self, name: str) -> tuple[Any, int]:
         """Features of a file of sound, and how many of its frames are of the recording."""
+        if not Path(name).is_file():
+            raise DataError(f"there is no file {name[:200]}; each line of the source names a recording")
         try:
             soundfile = importlib.import_module("soundfile")
         except ModuleNotFoundError:
@@ -117,8 +119,6 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
                 f'{name}: reading sound needs soundfile; install with pip install "headscope[audio]", or give features '
                 "as .npy files"
             ) from None
-        if not Path(name).is_file():
-            raise DataError(f"there is no file {name[:200]}; each line of the source names a recording")
         try:
             sound, rate = soundfile.read(name, dtype="float32", always_2d=True)
         except (OSError, RuntimeError) as error:

@@ -264,7 +264,8 @@ def search_some(
     if isinstance(checkpoint.model, Transformer) or not decodes_from_cache(checkpoint):
         return []
     model: Any = checkpoint.model
-    given = {name: rows[:sentences] for name, rows in data.feeds[0].arguments.items() if not name.startswith("decoder_")}
+    every = data.feeds[0].arguments.items()
+    given = {name: rows[:sentences] for name, rows in every if not name.startswith("decoder_")}
     if not checkpoint.two_sided:  # the same length for all: padding on the right would stand inside
         width = max(int(given["attention_mask"].sum(dim=1).min()), 1)
         given = {name: values[:, :width] for name, values in given.items()}
