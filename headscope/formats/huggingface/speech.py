@@ -88,6 +88,11 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
     def features(self, source: Side) -> dict[str, Tensor]:
         """Features [b bins frames] of the recordings whose positions these are."""
         numbers = (source.ids[:, 0] - self.vocabulary) // int(self.config.max_source_positions)
+        if not all(0 <= number < len(self._recordings) for number in numbers.tolist()):
+            raise CheckpointError(
+                f"{self.path} (model type {self.model_type!r}) reads sound, and what is asked for gives it subwords; "
+                "take other analyses with --only"
+            )
         rows = [self._features(self._recordings[number])[0] for number in numbers.tolist()]
         return {"input_features": torch.stack(rows).to(self.device, self.dtype)}
 
@@ -132,7 +137,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return features, -(-len(sound) // extractor.hop_length)
 
     def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
-        return None if side == "source" else super().spans(text, ids, side=side)
+        return [None] * len(ids) if side == "source" else super().spans(text, ids, side=side)
 
     def subwords(self, ids: Sequence[int]) -> list[str]:
         count, known = int(self.config.max_source_positions), self.vocabulary
