@@ -14,7 +14,7 @@ README = ROOT / "README.md"
 FIRST_HOUR = ROOT / "examples" / "first_hour.sh"
 NOT_RUN = re.compile(r"<!-- not run: ([^\n]+) -->\n")
 BLOCK = re.compile(rf"^(?:{NOT_RUN.pattern})?```(\w+)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
-PROGRAMS = ("headscope", "python", "torchrun", "make", "pip", "git", "cd", ".", "set", "echo")
+PROGRAMS = ("headscope", "python", "torchrun", "make", "pip", "lm-eval", "git", "cd", ".", "set", "echo")
 """What a line of a `sh` block may begin with, beside an assignment."""
 
 
