@@ -20,11 +20,10 @@ from headscope.model.native.shrink import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.storage.stored_weights import why_not_changed
-from headscope.pruning.closed_form.feed_forward import FeedForwardOutput
 from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
-from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
-from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
+from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
+from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, reconstruction_error
 from headscope.pruning.options.refit import RefitOptions
 
 
@@ -37,7 +36,7 @@ class ModuleRefit:
     """
 
     projection: OutputProjection | FeedForwardOutput
-    refit: Refit
+    refit: SolvedRefit
     error: float
     error_without: float
     affine: bool
@@ -104,7 +103,7 @@ def refit_module(
     """What makes up for some heads of one module."""
     columns, affine = projection.columns(heads), projection.has_bias or options.add_bias
 
-    def refitted(method: str) -> Refit:
+    def refitted(method: str) -> SolvedRefit:
         return COMPENSATIONS[method](
             projection.weight,
             columns,
@@ -141,11 +140,11 @@ class RefittedCopy:
         self._intact = model
 
     @torch.no_grad()
-    def put(self, projection: OutputProjection | FeedForwardOutput, refit: Refit) -> None:
+    def put(self, projection: OutputProjection | FeedForwardOutput, refit: SolvedRefit) -> None:
         """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
         owner = self.model.get_submodule(projection.owner)
         weight = owner.get_parameter("weight")
-        made = refit.weight / projection.slices.gate
+        made = refit.weight / projection.gate
         weight.copy_(made if isinstance(owner, nn.Linear) else made.T)
         if projection.has_bias:
             bias = self._intact.get_submodule(projection.owner).get_parameter("bias")

@@ -25,7 +25,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.options.rank import End
-from headscope.pruning.options.refit import DAMPING
+from headscope.pruning.options.refit import DAMPING, OtherText
 from headscope.pruning.scores_file import scores_in
 from headscope.registry import Registry, unknown
 
@@ -40,7 +40,7 @@ class Direction:
 
     keep: End
     why: str = ""
-    given: bool = False
+    asked: bool = False
 
     def apply(self, scores: Scores) -> Scores:
         """The scores with the sign by which the highest stay."""
@@ -49,10 +49,10 @@ class Direction:
     @property
     def suffix(self) -> str:
         """What signatures add to the criterion's name where the user gave the direction."""
-        return f"-{self.keep}" if self.given else ""
+        return f"-{self.keep}" if self.asked else ""
 
     def __str__(self) -> str:
-        why = "as asked" if self.given else self.why and f"as {self.why}"
+        why = "as asked" if self.asked else self.why and f"as {self.why}"
         return ", ".join(filter(None, [f"removes the {OTHER_END[self.keep]} first", why]))
 
 
@@ -61,10 +61,10 @@ class ScoringContext:
     """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
 
     Only `candidates` may go (None: all heads), which matters where a head is judged with others gone. `damping` is for
-    criteria that refit W_O. Of several `processes` each reads its share of the text, and all get the scores; they
-    must ask alike. Heads that share keys and values go together (`whole_groups`), or each may go. `measured` holds what
-    several criteria, and a refit, measure alike of the intact model on this text; a context that is made from this one
-    by `replace` has the same.
+    criteria that refit W_O, `anchor` for what is measured with W_O refitted (`measured_scores`). Of several `processes`
+    each reads its share of the text, and all get the scores; they must ask alike. Heads that share keys and values go
+    together (`whole_groups`), or each may go. `measured` holds what several criteria, and a refit, measure alike of the
+    intact model on this text; a context that is made from this one by `replace` has the same.
     """
 
     checkpoint: Checkpoint
@@ -75,6 +75,7 @@ class ScoringContext:
     candidates: frozenset[HeadId] | None = None
     whole_groups: bool = True
     damping: float = DAMPING
+    anchor: OtherText = ""
     processes: Processes = ALONE
     measured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -117,7 +118,7 @@ class Criterion(ABC):
                 f"--by {self.name} has no agreed direction: give --keep-lowest if heads with low values stay, "
                 "--keep-highest if those with high ones do"
             )
-        return Direction(keep, given=True)
+        return Direction(keep, asked=True)
 
 
 class MeasuredColumn(Criterion):
