@@ -48,7 +48,7 @@ COMPARED = {
     "sequential": RefitOptions(sequential=True),
     "feed-forward": RefitOptions(sequential=True, feed_forward=True),
     "feed-forward, general": RefitOptions(damping=0.1, sequential=True, feed_forward=True, anchor="general"),
-    "feed-forward, noised": RefitOptions(damping=0.1, sequential=True, feed_forward=True, anchor="noised"),
+    "feed-forward, noised": RefitOptions(damping=0.3, sequential=True, feed_forward=True, anchor="noised"),
     "auto": None,
 }
 

@@ -63,9 +63,11 @@ def anchor_texts(
     ConfigError for an unknown anchor, and for a text of the user's without a target where the calibration text has one.
     """
     anchor_files(anchor)
-    names, most = PARTS[anchor_name(anchor)], subwords(checkpoint, corpus)
+    names = PARTS[anchor_name(anchor)]
     made: dict[str, Callable[[], Corpus]] = {
-        "random": lambda: capped(checkpoint, random_text(checkpoint, corpus, seed=seed), positions=most),
+        "random": lambda: capped(
+            checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
+        ),
         "shuffled": lambda: shuffled_text(corpus, seed=seed),
         "text": lambda: opened(anchor, like=corpus, name="--anchor"),
     }
@@ -73,11 +75,8 @@ def anchor_texts(
     if general is not None:
         made["sample"] = lambda: general.half(0)
     both = corpus if general is None else with_lines(corpus, general.half(0))
-
-    def noised(share: float) -> Corpus:
-        return capped(checkpoint, noised_text(checkpoint, both, share=share, seed=seed), positions=most)
-
-    made |= {name: partial(noised, share) for name, share in NOISES.items()}
+    for name, share in NOISES.items():
+        made[name] = partial(noised_text, checkpoint, both, share=share, seed=seed)
     return {name: made[name] for name in names if name in made}
 
 
@@ -138,8 +137,8 @@ def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: i
 
 
 def with_lines(corpus: Corpus, other: Corpus) -> Corpus:
-    """A corpus, and after it the lines of another, as often as they are half as many at most, at least once."""
-    lines = [*corpus, *max(1, corpus.count // (2 * other.count)) * list(other)]
+    """A corpus, and after it the lines of another, as often as they are no more than its own, at least once."""
+    lines = [*corpus, *max(1, corpus.count // other.count) * list(other)]
     return replace(corpus, count=len(lines), read=lambda: iter(lines))
 
 
