@@ -61,7 +61,7 @@ def main() -> None:
     checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu", companions=companions)
     feeds = texts(checkpoint, given.source, None, sentences=given.sentences).feeds
     one = many(feeds[-1:] if given.longest else feeds, given.batch)
-    tokens = next(iter(one.given.values())).shape[1]
+    tokens = next(iter(one.arguments.values())).shape[1]
     print(f"{checkpoint.model_type}, {given.batch} sentences of {tokens} pieces, {given.threads} thread(s)")
     for share in map(float, given.shares.split(",")):
         removal = plan_removal(checkpoint.attention_sites, some(checkpoint, share))

@@ -95,7 +95,7 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
 
 def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
     """As many of `batch` sentences as have logits of at most 2 GiB."""
-    ids = many(data.feeds, 1).given
+    ids = many(data.feeds, 1).arguments
     if "pixel_values" in ids:
         return batch
     tokens = max(values.shape[1] for values in ids.values())
@@ -105,7 +105,7 @@ def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
 def many(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
     """The sentences of the middle batch, repeated until there are `rows`."""
     inputs = feeds[len(feeds) // 2]
-    count = len(next(iter(inputs.given.values())))
+    count = len(next(iter(inputs.arguments.values())))
     return inputs.rows(torch.arange(rows) % count)
 
 
