@@ -1,14 +1,15 @@
 """Compensations on the text that was calibrated on and on another kind: masking, least squares, what `auto` takes.
 
 Run: python benchmarks/anchored_refits.py bert|translation --data DIR [--ud DIR] --out FILE.csv [--methods NAMES]
-     [--kept N,N] [--damping X] [--compared NAMES]
+     [--kept N,N] [--damping X] [--anchor NAME] [--compared NAMES]
 
 DIR of --data has Multi30k, that of --ud the UD treebank EWT. 400 training sentences are calibrated on (and ranked by),
 the 100 after them are the held-out text that `auto` compares on, and half of the sample that ships is its second text.
 Test texts are others: for `bert` 200 validation captions and 300 sentences of EWT's development text (cosine of
 sentence vectors to the intact model's), for `translation` test_2016_flickr and the sample, of which `auto` has seen
 half (loss in nats, and by how much it is more than the intact model's). A row for every ranking, number of heads kept
-and compensation; --damping is that of the rankings that refit. NAME:measured is `--allocate measured`.
+and compensation; --damping is that of the rankings that refit, --anchor that of those that are measured.
+NAME:measured is `--allocate measured`.
 """
 
 from __future__ import annotations
@@ -114,7 +115,12 @@ def study(checkpoint: Checkpoint, given: argparse.Namespace) -> Iterator[dict[st
     both = CalibrationText(text.first(CALIBRATED), text.after(CALIBRATED))
     layout = gate_layout(checkpoint.attention_sites)
     context = ScoringContext(
-        checkpoint, both.calibration, options=RunOptions(), candidates=layout.gated_heads, damping=given.damping
+        checkpoint,
+        both.calibration,
+        options=RunOptions(),
+        candidates=layout.gated_heads,
+        damping=given.damping,
+        anchor=given.anchor,
     )
     bench = RefitBench(checkpoint, both, Refit(method="auto"), moments=moments_of(context))
     meters = {
@@ -126,7 +132,7 @@ def study(checkpoint: Checkpoint, given: argparse.Namespace) -> Iterator[dict[st
         for kept in map(int, given.kept.split(",")):
             heads = layout.closed(kept_by(scores, layout, kept))
             for row in rows(bench, meters, heads, compared=compared):
-                yield {"method": method, "damping": given.damping, "kept": kept, **row}
+                yield {"method": method, "damping": given.damping, "anchor": given.anchor, "kept": kept, **row}
 
 
 def main() -> None:
@@ -139,6 +145,7 @@ def main() -> None:
     parser.add_argument("--methods", default="confidence,output-norm,wanda,obs")
     parser.add_argument("--kept", default="36,24")
     parser.add_argument("--damping", type=float, default=1e-4)
+    parser.add_argument("--anchor", default="")
     parser.add_argument("--compared", default="least-squares;least-squares, general;auto")
     given = parser.parse_args()
     found: list[dict[str, Any]] = []

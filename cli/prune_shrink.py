@@ -21,7 +21,8 @@ def shrink(values: Mapping[str, Any], *, json: bool) -> None:
     loses is measured on text that nothing was fitted to, and on a second text of another kind. A run that was
     interrupted goes on with the same command.
 
-    Writes the smaller checkpoint, its card, pruning.json, page.html, and the sizes that were tried (sizes/sweep.csv).
+    Writes the smaller checkpoint, its card, pruning.json, page.html, and where the size is searched for those that
+    were tried (sizes/sweep.csv).
     """
     from headscope.api.removal import shrunk_folder
     from headscope.pruning.removal.record import removal_record

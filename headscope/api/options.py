@@ -100,6 +100,7 @@ class ShrinkMore(TypedDict, total=False):
     allocate: Literal["global", "per-layer", "uniform", "per-group", "measured"] | None
     sites: str | Iterable[str]
     compensate: str
+    feed_forward: bool
     calibration_sentences: int
     check: str | Iterable[str]
     metric: str

@@ -98,11 +98,12 @@ def shrunk_folder(config: ShrinkConfig, *, progress: Progress = no_progress) -> 
 
 
 def _page_of_sizes(folder: Path, name: str) -> None:
-    """The page of a folder that will have a name: the sizes that were tried, and what the removal did."""
+    """The page of a folder that will have a name: the sizes that were tried, if any, and what the removal did."""
     from headscope.report.page.pruning import pruning_data, removal_data
     from headscope.report.page.write import report_of, save_page
 
-    sizes = [{**run, "name": f"{name}: sizes that were tried"} for run in pruning_data([folder / SIZES])]
+    tried = [folder / SIZES] if (folder / SIZES).is_dir() else []
+    sizes = [{**run, "name": f"{name}: sizes that were tried"} for run in pruning_data(tried)]
     report = report_of([], pruning=sizes, removals=[{**removal_data(folder), "name": name}])
     save_page({**report, "title": name}, folder / PAGE)
 

@@ -22,6 +22,7 @@ from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.scoring import removal_order
@@ -80,11 +81,36 @@ def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
     assert intact.predictions == performance.predictions >= 7
 
 
+def test_an_anchor_is_refitted_on_and_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of the user's is both; random subwords, which nothing can be foretold of, are refitted on alone."""
+    checkpoint, corpus = speakers.checkpoint("bert"), speakers.corpus("bert", count=9)
+    other = [sentence.source for sentence in speakers.corpus("bert", count=5, seed=2)]
+    seen: list[tuple[list[int], float]] = []
+
+    def allocated(meters: Any, moments: Any, *given: Any, **more: Any) -> dict[HeadId, float]:
+        first = moments.of(output_projections(checkpoint)[0])
+        seen.append(([meter.sentences for meter in meters], float(first.mean.sum())))
+        return {}
+
+    monkeypatch.setattr(scoring, "measured_allocation", allocated)
+    for anchor in ("", "random", other):
+        scoring.measured_scores(ScoringContext(checkpoint, corpus, anchor=anchor), [])
+    assert [texts for texts, _ in seen] == [[9], [9], [9, 5]]
+    assert len({mean for _, mean in seen}) == 3
+
+
 @pytest.mark.parametrize("kind", ["bert", "llama"])
-def test_every_step_takes_the_module_that_does_the_least_damage(kind: str) -> None:
+def test_every_step_takes_the_module_that_does_the_least_damage(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every module is measured at every step; the lazy evaluation measures few, and takes the same ones."""
     _, moments, meter, orders = measured(kind)
-    found = measured_allocation(meter, moments, orders)
+    known: dict[str, float] = {}
+    found = measured_allocation([meter], moments, orders, known=known)
+    half = dict(list(known.items())[: len(known) // 2])
+    with monkeypatch.context() as patch:
+        measures = iter(range(len(known) - len(half)))
+        patch.setattr(DamageMeter, "measure", lambda *given, old=DamageMeter.measure: (next(measures), old(*given))[1])
+        again = measured_allocation([meter], moments, orders, known=half)
+    assert again == found and half == known and next(measures, None) is None
     gone: list[HeadId] = []
     numbers = [0] * len(orders)
     previous = 0.0

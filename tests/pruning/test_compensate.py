@@ -18,6 +18,7 @@ from headscope.heads import HeadId, Site, all_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import Moments, collect_moments
+from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from tests.oracles import checkpoints, speakers
@@ -115,6 +116,7 @@ def test_a_module_without_heads_gives_its_mean(kind: str) -> None:
     heads = [head for head in all_heads(checkpoint.layout) if head.layer == 0]
     refits = compensate(checkpoint, moments, heads)
     for each in refits:
+        assert isinstance(each.projection, OutputProjection)
         measured = moments.of(each.projection)
         assert measured is not None and not each.refit.weight.any()
         assert torch.allclose(each.refit.shift, each.projection.weight @ measured.mean)

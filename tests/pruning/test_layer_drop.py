@@ -7,7 +7,7 @@ import pytest
 
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.compensate import compensate
-from headscope.pruning.closed_form.output_projections import output_projections
+from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.scoring import moments_of
@@ -23,6 +23,7 @@ def test_layers_go_whole_those_first_whose_error_is_least(kind: str, method: str
 
     def error(heads: list[HeadId]) -> float:
         (made,) = compensate(its, moments, heads, RefitOptions(method=method))
+        assert isinstance(made.projection, OutputProjection)
         sums = moments.of(made.projection)
         assert sums is not None
         return made.error * sums.output_energy(made.projection.weight)

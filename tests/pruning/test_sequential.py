@@ -18,9 +18,8 @@ from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import compensated
 from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
-from headscope.pruning.closed_form.feed_forward import feed_forward_outputs
 from headscope.pruning.closed_form.moments import collect_moments, text_batches
-from headscope.pruning.closed_form.output_projections import output_projections
+from headscope.pruning.closed_form.output_projections import feed_forward_outputs, output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import Refit, RefitOptions
 from tests.oracles import closed_form as oracle

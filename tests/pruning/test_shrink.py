@@ -170,6 +170,7 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
         (["--keep", 3, "--metric", "accuracy"], "--metric accuracy"),
         (["--keep", 3, "--export", "gguf"], "gguf"),
         (["--keep", 3, "--compensate", "most"], "unknown compensation 'most'"),
+        (["--keep", 3, "--compensate", "mean", "--feed-forward"], "--feed-forward is for --compensate auto and"),
         (["--keep", 3, "--by", "confidance"], "did you mean 'confidence'"),
         (["--keep", 3, "--max-sentences", 8], "at least 8 sentences are needed"),
         (["--keep", 3, "--out", "."], "holds"),
@@ -210,10 +211,12 @@ def test_a_masked_language_model_is_refitted_on_the_text_as_it_is(tmp_path: Path
     assert all(torch.allclose(found[name], wanted[name], atol=1e-7) for name in found)
 
 
-def test_how_often_the_text_is_read_beyond_the_ranking(tmp_path: Path) -> None:
-    """At most seven times here (7.5 with all candidates on all lines), by positions at the embedding of words."""
+@pytest.mark.parametrize(("calibrated", "most"), [(64, 9.5), (154, 6.0)])
+def test_how_often_the_text_is_read_beyond_the_ranking(calibrated: int, most: float, tmp_path: Path) -> None:
+    """By positions at the embedding of words, besides the text to judge on, which both models read once."""
     model, read = hs.Model(speakers.checkpoint("bert")), list[int]()
-    lines = [sentence.source for sentence in speakers.corpus("bert", count=240)]
+    lines = [sentence.source for sentence in speakers.corpus("bert", count=calibrated * 5 // 4)]
+    judged = [sentence.source for sentence in speakers.corpus("bert", count=100, seed=9)]
     (tmp_path / "other").write_text("".join(f"{each.source}\n" for each in speakers.corpus("bert", count=60, seed=5)))
     embedding: Any = model.model
     words = embedding.get_input_embeddings().num_embeddings
@@ -224,10 +227,15 @@ def test_how_often_the_text_is_read_beyond_the_ranking(tmp_path: Path) -> None:
 
     handle = torch.nn.modules.module.register_module_forward_pre_hook(count)
     try:
-        model.rank(by="obs", text=lines[:154], allocate="per-layer")
+        model.rank(by="obs", text=judged, allocate="per-layer")
+        both_judged = 2 * sum(read)
+        read.clear()
+        model.rank(by="obs", text=lines[:calibrated], allocate="per-layer")
         ranking = sum(read)
-        made = model.shrink(text=lines, keep=3, by="obs", allocate="per-layer", check=(str(tmp_path / "other"),))
+        read.clear()
+        shape: dict[str, Any] = {"by": "obs", "allocate": "per-layer", "check": (str(tmp_path / "other"),)}
+        made = model.shrink(text=lines, valid=judged, keep=3, **shape)
     finally:
         handle.remove()
-    assert made.compensation is not None and made.compensation["calibration"]["sentences"] == 154
-    assert 154 < sum(read) - 2 * ranking <= 7 * ranking
+    assert made.compensation is not None and made.compensation["calibration"]["sentences"] == calibrated
+    assert calibrated < sum(read) - ranking - both_judged <= most * ranking

@@ -7,7 +7,8 @@ costs at the end of the model is not known from the module alone.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from statistics import fmean
 
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.compensate import RefittedCopy, reached, refit_module
@@ -26,31 +27,35 @@ TIE = 1e-9
 
 
 def measured_allocation(
-    meter: DamageMeter,
+    meters: Sequence[DamageMeter],
     moments: ModuleMoments,
     orders: Sequence[ModuleOrder],
     options: RefitOptions | None = None,
     *,
     step: Callable[[int], None] = lambda count: None,
+    known: MutableMapping[str, float] | None = None,
 ) -> dict[HeadId, float]:
     """The damage once a head and all before it are gone and the rest is refitted; next goes what does least damage.
 
     Greedy over modules: each step takes the next unit of the module that does the least damage, as the objective
-    measures it on the text of `meter` with all refits in place. A module is measured again only when it is the
-    cheapest by what was measured before (lazy evaluation, Minoux 1978): exact as long as no removal makes another
-    cheaper. Scores are made to rise, for the damage itself can fall. `step` is called after every unit.
+    measures it on the texts of `meters` (their mean) with all refits in place. A module is measured again only when it
+    is the cheapest by what was measured before (lazy evaluation, Minoux 1978): exact as long as no removal makes
+    another cheaper. Scores are made to rise, for the damage itself can fall. `step` is called after every unit. What is
+    measured is put into `known`, by how many units of every module are gone; what is there already is not measured.
     """
     refits = _Refits(moments, orders, options or RefitOptions())
-    trial = RefittedCopy(meter.checkpoint, [projection for projection, _ in orders])
+    known = {} if known is None else known
+    trial = RefittedCopy(meters[0].checkpoint, [projection for projection, _ in orders])
     gone, damage, scores = [0] * len(orders), 0.0, {}
 
     def measured(number: int) -> float:
         """The damage with one more unit of a module gone."""
-        projection, _ = orders[number]
-        trial.put(projection, refits.of(number, gone[number] + 1))
-        result = meter.measure(trial.model).damage
-        trial.put(projection, refits.of(number, gone[number]))
-        return result
+        state = " ".join(str(count + (other == number)) for other, count in enumerate(gone))
+        if state not in known:
+            for other, count in enumerate(gone):
+                trial.put(orders[other][0], refits.of(other, count + (other == number)))
+            known[state] = fmean(meter.measure(trial.model).damage for meter in meters)
+        return known[state]
 
     waiting = [(measured(number), number, 0) for number, (_, units) in enumerate(orders) if units]
     heapq.heapify(waiting)
@@ -68,7 +73,6 @@ def measured_allocation(
         taken += 1
         worst = max(damage, worst + TIE)
         scores.update(dict.fromkeys(unit, worst))
-        trial.put(projection, refits.of(number, gone[number]))
         step(1)
         if gone[number] < len(units):
             heapq.heappush(waiting, (measured(number), number, taken))

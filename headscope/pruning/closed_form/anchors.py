@@ -31,6 +31,8 @@ PARTS = {
     "text": ("text",),
 }
 """What stands beside the calibration text, by the name of an anchor."""
+FORETOLD = ("sample", "text")
+"""Those of them that are about something, so that a model could foretell what follows."""
 LANGUAGES = ("en", "de")
 """Languages that a general sample ships in."""
 COMMON = 40

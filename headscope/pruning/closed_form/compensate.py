@@ -20,10 +20,9 @@ from headscope.model.native.shrink import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.storage.stored_weights import why_not_changed
-from headscope.pruning.closed_form.feed_forward import FeedForwardOutput
 from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
-from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
 from headscope.pruning.options.refit import RefitOptions
 

@@ -57,7 +57,12 @@ class RankConfig(SelectionConfig):
         panel=COMPENSATION,
         common=True,
     )
-    anchor: tuple[str, ...] = option((), ANCHOR, metavar="NAME|FILE[,TARGET]", panel=COMPENSATION)
+    anchor: tuple[str, ...] = option(
+        (),
+        f"{ANCHOR} Heads that are chosen by measuring (obs-measured, --allocate measured) are measured so too.",
+        metavar="NAME|FILE[,TARGET]",
+        panel=COMPENSATION,
+    )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
     damping: float = option(
         DAMPING, "Ridge of criteria and allocations that refit, a share of the mean second moment.", panel=HEADS
@@ -95,8 +100,13 @@ class RankConfig(SelectionConfig):
             method=self.compensate,
             damping=self.damping,
             sequential=self.sequential,
-            anchor=as_text(self.anchor),
+            anchor="" if self.compensate != "least-squares" and self.measures else as_text(self.anchor),
         )
+
+    @property
+    def measures(self) -> bool:
+        """Whether heads are chosen by what is measured once the others are refitted."""
+        return self.allocate == "measured" or self.by == "obs-measured"
 
     @property
     def end(self) -> End | None:

@@ -68,6 +68,12 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         metavar="none|mean|least-squares|auto",
         panel=COMPENSATION,
     )
+    feed_forward: bool = option(
+        False,
+        "Refit module after module, the outputs of feed-forward blocks too, as in prune remove; loses less, takes "
+        "many passes.",
+        panel=COMPENSATION,
+    )
     calibration_sentences: int = option(
         1000, "Sentences of --source to rank and refit on.", metavar="N", panel=COMPENSATION, minimum=1
     )
@@ -120,6 +126,8 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             raise ConfigError(f"{' and '.join(both)} both say how small the model gets; give one of them")
         if self.fraction is not None and not 0 <= self.fraction <= 1:
             raise ConfigError(f"--fraction {self.fraction:g}: the share that stays is from 0 to 1")
+        if self.feed_forward and self.compensate not in (AUTO, "least-squares"):
+            raise ConfigError(f"--feed-forward is for --compensate {AUTO} and least-squares, not {self.compensate}")
         _ = self.margin
         _ = self.refit
         if not self.has_text:
@@ -145,7 +153,14 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         """How the heads that stay make up for those that go."""
         check = as_text(self.check) if self.check and self.compensate != "none" else ()
         sentences = self.calibration_sentences
-        return Refit(method=self.compensate, sentences=sentences, objective=self.objective, check=check)
+        return Refit(
+            method=self.compensate,
+            sentences=sentences,
+            sequential=self.feed_forward,
+            feed_forward=self.feed_forward,
+            objective=self.objective,
+            check=check,
+        )
 
     @property
     def allocation(self) -> Allocation:

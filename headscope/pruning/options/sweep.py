@@ -47,7 +47,7 @@ class SweepConfig(PruningOptions):
         panel=HEADS,
     )
     strength_as: Literal["paper", "code"] = option("paper", "As prune l0 has it.", name="lambda-as", panel=HEADS)
-    start: Literal["glorot", "open"] = option("glorot", "As prune l0 has it.", panel=HEADS)
+    start: Literal["glorot", "open"] | None = option(None, "As prune l0 has it.", panel=HEADS)
     allocate: Allocation = option("global", ALLOCATE, panel=HEADS)
     compensate: str = option(
         "none",

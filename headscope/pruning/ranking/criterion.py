@@ -25,7 +25,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.options.rank import End
-from headscope.pruning.options.refit import DAMPING
+from headscope.pruning.options.refit import DAMPING, OtherText
 from headscope.pruning.scores_file import scores_in
 from headscope.registry import Registry, unknown
 
@@ -61,10 +61,10 @@ class ScoringContext:
     """What a criterion is asked about: a model on a text (None: there is none), with heads that are gone already.
 
     Only `candidates` may go (None: all heads), which matters where a head is judged with others gone. `damping` is for
-    criteria that refit W_O. Of several `processes` each reads its share of the text, and all get the scores; they
-    must ask alike. Heads that share keys and values go together (`whole_groups`), or each may go. `measured` holds what
-    several criteria, and a refit, measure alike of the intact model on this text; a context that is made from this one
-    by `replace` has the same.
+    criteria that refit W_O, `anchor` for what is measured with W_O refitted (`measured_scores`). Of several `processes`
+    each reads its share of the text, and all get the scores; they must ask alike. Heads that share keys and values go
+    together (`whole_groups`), or each may go. `measured` holds what several criteria, and a refit, measure alike of the
+    intact model on this text; a context that is made from this one by `replace` has the same.
     """
 
     checkpoint: Checkpoint
@@ -75,6 +75,7 @@ class ScoringContext:
     candidates: frozenset[HeadId] | None = None
     whole_groups: bool = True
     damping: float = DAMPING
+    anchor: OtherText = ""
     processes: Processes = ALONE
     measured: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 

@@ -35,7 +35,7 @@ from headscope.pruning.learning.trainable import default_freeze, trained_paramet
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import PruningLoss, training_loss
 from headscope.pruning.options.rank import RankConfig
-from headscope.pruning.options.refit import DAMPING
+from headscope.pruning.options.refit import DAMPING, as_text
 from headscope.pruning.options.shared import Freeze
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
@@ -293,6 +293,7 @@ def context_of(config: RankConfig, opened: OpenedSelection, processes: Processes
         candidates=opened.gating.gated_heads,
         whole_groups=not opened.gating.groups,
         damping=config.damping,
+        anchor=as_text(config.anchor) if config.measures else "",
         processes=processes,
     )
 

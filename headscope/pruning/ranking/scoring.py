@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +16,8 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.allocation import MEASURED, ModuleOrder, measured_allocation
-from headscope.pruning.closed_form.bench import refitted
+from headscope.pruning.closed_form.anchors import FORETOLD, anchor_texts
+from headscope.pruning.closed_form.bench import AnchoredMoments, refitted
 from headscope.pruning.closed_form.block_obs import RemovalStep, damp, greedy_order
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
@@ -120,20 +122,28 @@ def error_when_gone(orders: Sequence[tuple[OutputProjection, list[RemovalStep]]]
 
 
 def measured_scores(
-    context: ScoringContext, orders: Sequence[ModuleOrder], *, step: Callable[[int], None] = lambda count: None
+    context: ScoringContext,
+    orders: Sequence[ModuleOrder],
+    *,
+    step: Callable[[int], None] = lambda count: None,
+    known: MutableMapping[str, float] | None = None,
 ) -> Scores:
-    """Scores by `measured_allocation` of a context's objective, on the first sentences of its text."""
+    """Scores by `measured_allocation` of a context's objective, on the first sentences of its text.
+
+    With an anchor refits are anchored, and that of it which a model could foretell is measured on as well.
+    """
+    checkpoint, corpus, seed = context.checkpoint, context.corpus, context.options.seed
+    given: dict[str, Any] = {"batching": context.batching, "seed": seed}
     moments = moments_of(context)
-    assert context.corpus is not None, "moments_of refuses this"
-    meter = DamageMeter.of(
-        context.checkpoint,
-        context.corpus.first(MEASURED),
-        batching=context.batching,
-        objective=context.options.objective,
-        seed=context.options.seed,
-    )
+    assert corpus is not None, "moments_of refuses this"
+    anchored = AnchoredMoments(checkpoint, corpus, **given, moments=moments).of(context.anchor)
+    beside = anchor_texts(checkpoint, corpus, context.anchor, seed=seed)
+    texts = [corpus, *(text() for name, text in beside.items() if name in FORETOLD)]
+    meters = [
+        DamageMeter.of(checkpoint, text.first(MEASURED), objective=context.options.objective, **given) for text in texts
+    ]
     options = RefitOptions(damping=context.damping)
-    return for_all_heads(context, measured_allocation(meter, moments, orders, options, step=step))
+    return for_all_heads(context, measured_allocation(meters, anchored, orders, options, step=step, known=known))
 
 
 def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) -> list[ModuleOrder]:

@@ -38,7 +38,7 @@ from headscope.pruning.removal.record import Removed, Shrunk, pushed, typed_comm
 from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shaping, shrink, write_shrunk
 from headscope.pruning.removal.verify import reference
 from headscope.pruning.shrink.opened import Opened, open_shrink
-from headscope.pruning.shrink.sizes import chosen_size, rank
+from headscope.pruning.shrink.sizes import chosen_heads, rank
 from headscope.pruning.sweep.sweep import RECORD as SWEEP_RECORD
 from headscope.pruning.sweep.sweep import SWEEP, difference, write_conclusion, write_record
 
@@ -86,8 +86,7 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     rank(opened.sizes, progress=progress)
     bench = _bench(opened)
     opened.sizes.refit = lambda gone: bench.compensated(list(gone)).checkpoint
-    kept, checkpoint = set(chosen_size(opened, progress=progress)["kept"]), opened.checkpoint
-    heads = [head for head in opened.sizes.gating.without([]) if str(head) not in kept]
+    heads, checkpoint = chosen_heads(opened, progress=progress), opened.checkpoint
     with progress("removing heads", 2) as step:
         done = shrink(
             checkpoint,
@@ -200,9 +199,10 @@ def _written(
     wanted = reference(whole, done.removal.removed, done.data.feeds[0])
 
     def add(folder: Path) -> None:
-        shutil.copytree(sizes, folder / SIZES)
-        _put_sizes(opened, folder / SIZES)
-        write_conclusion(opened.sizes)
+        if config.searches:
+            shutil.copytree(sizes, folder / SIZES)
+            _put_sizes(opened, folder / SIZES)
+            write_conclusion(opened.sizes)
         if draw is not None:
             draw(folder, config.out.resolve().name)
 

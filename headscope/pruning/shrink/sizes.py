@@ -14,10 +14,11 @@ import numpy as np
 
 from headscope.errors import ConfigError
 from headscope.evaluation.non_inferiority import OPEN, NonInferiority, established, why_open
+from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.shrink.opened import Opened
 from headscope.pruning.sweep.cell_files import Record, finished_cells, write_cell
-from headscope.pruning.sweep.cells import SweepContext, run_cell
+from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.table import MeasuredCells
 
@@ -29,16 +30,18 @@ def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
         context.scores(method, seed, step=step)
 
 
-def chosen_size(opened: Opened, *, progress: Progress = no_progress) -> Record:
-    """The record of the cell whose heads stay; sizes that were measured before are read.
+def chosen_heads(opened: Opened, *, progress: Progress = no_progress) -> list[HeadId]:
+    """The heads that go: so many as is asked for, else of the size that is searched for.
 
-    ConfigError where the unpruned model is no baseline, or no size is as good.
+    Sizes that were measured before are read. ConfigError where the unpruned model is no baseline, or no size is as
+    good.
     """
-    context, searches, tried = opened.sizes, opened.config.searches, list[Record]()
-    kept = finished_cells(context.config.out, context.gating, context.metric).records
+    context, tried = opened.sizes, list[Record]()
     unpruned, *sized = sorted(context.cells, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
-    if searches:
-        sized = [cell for cell in sized if cell.keep != context.gating.heads]
+    if not opened.config.searches:
+        return ranked_out(context, sized[0])
+    kept = finished_cells(context.config.out, context.gating, context.metric).records
+    sized = [cell for cell in sized if cell.keep != context.gating.heads]
     with progress("measuring sizes", 1 + len(sized)) as step:
         baseline = _measured(context, unpruned, kept)
         step(1)
@@ -50,12 +53,11 @@ def chosen_size(opened: Opened, *, progress: Progress = no_progress) -> Record:
                 if verdict := verdict_on(context, baseline, tried[-1]):
                     yield verdict
 
-        if not searches:
-            return _measured(context, sized[0], kept)
         passed = len(list(established(verdicts())))
     if not passed:
         raise ConfigError(_none_is_as_good(opened, baseline, tried[0]))
-    return tried[passed - 1]
+    stays = set(tried[passed - 1]["kept"])
+    return [head for head in context.gating.without([]) if str(head) not in stays]
 
 
 def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonInferiority | None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,29 @@ def write_scores(path: Path, scores: Scores, layout: Layout) -> None:
     table = pd.DataFrame(rows, columns=["site", "layer", "head", "score"])
     write_atomically(path, lambda place: table.to_csv(place, index=False))
     write_json(scores_digest_path(path), {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
+
+
+class Journal(dict[str, float]):
+    """Numbers by name that are kept in a file as they come, so that a run that was interrupted finds them.
+
+    A line that was cut short counts for nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        *lines, _ = path.read_text(encoding="utf-8").split("\n") if path.is_file() else [""]
+        for line in lines:
+            name, _, number = line.partition("\t")
+            with suppress(ValueError):
+                super().__setitem__(name, float(number))
+
+    def __setitem__(self, name: str, number: float) -> None:
+        """Also writes it."""
+        super().__setitem__(name, number)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{name}\t{number!r}\n")
 
 
 def kept_scores(path: Path, layout: Layout) -> Scores | None:

@@ -37,7 +37,7 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitted_checkpoint
 from headscope.pruning.selection import MODEL, STATE, OpenedSelection, Selection, open_selection
-from headscope.pruning.sweep.cell_files import SCORES, kept_scores, read_cell, write_scores
+from headscope.pruning.sweep.cell_files import SCORES, Journal, kept_scores, read_cell, write_scores
 from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of, is_drawn
 from headscope.pruning.sweep.functions import Labeller, labeller
 from headscope.pruning.sweep.kept_models import keep_model, model_file, on_one_device
@@ -147,7 +147,10 @@ class SweepContext:
         scores = direction.apply(criterion.scores(context))
         if self.config.allocate != "measured":
             return scores
-        return measured_scores(context, orders_of(context, set(self.gating.units), scores), step=step)
+        known = Journal(self.scores_path(method, seed).with_suffix(".measured.json"))
+        scores = measured_scores(context, orders_of(context, set(self.gating.units), scores), step=step, known=known)
+        known.path.unlink(missing_ok=True)
+        return scores
 
     @cached_property
     def scoring(self) -> ScoringContext:
@@ -254,13 +257,17 @@ def _unpruned(context: SweepContext, cell: Cell) -> PrunedModel:
     return PrunedModel(context.checkpoint, [], [])
 
 
-def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
-    """The heads with the lowest scores masked, and output projections refitted where the config says so."""
+def ranked_out(context: SweepContext, cell: Cell) -> list[HeadId]:
+    """The heads with the lowest scores, which a cell's method takes out."""
     assert cell.keep is not None
     scores = context.scores(cell.method, context.seed_of(cell))
-    config = context.config
-    ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, allocation=config.allocation)
-    removed = context.gating.closed(ranked.kept)
+    ranked = rank_heads(context.gating, cell.keep, lambda gone: scores, allocation=context.config.allocation)
+    return context.gating.closed(ranked.kept)
+
+
+def _ranked(context: SweepContext, cell: Cell) -> PrunedModel:
+    """The heads with the lowest scores masked, and output projections refitted where the config says so."""
+    removed, config = ranked_out(context, cell), context.config
     if context.refit is not None:
         return PrunedModel(context.refit(removed), removed, removed)
     return PrunedModel(refitted_checkpoint(context.scoring, removed, config.refit), removed, removed)

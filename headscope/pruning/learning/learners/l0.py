@@ -43,8 +43,10 @@ class L0Options:
         name="lambda-as",
     )
     keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", common=True)
-    start: Literal["glorot", "open"] = option(
-        "glorot", "Gates at the start: random, as the program's, about half of them half closed; or open."
+    start: Literal["glorot", "open"] | None = option(
+        None,
+        "Gates at the start: random, as the program's, about half of them half closed; or open. Default: open with "
+        "--keep, else glorot.",
     )
     temperature: float = option(0.33, "Of the gates' noise.")
 
@@ -80,9 +82,14 @@ class L0(GateLearner):
         self.first = self._share()
         self.strength = self._given()
 
+    @property
+    def begins(self) -> str:
+        """How gates start. In short runs for a number of heads open ones choose better (benchmarks/pruning)."""
+        return self.options.start or ("glorot" if self.units_to_keep is None else "open")
+
     def start(self) -> Tensor:
         """Glorot's, module by module, or open."""
-        if self.options.start == "open":
+        if self.begins == "open":
             return torch.full((len(self.gating.units),), OPEN, dtype=torch.float64)
         modules = list(dict.fromkeys(self.gating.modules))
         counts = [self.gating.modules.count(module) for module in modules]
@@ -129,7 +136,7 @@ class L0(GateLearner):
             "lambda_searched": self.units_to_keep is not None,
             "gated_modules": modules,
             "temperature": self.options.temperature,
-            "start": self.options.start,
+            "start": self.begins,
             "decision": "log_a > 0" if self.units_to_keep is None else f"the {self.options.keep} largest log_a",
             "heads_with_log_a_above_0": by_rule,
         }
