@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pandas as pd
 import torch
@@ -22,11 +22,12 @@ from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
-from headscope.model.mixing.experts import Experts, Mode, experts_of, head_factors, membership, most_responsible, using
+from headscope.model.mixing.experts import Experts, experts_of, head_factors, membership, most_responsible, using
 
 SiteLayer = tuple[Site, int]
 TOKENS, LEAST = 10, 5  # tokens that the table of an expert lists, and how often each must have occurred
-MODES: tuple[Mode, ...] = ("argmax", "random")
+OneMode = Literal["argmax", "random"]
+MODES: tuple[OneMode, ...] = ("argmax", "random")
 EVEN = 1e-6  # nats by which the entropy of gates that prefer no expert may be less than the largest
 
 
@@ -190,7 +191,7 @@ class OneExpert(Analysis):
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)
         self.site_layer: SiteLayer | None = None
-        self.modes: Sequence[Mode] = MODES
+        self.modes: Sequence[OneMode] = MODES
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
@@ -210,7 +211,7 @@ class OneExpert(Analysis):
         losses = {"soft": soft}
         drawn_on = [checkpoint.device] if checkpoint.device.type == "cuda" else []
         for mode in self.modes:
-            with using(mixtures, mode), torch.random.fork_rng(devices=drawn_on):  # type: ignore[arg-type]
+            with using(mixtures, mode), torch.random.fork_rng(devices=drawn_on):
                 torch.manual_seed(self.run.seed + int(batch.indices[0]))
                 losses[mode] = token_sums(checkpoint.logits(batch), batch.labels)[0]
             losses[f"{mode}_drop"] = losses[mode] - soft

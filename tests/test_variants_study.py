@@ -12,11 +12,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from headscope.heads import HeadId, Site
-from headscope.tails import student_quantile
+from headscope.tails import student_quantile, student_upper_tail
 from headscope.training.config import TrainConfig
 from headscope.training.swaps.schedule import read_schedule
 from headscope.training.variant import VARIANTS
@@ -95,6 +96,32 @@ def test_the_number_of_seeds_follows_from_deviation_and_width() -> None:
     reaches = [student_quantile(0.975, count - 1) * 0.02 / count**0.5 for count in (seeds - 1, seeds)]
     assert reaches[0] > 0.02 >= reaches[1]
     assert verdicts.detectable(0.02, 6) < verdicts.detectable(0.02, 6, tests=9)
+
+
+def test_power_is_that_of_the_noncentral_t() -> None:
+    verdicts = part("verdicts")
+    for freedom in (1, 4, 30):
+        at = np.array([1.3]), np.array([float(freedom)])
+        central = verdicts.noncentral_upper_tail(1.3, freedom, 0.0)
+        assert central == pytest.approx(float(student_upper_tail(*at)[0]), rel=1e-6)
+    luck = np.random.default_rng(0)
+    drawn = luck.normal(verdicts.detectable(0.7, 5, tests=9), 0.7, size=(100_000, 5))
+    statistic = drawn.mean(axis=1) / (drawn.std(axis=1, ddof=1) / 5**0.5)
+    found = (np.abs(statistic) > student_quantile(1 - 0.05 / 18, 4)).mean()
+    assert found == pytest.approx(0.8, abs=0.005)
+
+
+def test_regimes_are_compared_and_the_stricter_bound_is_told() -> None:
+    regimes = part("regimes")
+    losses = {"baseline": (2.0, 2.1, 2.2), "mixing": (1.9, 2.01, 2.09)}
+    rows = [row for arm, values in losses.items() for row in runs(arm, dict(enumerate(values, 1)))]
+    swapped = [{**row, "arm": {"baseline": "mixing", "mixing": "baseline"}[row["arm"]]} for row in rows]
+    table = regimes.table_of_regimes(RESULTS, rows, [], swapped)
+    line = next(cells for cells in table if cells[0].startswith("mixing"))
+    assert line[-1] == "yes in 10,000 × 20; the reverse in 29,000 × 5" and line[2] == ""
+    weak = runs("mae", {1: 1.8, 2: 1.9}, "gate_entropy", gate_steps=9.0, gate_change=0.03)
+    assert "mae would be left out, and 7 claims untested" in regimes.strictly(weak)
+    assert regimes.strictly(runs("mae", {1: 1.8}, "gate_entropy", gate_steps=9.0, gate_change=0.3)) == ""
 
 
 @pytest.mark.parametrize("epochs", [5, 20, 50])
@@ -280,7 +307,7 @@ def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> N
     if not (RESULTS / "runs.csv").exists():
         pytest.skip("the runs of the plan are not finished")
     for path in RESULTS.iterdir():
-        if path.suffix == ".csv" or path.name == "figures":
+        if path.suffix == ".csv" or path.name in ("figures", "five-epochs"):
             (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.name)
     part("page").write_page(tmp_path)
     for name in ("table.md", "table.csv"):

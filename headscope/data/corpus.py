@@ -6,6 +6,7 @@ The first pass checks the texts and counts and digests their lines; the second y
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -121,6 +122,21 @@ class Corpus:
     def first(self, count: int) -> Corpus:
         """The first `count` sentences, or all where there are fewer; the digest stays that of the whole corpus."""
         return replace(self, count=min(self.count, count))
+
+    def share(self, fraction: float, *, seed: int) -> Corpus:
+        """So large a share of the sentences, one at least, drawn by a seed, in their order; the digest is their own.
+
+        Of one seed a smaller share is part of a larger one.
+        """
+        numbers = list(range(self.count))
+        random.Random(seed).shuffle(numbers)
+        chosen = set(numbers[: max(1, round(fraction * self.count))])
+        digest = hashlib.sha1(f"{self.digest} {sorted(chosen)}".encode()).hexdigest()
+
+        def read() -> Iterator[Sentence]:
+            return (sentence for place, sentence in enumerate(self) if place in chosen)
+
+        return replace(self, count=len(chosen), digest=digest, read=read)
 
     def after(self, count: int) -> Corpus:
         """The sentences after the first `count`, with their own numbers; the digest stays that of the whole corpus."""

@@ -126,13 +126,18 @@ def gate_layout(
     groups: dict[tuple[Site, int], int] = {}
     for layers in _modules(attention_sites, gated_sites):
         if not whole_groups:
-            groups[layers[0].site, layers[0].layer] = _shared_groups(layers[0])
+            groups[layers[0].site, layers[0].layer] = layers[0].groups
         for unit in _units(layers, whole_groups=whole_groups):
             if set(unit) & set(protect):
                 safe |= set(unit)
             else:
                 free.append((unit, (layers[0].site, layers[0].layer)))
     free.sort(key=lambda gate: (SITES.index(gate[1][0]), gate[1][1], gate[0][0].head))
+    if groups and all(count == counts[place] for place, count in groups.items()):
+        raise ConfigError(
+            "--allocate per-group is for query heads that share keys and values, and every head of these sites has its "
+            "own; choose another"
+        )
     if not free:
         raise ConfigError("there is no head to choose from: these sites have none, or --protect names them all")
     units, modules = (tuple(each) for each in zip(*free, strict=True))
@@ -152,16 +157,6 @@ def chosen_sites(attention_sites: AttentionSites, names: Iterable[str]) -> set[S
 def _modules(attention_sites: AttentionSites, sites: set[Site]) -> list[list[AttentionSite]]:
     """The calls of each attention module, one list a module."""
     return [list(calls) for calls in attention_sites.modules if calls[0].site in sites and calls[0].heads]
-
-
-def _shared_groups(attention_site: AttentionSite) -> int:
-    """The key/value groups of a layer; ConfigError where no heads share any."""
-    if attention_site.groups >= attention_site.heads:
-        raise ConfigError(
-            "--allocate per-group is for query heads that share keys and values, and every head of "
-            f"{attention_site.site}.{attention_site.layer} has its own; choose another"
-        )
-    return attention_site.groups
 
 
 def _units(layers: Sequence[AttentionSite], *, whole_groups: bool) -> list[Unit]:

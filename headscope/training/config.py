@@ -46,6 +46,11 @@ class TrainConfig:
         minimum=1,
     )
     max_sentences: int | None = option(None, "Use only the first N lines of the training text.", panel=DATA, minimum=1)
+    fraction: float = option(
+        1.0,
+        "Use only this share of the training text, drawn by --seed; a smaller share is part of a larger one.",
+        panel=DATA,
+    )
     max_length: int = option(
         512, "Subwords a side may have; longer sentences are left out and counted.", panel=DATA, minimum=2
     )
@@ -173,6 +178,8 @@ class TrainConfig:
         for name in SHARES:
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{flag(name)} is {getattr(self, name)}; it must be at least 0 and less than 1")
+        if not 0 < self.fraction <= 1:
+            raise ConfigError(f"--fraction is {self.fraction}; it must be more than 0 and at most 1")
         for name in ("lr", "epsilon"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{flag(name)} is {getattr(self, name)}; it must be more than 0")

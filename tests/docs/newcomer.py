@@ -66,7 +66,7 @@ class Newcomer:
         self.typed: set[str] = set()
         for name in ("headscope", "examples"):
             (folder / name).symlink_to(ROOT / name)
-        [makes_llama] = [command for command in commands(DOCS / "serving.md") if "make_llama" in command.line]
+        [makes_llama] = [command for command in commands(DOCS / "serving.md") if command.line.endswith("make_llama.py")]
         self.types(makes_llama)
         for name, sentences in TEXTS.items():
             for kind in ("en", "de", "conllu"):

@@ -29,7 +29,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
     plain = checkpoints.small()
     words = made_words(folder, plain)
     found = {"plain": words}
-    for name, options in (("uniform", {"mixing_options": {"uniform": True}}), ("gated", {})):
+    ways: dict[str, dict[str, Any]] = {"uniform": {"mixing_options": {"uniform": True}}, "gated": {}}
+    for name, options in ways.items():
         its = checkpoints.small()
         its.model = native.model(**MIXED, **options).to(plain.dtype)
         missing = its.model.load_state_dict(plain.model.state_dict(), strict=False)
@@ -43,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]
 
 def without_a_head(words: dict[str, Any], head: int, folder: Path) -> dict[str, Any]:
     """What evaluate says of the plain model with this head off in every layer and the others scaled by h / (h − 1)."""
-    scaled = hs.load(words["checkpoint"]).checkpoint
+    scaled: Any = hs.load(words["checkpoint"]).checkpoint
     with torch.no_grad():
         for _, _, _, module in scaled.model.attention_modules():
             if module.heads > 1:

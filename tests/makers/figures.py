@@ -57,6 +57,7 @@ def every_figure(folder: Path, layout: Layout) -> Figures:
     figures |= {
         "sorted": lambda: heads_figure(run, ["confidence", "ablation"], sort=True),
         "compare": lambda: compare_figure(run, other, "ablation"),
+        "discrepancy": lambda: find_figure("discrepancy").drawn([run, run]),
         "attention": lambda: attention_figure(weights, words, words, ["encoder-self.0.0", "encoder-self.1.0"], run=run),
         "training": lambda: training_figure([plain, mae]),
         "gates": lambda: gates_figure(mae),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -214,11 +214,21 @@ def test_queries_normalised_across_heads_have_no_rows_of_their_own() -> None:
     assert found.output is not None
 
 
-def test_a_gated_context_has_no_output_projection_that_can_be_told() -> None:
-    """A model that multiplies contexts by something before its output projection."""
+def test_a_gated_context_has_an_output_projection_where_its_gate_is_constant() -> None:
+    """A model that multiplies contexts before its output projection: by what is read, by a constant, by nothing."""
     model = build(BY_NAME["llama"])
-    handle = model.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 2,))
+    gates: tuple[Callable[[Tensor], Tensor], ...] = (torch.sigmoid, lambda x: torch.full_like(x, 0.7))
+    handles = [
+        model.model.layers[layer].self_attn.o_proj.register_forward_pre_hook(
+            lambda _, inputs, gate=gate: (inputs[0] * gate(inputs[0]),)
+        )
+        for layer, gate in enumerate(gates)
+    ]
     first, second = (projections(model)[Site.DECODER_SELF, layer].output for layer in (0, 1))
-    handle.remove()
+    handles[1].remove()
+    plain = projections(model)[Site.DECODER_SELF, 1].output
+    handles[0].remove()
     assert first is None
-    assert second is not None
+    assert second is not None and plain is not None
+    assert second.gate == pytest.approx(0.7) and plain.gate == 1
+    torch.testing.assert_close(second.weight, plain.weight * second.gate)

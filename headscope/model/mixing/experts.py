@@ -330,7 +330,7 @@ def one_expert(model: nn.Module, choice: str | None, *, seed: int) -> Iterator[N
     with ExitStack() as stack:
         for mixture, mode in zip(mixtures, modes, strict=True):
             stack.enter_context(using([mixture], mode))
-        stack.enter_context(torch.random.fork_rng(devices=drawn_on))  # type: ignore[arg-type]
+        stack.enter_context(torch.random.fork_rng(devices=drawn_on))
         torch.manual_seed(seed)  # among equally responsible experts one is drawn
         yield
 

@@ -144,7 +144,7 @@ class RefittedCopy:
         """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
         owner = self.model.get_submodule(projection.owner)
         weight = owner.get_parameter("weight")
-        made = refit.weight / projection.slices.gate
+        made = refit.weight / projection.gate
         weight.copy_(made if isinstance(owner, nn.Linear) else made.T)
         if projection.has_bias:
             bias = self._intact.get_submodule(projection.owner).get_parameter("bias")

@@ -59,6 +59,11 @@ class OutputProjection:
         return sum(len(unit) for unit in self.slices.units)
 
     @property
+    def gate(self) -> float:
+        """The constant in the weight that the stored matrix lacks."""
+        return self.slices.gate
+
+    @property
     def mixing_folded(self) -> bool:
         """Whether a mixing is folded in."""
         return self.mixing is not None
@@ -136,6 +141,7 @@ class FeedForwardOutput:
     owner: str
     module: nn.Module
     mixing_folded: bool = False
+    gate: float = 1.0
 
     @property
     def weight(self) -> Tensor:

@@ -93,6 +93,10 @@ class EngineExport(ABC):
     def check(self, checkpoint: Checkpoint) -> None:
         """ConfigError for a checkpoint that can never be written, whichever heads go."""
 
+    def fits(self, checkpoint: Checkpoint) -> None:
+        """ConfigError for numbers of heads, by layer, that the engine cannot say; nothing is written or run."""
+        self.check(checkpoint)
+
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         """Whether output projections may have a bias that the checkpoint's class builds without."""
         return True

@@ -255,6 +255,8 @@ class Operations(TorchFunctionMode):
             norm = _norm(name, *args, **kwargs)
             if norm is not None:
                 return normalized(result, args[0] if args else kwargs["input"], active, norm=norm)
+        elif name == "softplus" and not (args[0] if args else kwargs["input"]).any():  # a constant gate (Laguna)
+            return result.detach()
         self._refuse(name)
         return result
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ from headscope.report.layout.legend import COLORS, Entry, Legend
 from headscope.report.layout.page import Dashes, Page, Swatch
 from headscope.report.layout.panels import chart, share_limits
 from headscope.report.layout.style import cell_pitch, widest
-from headscope.report.readers.fork import ForkRun, confidence_run
+from headscope.report.readers.fork import ForkRun, confidence_rows, confidence_run
 from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import PlotFigure, Source
 
@@ -29,13 +29,14 @@ WIDTH, HEIGHT = 1.9, 1.15  # inches of the axes of one panel
 LEFT, ABOVE, BELOW = 0.46, 0.22, 0.32
 FILE = re.compile(r"epoch-(\d{1,9})\.pkl")
 DASHES: tuple[Dashes, ...] = ("-", "--", ":")
-MANY = 30  # more epochs than this are lines without points
+MANY = 30  # more points than this are lines without points
 
 
 @dataclass(frozen=True)
 class ConfidenceOptions:
     """Options of the figure."""
 
+    by: Literal["epoch", "batch"] = option("epoch", "A point: the mean of an epoch, or a batch of it.")
     range: tuple[float, ...] = option(
         (), "Range of the scale, such as 0,1; default: that of the measure.", metavar="LOW,HIGH"
     )
@@ -43,10 +44,21 @@ class ConfidenceOptions:
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceHistory(AnalysisRun):
-    """The means of every epoch: `epochs` [e] and, by site and layer, `scores` [e h]."""
+    """The means of every epoch, from its file: `epochs` [e] and, by site and layer, `scores` [e h]."""
 
     epochs: tuple[int, ...] = ()
     scores: Mapping[tuple[str, int], NDArray[np.float64]] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+
+    def batches(self) -> tuple[NDArray[np.float64], Mapping[tuple[str, int], NDArray[np.float64]]]:
+        """Where every batch stands, in epochs [n], and its scores by site and layer [n h].
+
+        The last batch of epoch 2 stands at 2. RunError for files of means alone.
+        """
+        rows = [confidence_rows(file) for file in self.files]
+        counts = [len(next(iter(its.values()))) for its in rows]
+        at = [epoch - 1 + np.arange(1, count + 1) / count for epoch, count in zip(self.epochs, counts, strict=True)]
+        return np.concatenate(at), {key: np.concatenate([its[key] for its in rows]) for key in self.scores}
 
     @property
     def data(self) -> str:
@@ -72,7 +84,7 @@ def load_confidence(path: Path) -> ConfidenceHistory:
             raise RunError(f"{file} has other layers or heads than {files[0][1].name}; these files are of several runs")
     meta = {"signature": f"file:{path.name}|format:mhr", **_about(path), "layout": runs[0].layout}
     epochs = tuple(epoch for epoch, _ in files)
-    return ConfidenceHistory(path, meta, runs[-1].heads, epochs, _stacked(runs))
+    return ConfidenceHistory(path, meta, runs[-1].heads, epochs, _stacked(runs), tuple(file for _, file in files))
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -94,12 +106,15 @@ def _stacked(runs: list[ForkRun]) -> dict[tuple[str, int], NDArray[np.float64]]:
     return scores
 
 
-def confidence_figure(run: ConfidenceHistory, *, range: Sequence[float] = ()) -> Figure:
+def confidence_figure(
+    run: ConfidenceHistory, by: Literal["epoch", "batch"] = "epoch", *, range: Sequence[float] = ()
+) -> Figure:
     """A panel for every layer (rows) of every site (columns), a line for every head, one scale for all.
 
-    The scale is that of all values, or `range`.
+    The scale is that of all values, or `range`. `by` "batch" draws every batch, not the means of epochs.
     """
     limits = parse_range(range)
+    points, scores = (np.array(run.epochs, dtype=float), run.scores) if by == "epoch" else run.batches()
     sites = [site for site in run.layout if any(key[0] == site for key in run.scores)]
     layers = max(map(len, run.layout.values()))
     wide = cell_pitch(WIDTH, len(sites), besides=len(sites) * LEFT, least=0.4)
@@ -108,7 +123,7 @@ def confidence_figure(run: ConfidenceHistory, *, range: Sequence[float] = ()) ->
     page = Page(
         width,
         layers * (ABOVE + HEIGHT + BELOW) + legend.height,
-        title="Confidence of heads from epoch to epoch",
+        title=f"Confidence of heads from {by} to {by}",
         subtitle=f"{run.name} · {run.data}",
         footer=run.signature,
     )
@@ -120,7 +135,7 @@ def confidence_figure(run: ConfidenceHistory, *, range: Sequence[float] = ()) ->
                 axes = page.axes(left, top, wide, HEIGHT)
                 label = "confidence" if column == 0 else ""
                 chart(axes, title=f"{site}.{layer}", xlabel="epoch", ylabel=label, width=wide, whole=(True, False))
-                _draw(axes, run.epochs, run.scores[site, layer])
+                _draw(axes, points, scores[site, layer])
                 panels.append(axes)
     share_limits(panels)
     if limits is not None:
@@ -130,14 +145,14 @@ def confidence_figure(run: ConfidenceHistory, *, range: Sequence[float] = ()) ->
     return page.finished()
 
 
-def _draw(axes: Axes, epochs: tuple[int, ...], scores: NDArray[np.float64]) -> None:
+def _draw(axes: Axes, epochs: NDArray[np.float64], scores: NDArray[np.float64]) -> None:
     for head, line in enumerate(scores.T):
         axes.plot(
             epochs,
             line,
             DASHES[head // len(COLORS) % len(DASHES)],
             color=COLORS[head % len(COLORS)],
-            linewidth=0.9,
+            linewidth=0.9 if len(epochs) <= MANY else 0.5,
             marker="o" if len(epochs) <= MANY else "",
             markersize=2,
         )
@@ -154,7 +169,7 @@ def _entries(run: ConfidenceHistory) -> list[Entry]:
 
 CONFIDENCE = PlotFigure(
     "confidence",
-    "Confidence of every head on the training batches, from epoch to epoch.",
+    "Confidence of every head on the training batches, from epoch to epoch or batch to batch.",
     confidence_figure,
     Options=ConfidenceOptions,
     source=Source(

@@ -64,6 +64,16 @@ def confidence_run(path: Path) -> ForkRun:
     return _run(path, heads, _means_of(counts), table=pd.DataFrame(columns))
 
 
+def confidence_rows(path: Path) -> dict[SiteLayer, Array]:
+    """The scores of every batch [n h] by module, of a file that has some."""
+
+    def of(value: object) -> tuple[Array, int] | None:
+        table = _rows(value)
+        return None if table is None else (table[:, :-1], len(table))
+
+    return {site_layer: rows for site_layer, (rows, _) in _modules(path, "rows of confidence scores", of).items()}
+
+
 def similarity_run(path: Path) -> ForkRun:
     """A cosine or L2 file: the mean matrix of every module. The fork stores 1 + cosine; 1 is taken off here.
 
@@ -161,13 +171,22 @@ def _scores(value: object) -> tuple[Array, int] | None:
     table = array_of(value)
     if table is not None and table.ndim == 1 and 1 <= len(table) <= MOST_HEADS and table.dtype.kind == "f":
         return table.astype(float), 0
+    if (table := _rows(value)) is None:
+        return None
+    scores: Array = np.average(table[:, :-1], axis=0, weights=table[:, -1])
+    return scores, int(table[:, -1].sum())
+
+
+def _rows(value: object) -> Array | None:
+    """Rows [n h+1] of scores and the number of sentences of a batch."""
+    table = array_of(value)
     if table is None or table.ndim != 2 or not len(table) or not 2 <= table.shape[1] <= MOST_HEADS:
         return None
     sizes = table[:, -1]
     if not (np.isfinite(sizes).all() and (sizes >= 1).all() and (sizes == sizes.round()).all()):
         return None
-    scores: Array = np.average(table[:, :-1].astype(float), axis=0, weights=sizes)
-    return scores, int(sizes.sum())
+    rows: Array = table.astype(float)
+    return rows
 
 
 def _matrices(value: object) -> tuple[Array, int] | None:

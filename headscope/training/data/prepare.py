@@ -65,6 +65,8 @@ class Prepared:
 def read_texts(config: TrainConfig) -> tuple[Corpus, Corpus | None]:
     """The training and validation text, checked; DataError for what cannot be used."""
     train = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
+    if config.fraction < 1:
+        train = train.share(config.fraction, seed=config.seed)
     if config.valid_source is None:
         return train, None
     return train, open_corpus(config.valid_source, target=config.valid_target)

@@ -12,12 +12,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import headscope as hs
+from headscope.data.corpus import open_corpus
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
 from headscope.model.gating import masked
+from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.engines import laguna
+from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
 from tests.makers import decoders
@@ -87,6 +92,46 @@ def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path
     assert (servers / "tokenizer.json").is_file()
     again = removed(path, tmp_path / "small", PER_GROUP, force=True)
     assert "`laguna-server`: vLLM" in (again.out / "README.md").read_text(encoding="utf-8")
+
+
+def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
+    """Measures, criteria and refits are those of the same heads without a gate; whole analyses are not refused."""
+    path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level())
+    removed(path, tmp_path / "small", PER_GROUP)
+    plain, gated = hs.load(str(tmp_path / "small")), hs.load(str(tmp_path / "small" / "laguna"))
+    assert plain.checkpoint.layout == gated.checkpoint.layout
+    text = ["a man walks his dog", "two dogs run in the snow", "a red house"]
+    only = ["magnitude", "contribution", "direct_logit", "lrp"]
+    tables = [model.analyze(text=text, only=only).heads for model in (plain, gated)]
+    columns = [
+        name
+        for name in map(str, tables[0])
+        if tables[0][name].dtype.kind == "f" and not name.endswith(("_low", "_high"))
+    ]
+    assert {"magnitude", "lrp", "direct_logit"} <= set(columns)
+    for name in columns:
+        assert tables[1][name].to_numpy() == pytest.approx(tables[0][name].to_numpy(), rel=1e-4, abs=1e-5, nan_ok=True)
+    scores = [
+        criterion_named("obs").scores(ScoringContext(model.checkpoint, open_corpus(text))) for model in (plain, gated)
+    ]
+    assert scores[1] == pytest.approx(scores[0], rel=1e-3)
+
+    refits = [
+        refitted_model(
+            model.checkpoint,
+            compensate(
+                model.checkpoint,
+                collect_moments(model.checkpoint, open_corpus(text)),
+                select_heads("decoder-self.1.0,decoder-self.1.1", model.checkpoint.layout),
+                RefitOptions(method="least-squares"),
+            ),
+        )
+        for model in (plain, gated)
+    ]
+    ids = torch.arange(3, 40)[None]
+    with torch.no_grad():
+        wanted, found = (model(input_ids=ids).logits for model in refits)
+    assert (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
 def test_the_gate_of_half_precision_is_divided_out_as_it_is_rounded(tmp_path: Path) -> None:

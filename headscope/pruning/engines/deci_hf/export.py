@@ -44,6 +44,11 @@ class DeciHf(EngineExport):
                 f"windows; {checkpoint.path}, {type(checkpoint.model).__name__}, {problem}"
             )
 
+    def fits(self, checkpoint: Checkpoint) -> None:
+        self.check(checkpoint)
+        model: Any = checkpoint.model
+        _sizes([decoder_layer(module) for module in model.model.layers], model.config)
+
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         return False
 

@@ -40,6 +40,9 @@ class Gguf(EngineExport):
     def check(self, checkpoint: Checkpoint) -> None:
         check_family(checkpoint)
 
+    def fits(self, checkpoint: Checkpoint) -> None:
+        _ = Decoder(checkpoint).container
+
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.model_type != "qwen3"
 

@@ -1,0 +1,73 @@
+"""What an update of MAE costs, in updates of the baseline, by kind of step: CPU time of one thread, kinds in turns.
+
+    python benchmarks/mae_step.py [rounds]
+
+Forward and backward of models of the study of variants (3 + 3 layers of width 128, 8 heads), without the optimizer,
+which both have. `uniform` is an F step without gates, F and G are MAE's two steps; an update costs F + G / 5.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from contextlib import ExitStack
+
+import torch
+
+from headscope.model.mixing.experts import experts_of, using
+from headscope.model.native.transformer import Transformer
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.training.variants.mae import GATE, Mae, MaeOptions, frozen_gates, gates_alone
+
+WIDTH, HEADS, LAYERS, WORDS, SENTENCES, LENGTH = 128, 8, 3, 2000, 60, 16
+KINDS = {"baseline": None, "uniform": MaeOptions(uniform=True), "F": MaeOptions(), "G": MaeOptions()}
+
+
+def model(options: MaeOptions | None) -> Transformer:
+    """A fresh model; gates as far apart as they are drawn."""
+    shape = {"vocabulary": WORDS, "d_model": WIDTH, "d_ffn": 2 * WIDTH, "d_head": WIDTH // HEADS, "dropout": 0.1}
+    heads = (HEADS,) * LAYERS
+    encoder = StackConfig(**shape, self_heads=heads)  # type: ignore[arg-type]
+    decoder = StackConfig(**shape, self_heads=heads, cross_heads=heads)  # type: ignore[arg-type]
+    config = TransformerConfig(decoder=decoder, encoder=encoder)
+    made = Transformer(config if options is None else Mae(options).shape(config))
+    for mixture in experts_of(made):
+        if mixture.gate is not None:
+            mixture.gate.spread(1.0)
+    return made.train()
+
+
+def seconds(made: Transformer, kind: str, ids: torch.Tensor) -> float:
+    """CPU time of the forward and backward pass of a step."""
+    others = [parameter for name, parameter in made.named_parameters() if GATE not in name]
+    began = time.process_time()
+    with ExitStack() as stack:
+        if kind == "G":
+            stack.enter_context(frozen_gates(others))
+            stack.enter_context(gates_alone(made))
+        elif kind in ("F", "uniform"):
+            stack.enter_context(using(experts_of(made), "sampled"))
+        logits = made(ids, ids)
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+    took = time.process_time() - began
+    made.zero_grad(set_to_none=True)
+    return took
+
+
+def main() -> None:
+    """Print the ratio of every kind."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    ids = torch.randint(4, WORDS, (SENTENCES, LENGTH))
+    models = {kind: model(options) for kind, options in KINDS.items()}
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for _ in range(int(sys.argv[1]) if len(sys.argv) > 1 else 60):
+        for kind, made in models.items():
+            times[kind].append(seconds(made, kind, ids))
+    ratio = {kind: statistics.median(its) / statistics.median(times["baseline"]) for kind, its in times.items()}
+    print("  ".join(f"{kind} {value:.3f}" for kind, value in ratio.items()), f" MAE {ratio['F'] + ratio['G'] / 5:.3f}")
+
+
+if __name__ == "__main__":
+    main()

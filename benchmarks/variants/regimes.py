@@ -1,0 +1,89 @@
+"""In which regime a claim holds: little text for long, at the start of it, and all of the text for a short time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from variants.design import ARMS, BETTER, CLAIMS, EPOCHS, OURS, SENTENCES, Effect
+from variants.verdicts import LEVEL, Difference, Row, idle, paired_with
+
+SHORT = "five-epochs"
+NAMES: Mapping[str, str] = {"swap-manual": "swap"}
+"""Arms of the study of five epochs that have another name here."""
+EARLY = 4  # epochs of the long runs, that many updates of which a G epoch has not come yet
+MAE_EVERY = 5  # every so many epochs MAE trains its gates; NoBCD in every update
+STRICT = 0.05
+"""How far gates had to be from their start by the plan as it was first committed."""
+
+
+def table_of_regimes(folder: Path, rows: Sequence[Row], curves: Sequence[Row], short: Sequence[Row]) -> list[list[str]]:
+    """A line a comparison: its difference of loss in each regime, and where it has the claimed sign at 5 %."""
+    early = [{**row} for row in curves if row["epoch"] == EARLY]
+    of_short = [{**row, "arm": NAMES.get(str(row["arm"]), row["arm"])} for row in short]
+    lines = [["less loss", f"{SENTENCES:,} × {EPOCHS}", f"the same after {EARLY}", "29,000 × 5", "holds"]]
+    for arm, against in dict.fromkeys([*((one, other) for one, other, *_ in BETTER), *OURS]):
+        found = [Difference.of(paired_with(its, arm, against, "valid_nll")) for its in (rows, early, of_short)]
+        if found[0] or found[2]:
+            shown = ["" if each is None else f"{each.shown(3)}, p {each.p:.2g}" for each in found]
+            lines.append([f"{arm} than {against}", *shown, _where(found[0], found[2])])
+    return lines
+
+
+def _where(long: Difference | None, short: Difference | None) -> str:
+    """In which of the two regimes, by p-values of each comparison by itself."""
+    words = {"10,000 × 20": _word(long), "29,000 × 5": _word(short)}
+    return "; ".join(f"{word} in {name}" for name, word in words.items() if word)
+
+
+def _word(difference: Difference | None) -> str:
+    if difference is None:
+        return ""
+    return "undecided" if difference.p > LEVEL else "yes" if difference.mean < 0 else "the reverse"
+
+
+def strictly(rows: Sequence[Row]) -> str:
+    """Which claims would be untested by the bound of the first plan, and why."""
+    arms = [
+        replace(
+            arm,
+            effects=tuple(
+                Effect(e.column, STRICT if e.column == "gate_change" else e.bound, e.least) for e in arm.effects
+            ),
+        )
+        for arm in ARMS
+    ]
+    lost = idle(arms, rows).keys() - idle(ARMS, rows).keys()
+    if not lost:
+        return ""
+    claims = [claim for claim in CLAIMS if {claim.arm, claim.against} & lost and claim.family != "cost"]
+    return (
+        f"The bound of gate_change was {100 * STRICT:g} % in the plan as first committed, and was lowered to 2 % while "
+        "the first run of MAE was at its epoch 7 (PLAN.md). By the stricter one "
+        f"{', '.join(sorted(lost))} would be left out, and {len(claims)} claims untested: "
+        + "; ".join(f"{claim.arm} against {claim.against} ({claim.family})" for claim in claims)
+        + ".\n"
+    )
+
+
+def gate_steps(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The entropy of encoder gates after equal numbers of their steps, where nobcd-gates.csv has that of NoBCD."""
+    from variants.page import read_table
+
+    early = read_table(path)
+    if not early:
+        return ""
+    mae = {int(row["seed"]): float(row["gate_entropy"]) for row in rows if row["arm"] == "mae"}
+    pairs = [mae[int(row["seed"])] - float(row["gate_entropy"]) for row in early if int(row["seed"]) in mae]
+    difference = Difference.of(pairs)
+    if difference is None:
+        return ""
+    steps = int(early[0]["gate_steps"])
+    return (
+        f"Gates of MAE have {steps} steps in a run, those of NoBCD {steps * MAE_EVERY}. After {steps} of both the "
+        f"entropy of MAE's encoder gates is {difference.shown(3)} nats from NoBCD's ({difference.pairs} pairs, p "
+        f"{difference.p:.2g}; nobcd-gates.csv: means of the last sixty of these updates, of runs made again up to "
+        "there).\n"
+    )

@@ -1,0 +1,93 @@
+"""The table of docs/serving.md, family × export × kind of removal, against what exports and engines say themselves."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import pytest
+
+from headscope.errors import ConfigError
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.heads import select_heads
+from headscope.model.removal_plan import RemovalPlan, plan_removal
+from headscope.pruning.engines.base import ENGINES
+from headscope.pruning.removal.export import choose_export
+from headscope.pruning.removal.merge_plan import plan_merge
+from tests.makers import decoders
+from tests.makers.documented import DOCS
+
+SHAPES = ("uniform", "per-group", "ragged", "per-layer kv", "empty layer")
+REMOVED = {
+    "uniform": "decoder-self.0.0,decoder-self.0.1,decoder-self.1.4,decoder-self.1.5,decoder-self.2.2,decoder-self.2.3",
+    "per-group": "decoder-self.0.0,decoder-self.0.3,decoder-self.0.5,decoder-self.0.6",
+    "ragged": "decoder-self.0.0,decoder-self.0.1,decoder-self.2.2,decoder-self.2.3,decoder-self.2.4,decoder-self.2.5",
+    "empty layer": "decoder-self.1.*",
+}
+KINDS = {"Llama": "llama", "Mistral": "mistral", "Qwen2": "qwen2", "Qwen3": "qwen3"}
+
+
+def rows() -> list[list[str]]:
+    """The cells of the table, row by row."""
+    lines = (DOCS / "serving.md").read_text(encoding="utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| family | export | uniform"))
+    table = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        table.append([cell.strip() for cell in line.strip("|").split("|")])
+    return table
+
+
+@cache
+def whole(kind: str) -> Any:
+    more = {"sliding_window": None} if kind == "mistral" else {}
+    return HuggingFaceCheckpoint(path=kind, model=decoders.decoder(kind, **more), tokenizer=None, digest="0" * 64)
+
+
+@cache
+def smaller(kind: str, shape: str) -> tuple[Any, RemovalPlan]:
+    """A model to take heads out of (with averaged ones in place), and which."""
+    sites = whole(kind).attention_sites
+    if shape == "per-layer kv":
+        plan = plan_merge(sites, (4, 2, 1))
+        return whole(kind).with_pooled_groups(plan), plan
+    return whole(kind), plan_removal(sites, select_heads(REMOVED[shape], whole(kind).layout))
+
+
+@cache
+def narrowed(kind: str, shape: str) -> Any:
+    model, plan = smaller(kind, shape)
+    return model.without_heads(plan)
+
+
+def refusal(kind: str, export: str, shape: str) -> str:
+    """Why an export does not take these heads; empty where it does."""
+    try:
+        if export in ENGINES.names():
+            ENGINES.get(export).fits(narrowed(kind, shape))
+        else:
+            model, plan = smaller(kind, shape)
+            choose_export(export, whole(kind)).build(model, plan)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}-{row[1].strip('`')}")
+def test_the_table_says_what_exports_say(row: list[str]) -> None:
+    families, export, *cells = row
+    assert len(cells) == len(SHAPES)
+    for family in families.split(", "):
+        for shape, cell in zip(SHAPES, cells, strict=True):
+            if family in KINDS:
+                why = refusal(KINDS[family], export.strip("`"), shape)
+                assert cell.startswith("refused" if why else "run"), (family, export, shape, why)
+
+
+def test_the_table_is_complete() -> None:
+    told = {(family, row[1].strip("`")) for row in rows() for family in row[0].split(", ")}
+    exports = {"self-contained", "native", *ENGINES.names()}
+    assert told >= {(family, export) for family in KINDS for export in exports}
+    assert all(re.match(r"run\b|refused: ", cell) for row in rows() for cell in row[2:])
