@@ -61,8 +61,11 @@ def _members(names: Sequence[str]) -> set[str]:
     return {member for name in names for member in groups.get(name) or {ANALYSES.get(name).name}}
 
 
-def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
-    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
+def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False, parsed: bool = False) -> list[type[Analysis]]:
+    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them.
+
+    `parsed`: the text has parses already.
+    """
     importance = options.importance
     if importance == "none" and options.faithfulness and not options.only:
         importance = "cheap"
@@ -73,7 +76,8 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[t
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
-    refuse_idle_options(checked_options(options.analysis_options), {cls.name for cls in analyses})
+    parsed = parsed or options.parse is not None or options.target_parse is not None
+    refuse_idle_options(checked_options(options.analysis_options), analyses, parsed=parsed)
     return analyses
 
 
