@@ -71,7 +71,7 @@ def main() -> None:
             outputs(model, one)
         old, new = (partial(seconds, model, one) for model in models)
         found = in_turns("forward", given.batch, old, new, given.rounds)
-        promised = flops(models[0], one) / flops(models[1], one)
+        promised = flops(checkpoint, one)["all"] / flops(shrunk, one)["all"]
         print(
             f"{share:.0%} of heads removed: promised {promised:.3f}, measured {found.speedup:.3f} "
             f"({found.least:.3f} to {found.most:.3f}), "

@@ -30,6 +30,7 @@ from headscope.errors import ConfigError
 from headscope.files.reading import read_lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
+from headscope.model.sound import reads_sound
 from headscope.progress import Progress, no_progress
 
 PROBED = 512
@@ -116,7 +117,7 @@ def run_options(
         attention=config.attention,
         analysis_options=config.analysis_options,
     )
-    if any("frequencies" in cls.needs for cls in analyses):
+    if any("frequencies" in cls.needs for cls in analyses) and not reads_sound(checkpoint.model):
         counts, source = _counts(config, checkpoint, corpus, limit)
         options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
     return options

@@ -15,8 +15,10 @@ from headscope.data.encoded import Side, pad_side
 from headscope.errors import CheckpointError, DataError
 from headscope.files.reading import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.model.discovery import base_of, probe_inputs, text_config
 from headscope.model.native.transformer import Transformer
+from headscope.model.sound import reads_sound
 from headscope.model.threads import threads_for_pass
 
 LONGEST = 64  # pieces of a sentence
@@ -95,6 +97,8 @@ def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> ModelInpu
         masks = {"source_mask": source.real, "target_mask": target.real}
         return ModelInputs({"source": source.ids, "target": target.ids, **masks}, target.real)
     arguments = {"input_ids": source.ids, "attention_mask": source.real.long()}
+    if isinstance(checkpoint, SpeechCheckpoint):
+        arguments = checkpoint.features(source)
     if target is None:
         return ModelInputs(arguments, source.real)
     arguments |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
@@ -144,10 +148,13 @@ def _read(
 def _random(checkpoint: Checkpoint) -> tuple[ModelInputs, ...]:
     noise = torch.Generator().manual_seed(0)
     model: Any = checkpoint.model
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        like = probe_inputs(model)["pixel_values"]
-        picture = torch.randn(len(LENGTHS), *like.shape[1:], generator=noise)
-        return (ModelInputs({"pixel_values": picture.to(like)}, None),)
+    main = getattr(model, "main_input_name", "input_ids")
+    given: dict[str, Tensor] = {}
+    if main == "pixel_values" or reads_sound(model):
+        like = probe_inputs(model)[main]
+        given = {main: torch.randn(len(LENGTHS), *like.shape[1:], generator=noise).to(like)}
+        if not checkpoint.two_sided:
+            return (ModelInputs(given, None),)
     sizes = vocabularies(checkpoint)
     most = min(max(LENGTHS), checkpoint.limit or max(LENGTHS))
 
@@ -159,6 +166,10 @@ def _random(checkpoint: Checkpoint) -> tuple[ModelInputs, ...]:
 
     source = draw(sizes[0], [min(length, most) for length in LENGTHS])
     target = draw(sizes[1], [min(length, most) for length in reversed(LENGTHS)]) if checkpoint.two_sided else None
+    if given and target is not None:
+        target = target.to(checkpoint.device)
+        given |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
+        return (ModelInputs(given, target.real),)
     return (feed(checkpoint, source, target),)
 
 

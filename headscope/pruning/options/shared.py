@@ -43,7 +43,10 @@ class PruningOptions(ValidatedTextFiles, CheckpointOptions):
         panel=HEADS,
     )
     protect: str | None = option(
-        None, "Heads that stay: encoder-self.0.*,cross.2.1, or a file.", metavar="LIST", panel=HEADS
+        None,
+        "Heads that stay: encoder-self.0.*,cross.2.1, or a file; alignment: those of generation_config.json.",
+        metavar="LIST",
+        panel=HEADS,
     )
     tune_updates: int = option(
         0, "Updates that follow, with the heads that go closed for good.", panel=LEARNING, minimum=0

@@ -183,13 +183,14 @@ def _unpadded(single: ModelInputs) -> ModelInputs:
     for name, values in single.arguments.items():
         mask = name if "mask" in name else {"input_ids": "attention_mask"}.get(name, f"{name}_mask")
         mask = "decoder_attention_mask" if name == "decoder_input_ids" else mask
-        given[name] = values[:, : int(single.arguments[mask].sum())]
+        given[name] = values[:, : int(single.arguments[mask].sum())] if mask in single.arguments else values
     return ModelInputs(given, single.real[:, : int(single.real.sum())])
 
 
 def _continues(checkpoint: Checkpoint, single: ModelInputs) -> bool:
     """Whether the architecture gives the same for a text in two parts as for the whole text."""
-    if not decodes_from_cache(checkpoint) or single.arguments["attention_mask"].shape[1] < 2:
+    ids = [values for name, values in single.arguments.items() if name.endswith("input_ids")]
+    if not decodes_from_cache(checkpoint) or ids[-1].shape[1] < 2:
         return False
     with through_attend(checkpoint.model):
         try:
@@ -214,9 +215,8 @@ def _in_parts(model: Any, single: ModelInputs) -> Tensor:
     given.pop("decoder_attention_mask", None)
     with torch.no_grad():
         if name == "decoder_input_ids":
-            mask = given["attention_mask"]
-            encoded = model.get_encoder()(input_ids=given["input_ids"], attention_mask=mask)
-            given = {"encoder_outputs": encoded, "attention_mask": mask}
+            mask = {name: given[name] for name in ("attention_mask",) if name in given}
+            given = {"encoder_outputs": model.get_encoder()(**given), **mask}
         else:
             given = {}
         half = max(ids.shape[1] // 2, 1)
@@ -264,7 +264,8 @@ def search_some(
     if isinstance(checkpoint.model, Transformer) or not decodes_from_cache(checkpoint):
         return []
     model: Any = checkpoint.model
-    given = {name: data.feeds[0].arguments[name][:sentences] for name in ("input_ids", "attention_mask")}
+    every = data.feeds[0].arguments.items()
+    given = {name: rows[:sentences] for name, rows in every if not name.startswith("decoder_")}
     if not checkpoint.two_sided:  # the same length for all: padding on the right would stand inside
         width = max(int(given["attention_mask"].sum(dim=1).min()), 1)
         given = {name: values[:, :width] for name, values in given.items()}

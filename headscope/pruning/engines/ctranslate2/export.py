@@ -14,7 +14,9 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, one_line
 from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.alignment import alignment_heads
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
+from headscope.pruning.engines.ctranslate2.alignment import align
 from headscope.pruning.engines.ctranslate2.specification import specification
 from headscope.pruning.engines.ctranslate2.translations import source_tokens, translated
 from headscope.pruning.engines.ctranslate2.translators import (
@@ -53,6 +55,7 @@ class CTranslate2(EngineExport):
         path = folder / FOLDER
         path.mkdir()
         spec.save(str(path))
+        aligned = align(path, named) if (named := alignment_heads(checkpoint.model)) else []
         splitters = write_splitters(checkpoint, path)
         with _running():
             engine = _opened(path)
@@ -69,7 +72,12 @@ class CTranslate2(EngineExport):
             difference=difference,
             limit=LIMIT * max(1.0, largest),
             sizes=f"{encoder.most_heads} heads in the encoder, {decoder.most_heads} in the decoder",
-            opens=(f"`{FOLDER}`: CTranslate2 (`ctranslate2.Translator`, on tokens)", *_usage(translator.tokens)),
+            opens=(
+                f"`{FOLDER}`: CTranslate2 (`ctranslate2.Translator`, on tokens)",
+                *_usage(translator.tokens),
+                f"`return_attention` is {'the mean over ' if aligned else ''}"
+                f"{', '.join(map(str, aligned)) or 'the first head of the last layer (`analyze --write-alignment`)'}",
+            ),
             limits=() if splitters else (f"`{FOLDER}` has no file that splits text: give tokens",),
             notes=notes,
         )
