@@ -10,7 +10,7 @@ TORCH = torch>=2.9,<2.14
 # transformers alone take a process five seconds to compile, and the tests start dozens.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-fast lint types unit docs browser release-check clean
+.PHONY: demo test test-fast lint types unit docs gallery browser release-check clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/headscope demo --out demo --force
@@ -35,6 +35,11 @@ unit: $(VENV)/dev.stamp
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "Done. Open site/index.html, or with a search: $(BIN)/python -m http.server --directory site"
+
+# Measures the checkpoints of docs/gallery.md and draws every picture of the documentation.
+gallery: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.makers.gallery
+	$(BIN)/python -m tests.makers.doc_pages
 
 # Wheel and source into dist/, tried apart from the checkout on every Python at hand.
 release-check: $(VENV)/dev.stamp

@@ -184,7 +184,7 @@ class Alignment(Analysis):
         target = pad_side(self.checkpoint.encode(texts[1], side="target", limit=DEFAULT_LIMIT))
         keys = source.real & ~source.special
         plan = LinkedWords((source, target), keys, [each.number for each in first], self.checkpoint, links)
-        return {name: plan.best_offset(name) for name in AHEAD}
+        return plan.best_offsets()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         plain = ("source_coverage", "monotonicity", "final_punctuation", "end_of_sentence", "alignment_score")

@@ -44,7 +44,10 @@ class SyntacticOptions(PublishedLabelOptions):
     """Options of `syntactic`: relations are those of UD 2, without subtypes."""
 
     relations: str = option(
-        "default", "UD relations: a list, all, or default (nsubj,obj,amod,advmod).", metavar="NAMES"
+        "default",
+        "UD relations: a list, all, or default (nsubj,obj,amod,advmod).",
+        metavar="NAMES",
+        refuse_idle=True,
     )
 
 

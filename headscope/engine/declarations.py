@@ -13,7 +13,7 @@ import importlib
 import inspect
 import re
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import lru_cache
@@ -276,8 +276,13 @@ def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def refuse_idle_options(values: Mapping[str, Any], running: set[str]) -> None:
-    """ConfigError for values of options that may not be ignored (`refuse_idle`) where no analysis has them."""
+def refuse_idle_options(values: Mapping[str, Any], chosen: Sequence[Any], *, parsed: bool) -> None:
+    """ConfigError for values of options that may not be ignored (`refuse_idle`) where no analysis that runs has them.
+
+    Of the classes `chosen` those run that have what they need: parses only where the text is `parsed`.
+    """
+    chosen_names = {cls.name for cls in chosen}
+    running = {cls.name for cls in chosen if parsed or "parse" not in cls.needs}
     idle: dict[str, list[str]] = {}
     options = analysis_options()
     for name, option in options.items():
@@ -288,7 +293,8 @@ def refuse_idle_options(values: Mapping[str, Any], running: set[str]) -> None:
             *others, last = map(flag, names)
             flags = f"{', '.join(others)} and {last}" if others else last
             verb = "are" if others else "is"
-            raise ConfigError(f"{flags} {verb} about the analysis {analysis}; ask for it (--also {analysis})")
+            asked = "give it a --parse" if analysis in chosen_names else f"ask for it (--also {analysis})"
+            raise ConfigError(f"{flags} {verb} about the analysis {analysis}; {asked}")
 
 
 def registered_names(kind: str, *, package: str, group: str, unless: str = "\0") -> list[str]:

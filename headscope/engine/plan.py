@@ -15,7 +15,7 @@ from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.config import AnalyzeOptions
 from headscope.data.ahead import ahead
 from headscope.data.batch_memory import Memory, fitting_tokens, memory_of
-from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.parses import Parse
@@ -62,8 +62,11 @@ def _members(names: Sequence[str]) -> set[str]:
     return {member for name in names for member in groups.get(name) or {ANALYSES.get(name).name}}
 
 
-def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
-    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
+def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False, parsed: bool = False) -> list[type[Analysis]]:
+    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them.
+
+    `parsed`: the text has parses already.
+    """
     importance = options.importance
     if importance == "none" and options.faithfulness and not options.only:
         importance = "cheap"
@@ -74,7 +77,8 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[t
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
-    refuse_idle_options(checked_options(options.analysis_options), {cls.name for cls in analyses})
+    parsed = parsed or options.parse is not None or options.target_parse is not None
+    refuse_idle_options(checked_options(options.analysis_options), analyses, parsed=parsed)
     return analyses
 
 
@@ -312,7 +316,7 @@ def _streams(
             labels=_labelled(checkpoint, corpus, running),
         )
     if "random" in passes and (corpus.has_target or not checkpoint.two_sided):
-        yield from random_batches(checkpoint, seed=options.seed, limit=limit)
+        yield from random_batches(checkpoint, seed=options.seed, limit=limit, tokens=batching.tokens)
 
 
 def _labelled(checkpoint: Checkpoint, corpus: Corpus, running: Sequence[Analysis]) -> bool:
@@ -333,10 +337,11 @@ def gives_labels(checkpoint: Checkpoint, corpus: Corpus) -> bool:
     return corpus.has_labels or (predicts and (corpus.has_target or not checkpoint.two_sided))
 
 
-def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator[Batch]:
+def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int, tokens: int = DEFAULT_TOKENS) -> Iterator[Batch]:
     """Sequences of random tokens, each block repeated once (Olsson et al. 2022): what only copying explains.
 
-    The text's usual start comes first. An encoder sees the block once, its decoder the repetition.
+    The text's usual start comes first. An encoder sees the block once, its decoder the repetition. Batches have at most
+    `tokens` positions a side, or a few sequences where that is less.
     """
     generator = torch.Generator().manual_seed(seed)
     plain = torch.tensor(checkpoint.common_ids())
@@ -346,15 +351,16 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator
         else checkpoint.start_ids()
     )
     block = min(RANDOM_BLOCK, (limit - len(start)) // 2)
-    for first in range(0, RANDOM_SEQUENCES, FOLDS):
-        drawn = plain[torch.randint(len(plain), (FOLDS, block), generator=generator)].tolist()
+    size = max(FOLDS, tokens // max(1, len(start) + 2 * block))
+    drawn_ids = plain[torch.randint(len(plain), (RANDOM_SEQUENCES, block), generator=generator)]
+    for indices in torch.arange(RANDOM_SEQUENCES).split(size):
+        drawn = drawn_ids[indices].tolist()
         repeated = [_plain(start, [*once, *once]) for once in drawn]
         sides = (
             (pad_side([_plain([], once) for once in drawn]), pad_side(repeated))
             if checkpoint.two_sided
             else (pad_side(repeated), None)
         )
-        indices = torch.arange(first, first + FOLDS)
         yield Batch(indices, 0, sides[0], sides[1], kind="random")
 
 

@@ -1,23 +1,27 @@
-"""The pictures of docs/figures.md: `python -m tests.makers.gallery` runs the commands that stand there.
+"""The pictures of docs/figures.md and docs/gallery.md: `python -m tests.makers.gallery` runs the commands there.
 
-It writes beside the pictures what each shows, figures.json, which a test compares with what the commands draw now.
+Of the runs that docs/gallery.md measures it keeps the columns that are drawn. It writes beside the pictures what each
+shows, figures.json, which a test compares with what the commands draw now.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from PIL import Image
 from typer.testing import CliRunner
 
+from headscope import assets
 from headscope.cli.main import app
 from headscope.report.layout import save
 from tests.makers import documented
@@ -25,13 +29,34 @@ from tests.makers.figures import structure
 
 ROOT = Path(__file__).parent.parent.parent
 COLORS, WHITE = 256, 246  # of a picture; what is lighter is white
-PAGE, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/figures/figures.json"
+PAGE, GALLERY, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/gallery.md", ROOT / "docs/figures/figures.json"
+KEPT = ["site", "layer", "head", "confidence", "sink", "functions"]
 
 
 def commands() -> dict[str, list[str]]:
-    """The words after `headscope` of every command on the page, by the picture that it writes."""
-    typed = [command.arguments for command in documented.commands(PAGE)]
+    """The words after `headscope` of every command on both pages, by the picture that it writes."""
+    typed = [command.arguments for page in (PAGE, GALLERY) for command in documented.commands(page)]
     return {Path(words[words.index("--out") + 1]).name: words for words in typed if words[0] == "plot"}
+
+
+def measure(words: list[str]) -> None:
+    """Run an `analyze` of docs/gallery.md, and keep of its run what is drawn."""
+    out = ROOT / words[words.index("--out") + 1]
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "run"
+        typed = [assets.demo_checkpoint() if word == "$MODEL" else word for word in words]
+        typed[typed.index("--out") + 1] = str(whole)
+        result = CliRunner().invoke(app, typed)
+        if result.exception:
+            raise RuntimeError(f"headscope {shlex.join(words)}: {result.output}{result.exception}")
+        out.mkdir(exist_ok=True)
+        pd.read_csv(whole / "heads.csv")[KEPT].to_csv(out / "heads.csv", index=False, float_format="%.4f")
+        record = json.loads((whole / "run.json").read_text(encoding="utf-8"))
+    kept = {key: record[key] for key in ("signature", "checkpoint", "data", "layout", "complete")}
+    if "$MODEL" in words:  # where it lies says nothing
+        kept["checkpoint"]["path"] = Path(kept["checkpoint"]["path"]).parent.name
+    kept |= {"options": {}, "left_out": []}
+    (out / "run.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 def drawn(words: list[str], *, write: bool) -> Figure:
@@ -93,5 +118,8 @@ def _numbers(axes: Any) -> Iterator[tuple[str, list[float]]]:
 
 
 if __name__ == "__main__":
+    for command in documented.commands(GALLERY):
+        if command.arguments[0] == "analyze":
+            measure(command.arguments)
     shown = {name: contents(drawn(words, write=True)) for name, words in commands().items()}
     CONTENTS.write_text(json.dumps(shown, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.makers.doc_pages import commands, registries
+from tests.makers.doc_pages import commands, gallery_tables, pruning_report, registries
 from tests.makers.doc_pages.architectures import architectures
 from tests.makers.documented import DOCS, pages
 from tests.makers.modules import ROOT
@@ -24,6 +24,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "objectives": registries.objectives,
     "rules": registries.rules,
     "architectures": architectures,
+    **pruning_report.TABLES,
+    **gallery_tables.TABLES,
 }
 PART = re.compile(r"^<!-- (generated|file): (\S+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".toml": "toml"}

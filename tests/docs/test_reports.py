@@ -1,0 +1,58 @@
+"""Reports and the gallery: tables are those of the CSV files, and every number of the text stands in one of them."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.makers.doc_pages import gallery_tables, pruning_report
+from tests.makers.documented import DOCS, name
+from tests.makers.modules import ROOT
+
+PAGES = {DOCS / "report-pruning.md": pruning_report.TABLES, DOCS / "gallery.md": gallery_tables.TABLES}
+SETTINGS = {
+    *(72, 48, 36, 24, 60, 12),  # heads
+    *(6, 8, 3),  # layers and heads of the models
+    *(250, 150),  # updates
+    1,  # per cent of the margin
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_tables_are_those_of_the_files(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for part, table in PAGES[page].items():
+        assert f"<!-- generated: {part} -->\n\n{table()}\n\n<!-- end -->" in text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_number_of_the_text_stands_in_a_table(page: Path) -> None:
+    """As it is written there, to the same digit. Years of papers, and counts that are settings, are left out."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|^    .*", "", text, flags=re.MULTILINE)
+    tables = set(re.findall(r"-?\d[\d.,]*\d|\d", "\n".join(line for line in text.splitlines() if line[:1] == "|")))
+    prose = "\n".join(line for line in text.splitlines() if line[:1] != "|")
+    prose = re.sub(r"\b(?:19|20)\d\d\b|^\d\. ", "", prose, flags=re.MULTILINE)
+    numbers = re.findall(r"(?<!\w)\d[\d.,]*\d|(?<!\w)\d", prose)
+    assert len(numbers) > 15
+    assert [number for number in numbers if number not in tables and number not in map(str, SETTINGS)] == []
+
+
+def test_what_auto_takes_is_never_below_masking() -> None:
+    rows = pruning_report.anchored_rows().set_index(["method", "kept", "compensation"])
+    taken = rows.xs("auto", level="compensation")
+    masked = rows.xs("none", level="compensation").loc[taken.index]
+    assert len(taken) == 8 and (taken[["captions", "other"]] > masked[["captions", "other"]]).all().all()
+
+
+def test_the_updates_are_those_of_the_sweep() -> None:
+    assert "updates:250+150|" in (ROOT / "benchmarks/pruning/all/sweep.json").read_text(encoding="utf-8")
+
+
+def test_the_figure_shows_the_files() -> None:
+    """It carries the numbers that it was drawn of."""
+    drawing = pruning_report.FIGURE.read_text(encoding="utf-8")
+    assert pruning_report.described() in html.unescape(drawing)

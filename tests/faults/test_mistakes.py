@@ -1,0 +1,120 @@
+"""Mistakes of those who type: one line on stderr that names what came or what is missing, and nothing is written."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import headscope as hs
+from tests.faults.conftest import one_line
+
+Command = Callable[..., tuple[int, str, str]]
+READ, RANK, SHRINK = "analyze M --source T --out o", "prune rank M --by magnitude --out o", "prune shrink M --out o"
+REMOVE, SWEEP = "prune remove M --heads cross.0.0 --out o", "prune sweep M --source T --target T --out o"
+TRAIN, SCORE = "train baseline --source T --target T --out o", "evaluate M --source T --target T"
+SWEPT = f"{SWEEP} --valid-source T --valid-target T"
+MISTAKES = {
+    # words that are no command's
+    "anlyze M": "did you mean 'analyze'?",
+    "prune remov M": "did you mean 'remove'?",
+    "train basline --out o": "did you mean 'baseline'?",
+    "plot hedas run --out a.png": "did you mean 'heads'",
+    "list criterias": "did you mean 'criteria'?",
+    "demo --lng": "No such option: --lng",
+    f"{READ} --sourc T": "No such option: --sourc",
+    "translate M --length-penalty 1": "No such option: --length-penalty",
+    # what is missing
+    "analyze": "Missing argument 'CKPT'",
+    "analyze M --source T": "Missing option '--out'",
+    "analyze M --out o": "give --source FILE",
+    "convert M o": "Missing option '--to'",
+    "prune subset M --source T --target T --out o": "Missing option '--keep'",
+    "prune l0 M --source T --target T --out o": "--lambda L",
+    RANK: "give --keep N",
+    "prune remove M --out o": "give --heads LIST",
+    "evaluate M --source T": "needs --target",
+    "prune sweep M --source T --methods magnitude --keep 3 --out o": "needs --target and --valid-target",
+    # files and folders
+    "show nowhere": "there is no file or directory nowhere",
+    "show T": "T is no checkpoint that headscope knows",
+    "analyze nowhere --source T --out o": "there is no file or directory nowhere",
+    "analyze M --source missing --out o": "there is no file missing",
+    "analyze M --source empty --out o": "empty is empty",
+    "analyze M --source . --out o": ". is a directory",
+    "analyze M --source T --out T": "choose another output",
+    f"{READ} --config missing.toml": "there is no config file missing.toml",
+    f"{READ} --config broken.toml": "broken.toml is no TOML",
+    f"{READ} --config unknown.toml": "unknown option sourse",
+    f"{READ} --mask heads.txt": "there is no file of that name either",
+    f"{READ} --parse nothing.conllu": "nothing.conllu: No such file",
+    "plot heads nowhere --out a.png": "nowhere is no directory",
+    "plot heads M --out a.png": "is a checkpoint",
+    "plot heads . --out a.xyz": "cannot write .xyz",
+    "plot pruning nowhere --out a.png": "neither sweep.json nor pruning.json",
+    "demo --out T": "T is a file; give a directory",
+    # values that are none
+    f"{READ} --only sinks": "did you mean 'sink'?",
+    f"{READ} --bootstrap many": "'--bootstrap'",
+    f"{READ} --bootstrap -1": "at least 2",
+    f"{READ} --max-sentences 0": "at least 1",
+    f"{READ} --batch-tokens 0": "at least 1",
+    f"{READ} --device gpu": "device 'gpu' is not available",
+    f"{READ} --dtype float8": "unknown dtype 'float8'",
+    f"{READ} --attention flash": "choose auto, dense or streamed",
+    f"{READ} --label-rule none": "choose tested or published",
+    f"{READ} --mask cross.9.9": "no head of this model is called 'cross.9.9'",
+    "prune rank M --by obss --keep 12 --out o": "did you mean 'obs'",
+    f"{RANK} --keep 99": "99",
+    f"{RANK} --keep 12 --steps 0": "--steps 0",
+    f"{RANK} --keep 12 --protect cross.9.9": "'cross.9.9'",
+    f"{RANK} --keep 12 --sites encoder": "encoder-self",
+    f"{RANK} --keep 12 --allocate even": "--allocate 'even' is not known",
+    f"{RANK} --keep 12 --compensate least-square": "did you mean 'least-squares'?",
+    f"{RANK} --keep 12 --compensate least-squares --damping -1 --source T --target T": "--damping -1",
+    "prune remove M --heads cross.0 --out o": "'cross.0'",
+    f"{REMOVE} --margin lots": "--margin 'lots'",
+    f"{REMOVE} --export tensorflow": "--export tensorflow",
+    f"{SHRINK} --source T --target T --fraction 2": "from 0 to 1",
+    f"{SHRINK} --source T --target T --max-drop much": "--max-drop 'much'",
+    f"{SWEPT} --methods magic --keep 3": "'magic'",
+    f"{SWEPT} --methods magnitude --keep x": "--keep 'x'",
+    f"{SCORE} --metrics blue": "--metrics 'blue' is not known",
+    f"{SCORE} --beam 0": "--beam 0",
+    f"{TRAIN} --preset huge": "--preset 'huge' is not known",
+    f"{TRAIN} --lr -1": "more than 0",
+    f"{TRAIN} --dropout 2": "less than 1",
+    f"{TRAIN} --schedule cosin": "choose inverse-sqrt, cosine or constant",
+    "convert M o --to fairsq": "did you mean 'fairseq'?",
+    # options that do not go together, or would do nothing
+    f"{READ} --only sink --skip sink": "no analysis is left",
+    f"{READ} --objective nll": "--objective nll is what importances explain",
+    f"{READ} --relations nsubjj": "--relations is about the analysis syntactic; give it a --parse",
+    f"{READ} --only sink --relations nsubj": "ask for it (--also syntactic)",
+    f"{READ} --target-parse T": "give --target FILE too",
+    f"{READ} --pairs --parse T": "leave out --source2 and --pairs",
+    f"{READ} --faithfulness-bleu": "--faithfulness-bleu is about --faithfulness",
+    f"{READ} --frequencies T --frequency-corpus T": "give one",
+    f"{READ} --mhr-rows batch": "--mhr-rows batch is about --mhr-pickles",
+    f"{READ} --clean T": "give --corrupt and --answer too",
+    f"{REMOVE} --keep-only cross.0.1": "not both",
+    f"{REMOVE} --anchor mixed": "--anchor is for --compensate least-squares",
+    f"{REMOVE} --sequential": "--sequential is for --compensate least-squares",
+    f"{SHRINK} --source T --target T --fraction 0.5 --keep 3": "give one of them",
+    f"{TRAIN} --heads 3 --d-model 16": "not divisible by --heads 3",
+}
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_is_one_line(typed: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"T": "a b c\n" * 5, "empty": "", "broken.toml": "a = \n", "unknown.toml": 'sourse = "x"\n'}
+    for name, text in files.items():
+        Path(name).write_text(text, encoding="utf-8")
+    words = [str(hs.assets.trained()) if word == "M" else word for word in shlex.split(typed)]
+    status, shown, error = command(*words)
+    assert (status, shown, one_line(error)) == (2, "", True), error
+    assert MISTAKES[typed] in error
+    assert {path.name for path in tmp_path.iterdir()} == set(files)

@@ -1,0 +1,260 @@
+"""The tables of docs/report-pruning.md, of the CSV files in benchmarks/pruning, and its figure.
+
+`python -m tests.makers.doc_pages.pruning_report` draws the figure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from tests.makers.documented import DOCS
+from tests.makers.modules import ROOT
+
+FIGURE = DOCS / "figures" / "report-pruning.svg"
+PLAIN = "least-squares"
+REFITS = ("none", "mean", PLAIN)
+BEST = ("obs-measured", "obs", "obs-task", "l0", "subset", "output-norm", "entropy:highest", "confidence")
+ENCODER = (*BEST, "taylor", "wanda", "flap", "lrp", "gradient", "random", "magnitude", "entropy")
+
+
+def read(name: str) -> pd.DataFrame:
+    """A table of benchmarks/pruning."""
+    return pd.read_csv(ROOT / "benchmarks" / "pruning" / f"{name}.csv")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cell(rows: pd.DataFrame, columns: Sequence[str], digits: int, **where: Any) -> str:
+    """The numbers of the one row of which `where` holds, with a slash between; empty where there is none."""
+    for column, value in where.items():
+        rows = rows[rows[column] == value]
+    assert len(rows) < 2, (where, rows)
+    return " / ".join(f"{rows.iloc[0][column]:.{digits}f}" for column in columns) if len(rows) else ""
+
+
+def encoder() -> str:
+    """Rankings of the sentence encoder × what is done for the heads that went."""
+    rows = read("closed-form/bert")
+    sizes = [(kept, refit) for kept in (36, 24) for refit in REFITS]
+    head = ["ranking", *(f"{kept}, {named(refit)}" for kept, refit in sizes)]
+    return table(
+        head,
+        (
+            [name, *(cell(rows, ["value"], 3, method=name, kept=kept, compensation=refit) for kept, refit in sizes)]
+            for name in ENCODER
+        ),
+    )
+
+
+def named(refit: str) -> str:
+    """A refit as the report calls it."""
+    return {"none": "masked", PLAIN: "least squares"}.get(refit, refit)
+
+
+def calibration() -> str:
+    """How much text a refit of the encoder takes, and of which kind."""
+    rows = read("closed-form/calibration").query("kept == 36 and method == 'obs'")
+    sizes = sorted(rows["sentences"].unique())
+    return table(
+        ["calibrated on, tested on", *(f"{size:,}" for size in sizes)],
+        (
+            [
+                f"{own}, {other}",
+                *(cell(rows, ["value"], 3, calibrated=own, tested=other, sentences=size) for size in sizes),
+            ]
+            for own in ("captions", "web")
+            for other in ("captions", "web")
+        ),
+    )
+
+
+ANCHORED = ("none", PLAIN, "least-squares, mixed", "least-squares, general", "feed-forward, general", "auto")
+
+
+def anchored_rows() -> pd.DataFrame:
+    """Refits of the encoder that were measured on both texts."""
+    return pd.concat([read("anchored/bert"), read("anchored/bert-measured")])
+
+
+def anchored() -> str:
+    """Cosines on other captions / on other English, of refits with and without anchors."""
+    rows = anchored_rows()
+    kinds = dict.fromkeys(zip(rows["method"], rows["kept"], strict=True))
+    head = ["ranking, heads kept", "masked", "plain", "mixed", "general", "general, blocks too", "auto"]
+    return table(
+        head,
+        (
+            [
+                f"{method}, {kept}",
+                *(
+                    cell(rows, ["captions", "other"], 3, method=method, kept=kept, compensation=refit)
+                    for refit in ANCHORED
+                ),
+            ]
+            for method, kept in kinds
+        ),
+    )
+
+
+def translation() -> str:
+    """The translation model: nats on captions / on news, calibrated on captions, not tuned."""
+    rows = read("study").query("calibration == 'captions' and tuned == 0 and refit != 'damping 0.1'")
+    rows = rows.fillna({"refit": "none"})
+    at = rows[(rows["kept"] == 24) & (rows["criterion"] != "low-rank")]
+    order = at.groupby("criterion")["nats_in"].min().sort_values().index
+    refits = ("none", PLAIN, "sequential")
+    sizes = [(kept, refit) for kept in (36, 24) for refit in refits]
+    return table(
+        ["ranking", *(f"{kept}, {named(refit)}" for kept, refit in sizes)],
+        (
+            [
+                name,
+                *(
+                    cell(rows, ["nats_in", "nats_out"], 2, criterion=name, kept=kept, refit=refit)
+                    for kept, refit in sizes
+                ),
+            ]
+            for name in [*order, "low-rank"]
+        ),
+    )
+
+
+def blocks() -> str:
+    """The translation model with feed-forward blocks that are refitted too: nats more than the intact model's."""
+    rows = read("anchored/translation")
+    kinds = dict.fromkeys(zip(rows["method"], rows["kept"], strict=True))
+    return table(
+        ["ranking, heads kept", "captions, masked", "captions, blocks too", "sample, masked", "sample, blocks too"],
+        (
+            [
+                f"{method}, {kept}",
+                *(
+                    cell(rows, [column], 3, method=method, kept=kept, compensation=refit)
+                    for column in ("captions_damage", "other_damage")
+                    for refit in ("none", "feed-forward")
+                ),
+            ]
+            for method, kept in kinds
+        ),
+    )
+
+
+def learning() -> str:
+    """Closed form against methods that learn or tune, the earlier translation model: loss, means over seeds."""
+    swept = read("all/sweep")
+    untrained = read("closed-form/translation").query(f"compensation == '{PLAIN}'")
+    residual = read("closed-form/translation").query("compensation == 'residual'")
+    tuned = read("closed-form/tuned")
+    sizes = (60, 48, 24)
+
+    def line(name: str, rows: pd.DataFrame, column: str, more: str) -> list[str]:
+        means = (rows[rows["kept"] == size][column].mean() for size in sizes)
+        return [name, more, *("" if pd.isna(mean) else f"{mean:.3f}" for mean in means)]
+
+    def closed(name: str, rows: pd.DataFrame, more: str) -> list[str]:
+        return line(name, rows[rows["method"] == name], "value", more)
+
+    body = [
+        closed("obs-task", untrained, "refitted, no training"),
+        closed("obs-task:measured", untrained, "refitted, no training"),
+        closed("obs-task", residual, "refitted one after the other, no training"),
+        closed("obs-task:measured", residual, "refitted one after the other, no training"),
+        *(
+            line(f"obs-task{end}", tuned[tuned["allocate"] == how], "loss", "refitted one after the other, tuned")
+            for how, end in (("global", ""), ("measured", ":measured"))
+        ),
+        *(
+            line(str(name), rows, "loss", "gates learnt, tuned" if name in ("l0", "subset") else "tuned")
+            for name, rows in swept[swept["method"] != "unpruned"].groupby("method")
+        ),
+    ]
+    return table(["ranking", "what is done", *(f"{size} kept" for size in sizes)], body)
+
+
+def language() -> str:
+    """The small language model: nats a token."""
+    rows = read("closed-form/lm")
+    sizes = [(kept, refit) for kept in (24, 16) for refit in ("none", PLAIN)]
+    at = rows[(rows["kept"] == 24) & (rows["compensation"] == PLAIN)].sort_values("value")
+    return table(
+        ["ranking", *(f"{kept}, {named(refit)}" for kept, refit in sizes)],
+        (
+            [name, *(cell(rows, ["value"], 3, method=name, kept=kept, compensation=refit) for kept, refit in sizes)]
+            for name in at["method"]
+        ),
+    )
+
+
+def intact() -> str:
+    """What the models give before any head goes."""
+    loss = {
+        "translation model, captions / news": cell(read("study"), ["nats_in", "nats_out"], 3, criterion="intact"),
+        "earlier translation model, captions": cell(read("closed-form/translation"), ["value"], 3, method="intact"),
+        "language model, captions": cell(read("closed-form/lm"), ["value"], 3, method="intact"),
+    }
+    return table(["model, text", "nats a token"], loss.items())
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "report-intact": intact,
+    "report-encoder": encoder,
+    "report-calibration": calibration,
+    "report-anchored": anchored,
+    "report-translation": translation,
+    "report-blocks": blocks,
+    "report-learning": learning,
+    "report-language": language,
+}
+
+
+def points() -> dict[str, dict[str, tuple[float, float]]]:
+    """What the figure shows: by ranking, cosines on captions and on other English of every kind of refit, 36 kept."""
+    rows = anchored_rows().query("kept == 36")
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for row in rows.to_dict("records"):
+        found.setdefault(str(row["method"]), {})[str(row["compensation"])] = row["captions"], row["other"]
+    return found
+
+
+def described() -> str:
+    """The numbers of the figure, which its file carries."""
+    return json.dumps(points(), sort_keys=True)
+
+
+def figure() -> Any:
+    """Where plain and anchored refits take a masked model: captions across, other English up; a colour a ranking."""
+    import matplotlib.pyplot as plt
+
+    shown, axis = plt.subplots(figsize=(7.4, 5), layout="constrained")
+    colors = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+    steps = {PLAIN: "-", "auto": "--", "feed-forward, general": ":"}
+    for color, (name, places) in zip(colors, points().items(), strict=False):
+        start = places["none"]
+        axis.plot(*start, "o", color=color, label=name)
+        for refit, line in steps.items():
+            if refit in places:
+                style = {"arrowstyle": "-|>", "color": color, "linestyle": line, "shrinkA": 0, "shrinkB": 0}
+                axis.annotate("", places[refit], start, arrowprops={**style, "linewidth": 1.4})
+    for refit, line in steps.items():
+        label = {PLAIN: "plain least squares", "auto": "what auto takes"}.get(refit, "anchored, blocks too")
+        axis.plot([], [], line, color="0.3", label=label)
+    every = [place for places in points().values() for place in places.values()]
+    axis.set_xlim(min(x for x, _ in every) - 0.01, 1)
+    axis.set_ylim(min(y for _, y in every) - 0.02, 0.96)
+    axis.set_xlabel("cosine to the intact model on captions (the kind that was calibrated on)")
+    axis.set_ylabel("cosine on other English (EWT)")
+    axis.grid(alpha=0.3)
+    axis.legend(loc="lower right", fontsize=8)
+    return shown
+
+
+if __name__ == "__main__":
+    figure().savefig(FIGURE, metadata={"Date": None, "Description": described()})
