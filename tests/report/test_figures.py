@@ -346,6 +346,15 @@ def test_sites_and_layers_without_values_have_no_panel(tmp_path: Path) -> None:
     assert titles == ["encoder-self · layer 0", "encoder-self · layer 1", "cross · layer 1", ""]
 
 
+def test_points_of_many_heads_do_not_run_together(tmp_path: Path) -> None:
+    """What they cover stays below a third of their square, however many heads there are."""
+    run = load_run(make_run(tmp_path / "run", {"decoder-self": [32] * 48}, extra=("lrp", "gradient"), tables=()))
+    figure = rankings_figure(run, ["lrp", "gradient"])
+    (points,) = (each for axes in figure.axes for each in axes.collections if len(each.get_offsets()) == 48 * 32)
+    side = 0.8 * 0.62 * 72  # points
+    assert len(points.get_offsets()) * points.get_sizes()[0] * np.pi / 4 < side**2 / 3
+
+
 def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "r", {"encoder-self": [7] * 5}, extra=("lrp", "gradient")))
     ranks = ranks_of(run)
