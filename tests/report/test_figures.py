@@ -349,10 +349,11 @@ def test_sites_and_layers_without_values_have_no_panel(tmp_path: Path) -> None:
 def test_points_of_many_heads_do_not_run_together(tmp_path: Path) -> None:
     """What they cover stays below a third of their square, however many heads there are."""
     run = load_run(make_run(tmp_path / "run", {"decoder-self": [32] * 48}, extra=("lrp", "gradient"), tables=()))
-    figure = rankings_figure(run, ["lrp", "gradient"])
-    (points,) = (each for axes in figure.axes for each in axes.collections if len(each.get_offsets()) == 48 * 32)
-    side = 0.8 * 0.62 * 72  # points
-    assert len(points.get_offsets()) * points.get_sizes()[0] * np.pi / 4 < side**2 / 3
+    axes: Any = rankings_figure(run, ["lrp", "gradient"]).axes[0]
+    (points,) = axes.collections
+    side = 0.8 * axes.get_window_extent().width / axes.figure.dpi * 72 / 2  # points of a square, of two in a row
+    assert len(points.get_offsets()) == 48 * 32
+    assert 48 * 32 * points.get_sizes()[0] * np.pi / 4 < side**2 / 3
 
 
 def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
