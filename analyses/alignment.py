@@ -24,6 +24,7 @@ from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.sound import reads_sound
 
 SHARE = 0.4
 TIMES = {"hard_even": 2.0, "hard_shuffled": 1.0}
@@ -129,6 +130,10 @@ class Alignment(Analysis):
     def read(self, corpus: Corpus) -> None:
         """Read the links, or train the aligner."""
         given = self.options
+        if reads_sound(self.checkpoint.model) and given.alignments is None:
+            remark = "alignment: recordings have no words to link; see alignment_score"
+            self.links = SentenceLinks(corpus, remarks=[remark])
+            return
         self.links = links_of(
             corpus,
             given.alignments,
@@ -179,7 +184,7 @@ class Alignment(Analysis):
         target = pad_side(self.checkpoint.encode(texts[1], side="target", limit=DEFAULT_LIMIT))
         keys = source.real & ~source.special
         plan = LinkedWords((source, target), keys, [each.number for each in first], self.checkpoint, links)
-        return {name: plan.best_offset(name) for name in AHEAD}
+        return plan.best_offsets()
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         plain = ("source_coverage", "monotonicity", "final_punctuation", "end_of_sentence", "alignment_score")

@@ -73,8 +73,10 @@ class CopySuppression(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
         plain = torch.tensor(checkpoint.common_ids())
-        luck = torch.Generator().manual_seed(self.run.seed)
-        ids = plain[torch.randperm(len(plain), generator=luck)[: self.options.copy_suppression_tokens]].sort().values
+        generator = torch.Generator().manual_seed(self.run.seed)
+        ids = (
+            plain[torch.randperm(len(plain), generator=generator)[: self.options.copy_suppression_tokens]].sort().values
+        )
         self.chance = LOWEST / len(stream.readout.weight)
         for site_layer, states in read_states(stream, ids).items():
             self.lowered[site_layer] = lowest(stream, site_layer, states, ids.to(states.device)).T.cpu().double()

@@ -20,7 +20,7 @@ from headscope.description.examples import Examples, Sharpest, leading_pairs
 from headscope.description.features import GROUPS
 from headscope.description.mass import Masses, functions_for, masses
 from headscope.description.pair_function import PAIR_FUNCTIONS
-from headscope.description.sample import NUMBERS, Chosen, Laid, Rows, Sampler, SiteSample, lay_out
+from headscope.description.sample import NUMBERS, Chosen, Laid, SampledRows, Sampler, SiteSample, lay_out
 from headscope.description.shares import FOLDS, Explained, explained
 from headscope.description.tokens import TokenReader
 from headscope.distributed import fetch, upload
@@ -170,7 +170,9 @@ class ExplainedShares(Analysis):
             for part, (own, seen) in zip(chosen, parts, strict=True):
                 pairs = self.samples[site].tokens[part.number]
                 count = len(pairs.key)
-                kept = Rows(own[..., :count].transpose(1, 2).contiguous(), seen[:, :count].contiguous())  # [n s h]
+                kept = SampledRows(
+                    own[..., :count].transpose(1, 2).contiguous(), seen[:, :count].contiguous()
+                )  # [n s h]
                 self.samples[site].add(layer, part.number, kept)
         for (site, layer, sharp), sharpest in zip(self.waiting_sharp, found[len(rows) :], strict=True):
             self.examples[site].add(layer, sharp._replace(found=sharpest))

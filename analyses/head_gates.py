@@ -24,7 +24,7 @@ NEAR = {torch.float32: 1e-4, torch.float64: 1e-9}  # half precision: 0.02
 
 
 @analysis
-class HeadGates(Analysis):
+class InputGates(Analysis):
     """Values of the gates σ(x W_G) by which some models multiply each head's context, query by query (Qiu et al. 2025).
 
     `head_gate` is the mean over queries and channels, `head_gate_closed` the share of gates below 0.1,

@@ -46,7 +46,7 @@ class VocabularyOptions:
 
 
 @analysis
-class Vocabulary(Analysis):
+class HeadVocabulary(Analysis):
     """Singular directions of W_V W_O (what a head reads and writes) and W_Q W_Kᵀ (what looks at what), by their tokens.
 
     With W_V W_O = Σ σ_i u_i v_iᵀ the tokens of direction i are those whose embeddings E have the largest and the

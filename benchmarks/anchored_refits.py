@@ -1,7 +1,7 @@
 """Compensations on the text that was calibrated on and on another kind: masking, least squares, what `auto` takes.
 
 Run: python benchmarks/anchored_refits.py bert|translation --data DIR [--ud DIR] --out FILE.csv [--methods NAMES]
-     [--kept N,N] [--damping X] [--anchor NAME] [--compared NAMES]
+     [--kept N,N] [--damping X] [--anchor NAME] [--compared NAMES] [--development]
 
 DIR of --data has Multi30k, that of --ud the UD treebank EWT. 400 training sentences are calibrated on (and ranked by),
 the 100 after them are the held-out text that `auto` compares on, and half of the sample that ships is its second text.
@@ -9,7 +9,8 @@ Test texts are others: for `bert` 200 validation captions and 300 sentences of E
 sentence vectors to the intact model's), for `translation` test_2016_flickr and the sample, of which `auto` has seen
 half (loss in nats, and by how much it is more than the intact model's). A row for every ranking, number of heads kept
 and compensation; --damping is that of the rankings that refit, --anchor that of those that are measured.
-NAME:measured is `--allocate measured`.
+NAME:measured is `--allocate measured`. --development measures on what choices may be made by: training sentences 401 to
+600, for `bert` 200 sentences of the treebank PUD (en_pud-ud-test of --ud) and the half of the sample that is no anchor.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ COMPARED = {
     "sequential": RefitOptions(sequential=True),
     "feed-forward": RefitOptions(sequential=True, feed_forward=True),
     "feed-forward, general": RefitOptions(damping=0.1, sequential=True, feed_forward=True, anchor="general"),
+    "feed-forward, noised": RefitOptions(damping=0.3, sequential=True, feed_forward=True, anchor="noised"),
     "auto": None,
 }
 
@@ -72,6 +74,17 @@ def tests_of(model: str, data: Path, ud: Path | None) -> dict[str, Corpus]:
     assert ud is not None, "--ud has the other text"
     other = open_corpus(treebank(ud / "en_ewt-ud-dev.conllu.gz", 300))
     return {"captions": parallel(data, "val", 200, target=False), "other": other}
+
+
+def development_texts(model: str, data: Path, ud: Path | None) -> dict[str, Corpus]:
+    """Texts that choices may be made by, of the kind that was calibrated on first."""
+    captions = parallel(data, "train", 600, target=model == "translation").after(400)
+    if model == "translation":
+        return {"captions": captions}
+    assert ud is not None, "--ud has the other text"
+    sample = open_corpus(hs.assets.sample("en").read_text(encoding="utf-8").splitlines()[1::2])
+    other = open_corpus(treebank(ud / "en_pud-ud-test.conllu.gz", 200))
+    return {"captions": captions, "other": other, "sample": sample}
 
 
 def scores_by(method: str, context: ScoringContext) -> Scores:
@@ -123,9 +136,8 @@ def study(checkpoint: Checkpoint, given: argparse.Namespace) -> Iterator[dict[st
         anchor=given.anchor,
     )
     bench = RefitBench(checkpoint, both, Refit(method="auto"), moments=moments_of(context))
-    meters = {
-        name: DamageMeter.of(checkpoint, corpus) for name, corpus in tests_of(given.model, given.data, given.ud).items()
-    }
+    texts = (development_texts if given.development else tests_of)(given.model, given.data, given.ud)
+    meters = {name: DamageMeter.of(checkpoint, corpus) for name, corpus in texts.items()}
     compared = {name: COMPARED[name] for name in given.compared.split(";")}
     for method in given.methods.split(","):
         scores = scores_by(method, context)
@@ -146,6 +158,7 @@ def main() -> None:
     parser.add_argument("--kept", default="36,24")
     parser.add_argument("--damping", type=float, default=1e-4)
     parser.add_argument("--anchor", default="")
+    parser.add_argument("--development", action="store_true")
     parser.add_argument("--compared", default="least-squares;least-squares, general;auto")
     given = parser.parse_args()
     found: list[dict[str, Any]] = []

@@ -61,7 +61,7 @@ def main() -> None:
     checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu", companions=companions)
     feeds = texts(checkpoint, given.source, None, sentences=given.sentences).feeds
     one = many(feeds[-1:] if given.longest else feeds, given.batch)
-    tokens = next(iter(one.given.values())).shape[1]
+    tokens = next(iter(one.arguments.values())).shape[1]
     print(f"{checkpoint.model_type}, {given.batch} sentences of {tokens} pieces, {given.threads} thread(s)")
     for share in map(float, given.shares.split(",")):
         removal = plan_removal(checkpoint.attention_sites, some(checkpoint, share))
@@ -71,7 +71,7 @@ def main() -> None:
             outputs(model, one)
         old, new = (partial(seconds, model, one) for model in models)
         found = in_turns("forward", given.batch, old, new, given.rounds)
-        promised = flops(models[0], one) / flops(models[1], one)
+        promised = flops(checkpoint, one)["all"] / flops(shrunk, one)["all"]
         print(
             f"{share:.0%} of heads removed: promised {promised:.3f}, measured {found.speedup:.3f} "
             f"({found.least:.3f} to {found.most:.3f}), "

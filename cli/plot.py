@@ -18,7 +18,6 @@ from headscope.cli.options import made_of, read
 from headscope.config.option import option
 from headscope.errors import ConfigError
 from headscope.files.output_checks import check_inputs, inputs_of
-from headscope.registry import unknown
 from headscope.report.registry import PlotFigure, plot_figures
 
 LOOK = "Size and looks"
@@ -91,6 +90,8 @@ class Figures(PlainGroup):
         """The command of a figure; ConfigError with the nearest one for an unknown name."""
         figures = plot_figures()
         if cmd_name not in figures:
+            from headscope.registry import unknown
+
             raise ConfigError(unknown("figure", cmd_name, list(figures)))
         return _command(figures[cmd_name])
 

@@ -44,6 +44,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
 
     from headscope.evaluation.before_after import verdict_words
     from headscope.pruning.removal.record import merge_counts
+    from headscope.pruning.removal.savings import allowed, rest
 
     screen = console.out()
     proof = removed.verified
@@ -58,7 +59,8 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         title = f"{timing.what}, {timing.sentences} sentence{'s' if timing.sentences > 1 else ''}, "
         title += "tokens/s" if timing.tokens else "ms"
         values = [timing.tokens / each if timing.tokens else 1e3 * each for each in (timing.before, timing.after)]
-        ratio = f"{timing.speedup:.2f}× ({timing.least:.2f}–{timing.most:.2f})"
+        most = allowed(timing, removed.before, removed.after)
+        ratio = f"{timing.speedup:.2f}× ({timing.least:.2f}–{timing.most:.2f}) of at most {most:.2f}×"
         table.add_row(title, *(f"{value:,.2f}" for value in values), ratio)
     console.show([table])
     merges = merge_counts(removed.removal)
@@ -82,6 +84,8 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     if proof.searches:
         lines.append(f"beam search: {proof.searched} of {proof.searches} results are the same")
     lines += [file.proof for file in removed.engines]
+    if removed.timings:
+        lines.append(f"at most: by FLOPs of a pass, by bytes that a step reads; the FLOPs left: {rest(removed.after)}")
     lines += [f"pushed to {removed.pushed}"] if removed.pushed else []
     if removed.compensated is not None and removed.compensated.refits:
         calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds

@@ -316,7 +316,11 @@ WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
     (lambda m: m.analyze(["a"], onyl="x"), ConfigError, "unknown option of analyze 'onyl'; did you mean 'only'"),
     (lambda m: m.analyze(["a"], only="confidance"), ConfigError, "unknown analysis 'confidance'; did you mean"),
     (lambda m: m.analyze(["a"], seed="1"), ConfigError, "seed='1' is of the wrong type; give a whole number"),
-    (lambda m: m.analyze(["a"], importance=1), ConfigError, "importance=1 is of the wrong type; give True or False"),
+    (
+        lambda m: m.analyze(["a"], importance=1),
+        ConfigError,
+        "importance=1 is of the wrong type; give 'none' or",
+    ),
     (lambda m: m.analyze(["a"], only=5), ConfigError, "only=5 is of the wrong type; give a list"),
     (
         lambda m: loaded("bert").analyze(["a"], max_length=999),

@@ -192,7 +192,7 @@ HEADS, TEXTS = {"mask", "protect", "heads", "keep_only"}, {"target", "labels", "
 def kinds(hint: Any) -> set[Any]:
     """The types of a union without None; what Python callers may give for paths and lists of words."""
     parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    wider = {Path: get_args(PathName), tuple[str, ...]: (str, Iterable[str])}
+    wider = {Path: get_args(PathName), tuple[str, ...]: (str, Iterable[str]), tuple[int, ...]: (int, Iterable[int])}
     return {kind for part in parts if part is not type(None) for kind in wider.get(part, (part,))}
 
 

@@ -171,3 +171,13 @@ def test_files_and_functions_are_short(path: Path) -> None:
             body = node.body[1:] if ast.get_docstring(node) else node.body
             size = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
             assert size <= 60, f"{node.name} has {size} lines"
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    """So that a name in a message, in a search or in a signature means one thing."""
+    places: dict[str, list[str]] = {}
+    for path in files():
+        for node in parsed(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name_of(path))
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}

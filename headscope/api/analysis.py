@@ -22,7 +22,7 @@ from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
 from headscope.engine.result import AnalysisResult
 from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
-from headscope.errors import OutputError
+from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.prompts import with_answers
@@ -35,6 +35,7 @@ from headscope.model.gating import masked
 from headscope.model.process_settings import keep_few_kernels
 from headscope.model.storage.placement import pick_device
 from headscope.progress import Progress, no_progress
+from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
 from headscope.results import Signature
 
 if TYPE_CHECKING:
@@ -103,7 +104,9 @@ def _run(
     build: Build | None = None,
 ) -> FinishedRun:
     began = time.monotonic()
-    chosen_analyses(config, prompts=config.clean is not None)
+    chosen = chosen_analyses(config, prompts=config.clean is not None)
+    if config.write_alignment and "alignment" not in [analysis.name for analysis in chosen]:
+        raise ConfigError("--write-alignment is about what the analysis alignment measures; run it: --only alignment")
     text = replace(config.text, **cast(Any, typed))  # lists are as good as files
     corpus = open_text(
         text, parses=conllu_file(config), target_parses=config.target_parse, max_sentences=config.max_sentences
@@ -111,6 +114,8 @@ def _run(
     if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
         keep_few_kernels()
     checkpoint = open_configured(config)
+    if config.write_alignment:
+        check_alignment_model(config.write_alignment, checkpoint.layout)
     corpus = with_labels(checkpoint, corpus, config.labels)
     if config.corrupt is not None and config.answer is not None:
         corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
@@ -122,6 +127,9 @@ def _run(
         return FinishedRun(measurement.study, config.out, Signature({}), [], main=False)
     measurement.study.seconds = time.monotonic() - began
     out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
+    if config.write_alignment and measurement.study.complete:
+        heads, by = aligning_heads(measurement.study.heads, config.alignment_heads)
+        measurement.study.remarks.append(f"{write_alignment(config.write_alignment, heads)} (best by {by})")
     return FinishedRun(
         measurement.study,
         out,

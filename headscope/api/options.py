@@ -227,6 +227,8 @@ def _words(kind: Any) -> str:
     words = {bool: "True or False", int: "a whole number", float: "a number", str: "a string", Path: "a path"}
     if get_origin(kind) is tuple:
         return "a list"
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
     return words.get(kind, "a string")
 
 

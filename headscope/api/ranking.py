@@ -15,14 +15,14 @@ from headscope.data.corpus import Corpus
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, select_heads
+from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
-from headscope.pruning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking.criterion import Criterion, criterion_named
 from headscope.pruning.ranking.rank_run import context_of, ranking_table, scores_between, scoring_of
 from headscope.pruning.ranking.ranking import check_keep, rank_heads
-from headscope.pruning.selection import OpenedSelection
+from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.results import Signature, signature_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def ranking_of(
     given = {
         "source": None if texts.empty and parse is None else Path("text"),  # checked for being there only
         "run": None if study is None else Path("study"),
-        "protect": heads_option(protect, checkpoint.layout, name="protect"),
+        "protect": protect if isinstance(protect, str) else heads_option(protect, checkpoint.layout, name="protect"),
     }
     fixed = {"checkpoint": checkpoint.path, "out": Path("ranking"), "keep": 0}
     config = configured(RankConfig, {**options, **given, **fixed}, function="rank")
@@ -124,9 +124,8 @@ def ranking_of(
     if config.objective and config.allocate != "measured" and not (criterion and criterion.explains):
         raise ConfigError(f"objective {config.objective} means nothing for a ranking by {config.by}; leave it out")
     corpus = _corpus_of(checkpoint, texts, config, criterion, parse=None if parse is None else str(parse))
-    safe = select_heads(config.protect, checkpoint.layout) if config.protect else []
     whole = config.allocate != "per-group"
-    gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe, whole_groups=whole)
+    gating = gates_for(checkpoint, config, whole_groups=whole)
     context = context_of(config, OpenedSelection(checkpoint, gating, corpus, None, 0))
     table = None if study is None else _table_of(study, checkpoint)
     scoring = scoring_of(config, context, heads=None if table is None else lambda: table, parsed=parse is not None)

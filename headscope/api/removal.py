@@ -25,13 +25,12 @@ from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
 from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, select_heads
+from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import keeping
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.base import EngineOptions, engines_named
-from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.model_inputs import outputs, texts
 from headscope.pruning.options.refit import Refit, anchor_files
 from headscope.pruning.options.remove import check_merge
@@ -42,7 +41,7 @@ from headscope.pruning.removal.record import Removed, Shrunk, pushed
 from headscope.pruning.removal.remove import REMOVAL, Destination, remove_heads, write_shrunk
 from headscope.pruning.removal.savings import Timing, size, timings
 from headscope.pruning.scores_file import read_scores
-from headscope.pruning.selection import OpenedSelection
+from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.pruning.shrink.opened import opened_with
 from headscope.pruning.shrink.run import PAGE, SIZES, run_shrink, small_model
 from headscope.registry import unknown
@@ -122,15 +121,14 @@ def shrunk_model(
         **options,
         "checkpoint": checkpoint.path,
         "source": None if text.empty else Path("text"),  # checked for being there only
-        "protect": heads_option(protect, checkpoint.layout, name="protect"),
+        "protect": protect if isinstance(protect, str) else heads_option(protect, checkpoint.layout, name="protect"),
     }
     with TemporaryDirectory() as folder, eval_mode(checkpoint.model):
         config = configured(ShrinkConfig, {**given, "out": folder}, function="shrink")
         corpus = text.corpus(checkpoint, max_sentences=config.max_sentences)
         valid = None if held_out.empty else held_out.corpus(checkpoint, max_sentences=config.valid_sentences)
-        safe = select_heads(config.protect, checkpoint.layout) if config.protect else []
         whole = config.allocation != "per-group"
-        gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=safe, whole_groups=whole)
+        gating = gates_for(checkpoint, config, whole_groups=whole)
         limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
         selection = OpenedSelection(checkpoint, gating, corpus, None, limit)
         opened = opened_with(config, config.out, selection, valid, (text.source, text.target))

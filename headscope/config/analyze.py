@@ -179,6 +179,18 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
     )
     out: Path = option(help="Directory for the results.", metavar="DIR", panel=OUTPUT, written=True)
     figures: bool = option(True, "Draw the standard figures.", panel=OUTPUT)
+    write_alignment: Path | None = option(
+        None,
+        "Name the cross heads that align, as measured, in the settings of this model: alignment_heads of a folder of "
+        "transformers, alignment_layer and alignment_heads of one of CTranslate2.",
+        metavar="MODEL",
+        panel=OUTPUT,
+        identity=False,
+        written=True,
+    )
+    alignment_heads: int = option(
+        6, "The most heads that --write-alignment names.", metavar="N", panel=OUTPUT, minimum=1, identity=False
+    )
     force: bool = option(
         False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
     )

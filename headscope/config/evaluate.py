@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Literal
 
 from headscope.bounds import WHOLE
-from headscope.config.inputs import MODEL, OUTPUT, CheckpointOptions, OneExpert, SearchOptions, TextFiles, TextOptions
+from headscope.config.inputs import (
+    MODEL,
+    OUTPUT,
+    CheckpointOptions,
+    ExpertOption,
+    SearchOptions,
+    TextFiles,
+    TextOptions,
+)
 from headscope.config.option import option
 from headscope.errors import ConfigError
 
@@ -15,7 +23,7 @@ SCORES, EACH = "Metrics", "Each head off"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(OneExpert, SearchOptions, TextOptions):
+class EvaluateOptions(ExpertOption, SearchOptions, TextOptions):
     """How a model is scored, whatever the checkpoint and the text.
 
     `metrics` empty: all that fit the model (with `each_head` those that need no translation); of models that predict

@@ -167,7 +167,7 @@ class MaskedHeads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneExpert:
+class ExpertOption:
     """One expert instead of the mixture while a model of attentive experts runs (Peng et al. 2020, §5.1)."""
 
     expert: str | None = option(

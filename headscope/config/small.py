@@ -12,8 +12,8 @@ from headscope.config.inputs import (
     OUTPUT,
     SEARCH,
     CheckpointOptions,
+    ExpertOption,
     MaskedHeads,
-    OneExpert,
     SearchOptions,
 )
 from headscope.config.option import check_options, option
@@ -43,7 +43,7 @@ class ListConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateConfig(OneExpert, SearchOptions, MaskedHeads, CheckpointOptions):
+class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, CheckpointOptions):
     """The options of `headscope translate`."""
 
     greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH, common=True)

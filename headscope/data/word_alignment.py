@@ -74,16 +74,36 @@ def check_links(links: Links, sizes: tuple[int, int], *, where: str, first: int)
         )
 
 
-def word_of_subwords(text: str, spans: Sequence[Span | None]) -> list[int]:
-    """The number of the word that each subword begins in, −1 for subwords without a span or of whitespace alone."""
-    words = [match.span() for match in re.finditer(r"\S+", text)]
-    starts = np.array([start for start, _ in words] or [0])
-    firsts = []
-    for start, end in (span or (0, 0) for span in spans):
-        part = text[start:end]
-        firsts.append(start + len(part) - len(part.lstrip()) if part.strip() else -1)
-    words_of: list[int] = (np.searchsorted(starts, firsts, side="right") - 1).tolist()
-    return words_of
+def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None]]) -> tuple[Ints, Bools]:
+    """Of the subwords of all texts, one after the other, the word [n] of its text that each begins in, and ends [n 2].
+
+    The word is −1 for subwords without a span or of whitespace alone. Ends say whether the subword is final
+    punctuation, and whether it comes after the text. All texts are read side by side, as one row of characters.
+    """
+    joined = "".join(f"{text}\n" for text in texts).encode("utf-32-le", errors="surrogatepass")
+    known, which = np.unique(np.frombuffer(joined, dtype=np.uint32), return_inverse=True)
+    blank, plain = (np.array([test(chr(c)) for c in known.tolist()])[which] for test in (str.isspace, str.isalnum))
+    place = np.arange(len(which))
+    word = (~blank & np.append(True, blank[:-1])).cumsum() - 1
+    shown = np.minimum.accumulate(np.where(blank, len(which), place)[::-1])[::-1]  # the next that is no whitespace
+    body = np.maximum.accumulate(np.where(plain, place + 1, 0))  # the end of the last letter or digit so far
+
+    length = np.array([len(text) for text in texts])
+    begin = (length + 1).cumsum() - length - 1
+    row = np.repeat(np.arange(len(texts)), [len(each) for each in spans])
+    flat = [span for each in spans for span in each]
+    located = np.array([span is not None for span in flat], dtype=bool)
+    at = np.array([span or (0, 0) for span in flat], dtype=np.int64).reshape(-1, 2)
+    start, end = np.minimum(at, length[row][:, None]).T + begin[row]
+    visible = shown[start] < end
+    words = np.where(
+        visible, word[np.minimum(shown[start], end)] - word[np.minimum(shown[begin], len(word) - 1)][row], -1
+    )
+    final = visible & (start >= np.maximum(body[begin + length], begin)[row])
+    last = np.full(len(texts), len(flat))  # where nothing has a span, nothing comes after
+    last[row[located]] = located.nonzero()[0]
+    after = np.arange(len(flat)) > last[row]
+    return words, np.stack([final, after], axis=1)
 
 
 class Cells(NamedTuple):

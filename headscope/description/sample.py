@@ -23,7 +23,7 @@ BLOCK = 2**21
 """Weights of one block."""
 
 
-class Rows(NamedTuple):
+class SampledRows(NamedTuple):
     """Sampled rows of one sentence at one layer: weights [n s h] and visible keys [n s]."""
 
     weights: Tensor
@@ -43,14 +43,14 @@ class SiteSample:
     """What is kept of one site: the tokens of both sides of every sentence, sampled positions, rows by layer."""
 
     tokens: dict[int, Pairs] = field(default_factory=dict)
-    rows: dict[int, dict[int, Rows]] = field(default_factory=dict)
+    rows: dict[int, dict[int, SampledRows]] = field(default_factory=dict)
     passed_over: int = 0
 
-    def add(self, layer: int, number: int, rows: Rows) -> None:
-        """Rows of one sentence at one layer; of long ones, one block of queries after the other."""
+    def add(self, layer: int, number: int, rows: SampledRows) -> None:
+        """Sampled rows of one sentence at one layer; of long ones, one block of queries after the other."""
         known = self.rows.setdefault(layer, {}).get(number)
         if known is not None:
-            rows = Rows(torch.cat([known.weights, rows.weights]), torch.cat([known.visible, rows.visible]))
+            rows = SampledRows(torch.cat([known.weights, rows.weights]), torch.cat([known.visible, rows.visible]))
         self.rows[layer][number] = rows
 
     def merge(self, other: SiteSample) -> None:
@@ -73,7 +73,7 @@ class SiteSample:
         return groups
 
 
-def _alike(one: dict[int, Rows], other: dict[int, Rows]) -> bool:
+def _alike(one: dict[int, SampledRows], other: dict[int, SampledRows]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[n].visible, other[n].visible) for n in one)
 
 
@@ -178,7 +178,7 @@ def _groups(numbers: Sequence[int], sentences: Sequence[Pairs], heads: int) -> I
 def _block(
     numbers: Sequence[int],
     tokens: dict[int, Pairs],
-    rows: Sequence[dict[int, Rows]],
+    rows: Sequence[dict[int, SampledRows]],
     inventory: Inventory,
     ids: tuple[Numbers, Numbers],
 ) -> Block:

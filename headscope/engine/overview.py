@@ -156,8 +156,8 @@ def _analysis_needs(cls: Any) -> str:
 def _analysis_cost(cls: Any) -> str:
     if cls.explain is not Analysis.explain:
         return "many passes of its own" if cls.many_passes else "passes of its own"
-    if not cls.passes:
-        return "weights alone"
+    if not cls.passes:  # those that read a text make what they want of it
+        return "weights alone" if cls.read is Analysis.read else "many passes of its own"
     if "gradient" in cls.needs:
         return "one backward pass, shared"
     return "the forward pass, shared" + (", whole rows" if cls.reads in ("rows", "matrix") else "")

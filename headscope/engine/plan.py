@@ -15,7 +15,7 @@ from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.config import AnalyzeOptions
 from headscope.data.ahead import ahead
 from headscope.data.batch_memory import Memory, fitting_tokens, memory_of
-from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.parses import Parse
@@ -30,6 +30,7 @@ from headscope.errors import ConfigError
 from headscope.files.reading import read_lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
+from headscope.model.sound import reads_sound
 from headscope.progress import Progress, no_progress
 
 PROBED = 512
@@ -116,7 +117,7 @@ def run_options(
         attention=config.attention,
         analysis_options=config.analysis_options,
     )
-    if any("frequencies" in cls.needs for cls in analyses):
+    if any("frequencies" in cls.needs for cls in analyses) and not reads_sound(checkpoint.model):
         counts, source = _counts(config, checkpoint, corpus, limit)
         options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
     return options
@@ -315,7 +316,7 @@ def _streams(
             labels=_labelled(checkpoint, corpus, running),
         )
     if "random" in passes and (corpus.has_target or not checkpoint.two_sided):
-        yield from random_batches(checkpoint, seed=options.seed, limit=limit)
+        yield from random_batches(checkpoint, seed=options.seed, limit=limit, tokens=batching.tokens)
 
 
 def _labelled(checkpoint: Checkpoint, corpus: Corpus, running: Sequence[Analysis]) -> bool:
@@ -336,10 +337,11 @@ def gives_labels(checkpoint: Checkpoint, corpus: Corpus) -> bool:
     return corpus.has_labels or (predicts and (corpus.has_target or not checkpoint.two_sided))
 
 
-def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator[Batch]:
+def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int, tokens: int = DEFAULT_TOKENS) -> Iterator[Batch]:
     """Sequences of random tokens, each block repeated once (Olsson et al. 2022): what only copying explains.
 
-    The text's usual start comes first. An encoder sees the block once, its decoder the repetition.
+    The text's usual start comes first. An encoder sees the block once, its decoder the repetition. Batches have at most
+    `tokens` positions a side, or a few sequences where that is less.
     """
     generator = torch.Generator().manual_seed(seed)
     plain = torch.tensor(checkpoint.common_ids())
@@ -349,15 +351,16 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int) -> Iterator
         else checkpoint.start_ids()
     )
     block = min(RANDOM_BLOCK, (limit - len(start)) // 2)
-    for first in range(0, RANDOM_SEQUENCES, FOLDS):
-        drawn = plain[torch.randint(len(plain), (FOLDS, block), generator=generator)].tolist()
+    size = max(FOLDS, tokens // max(1, len(start) + 2 * block))
+    drawn_ids = plain[torch.randint(len(plain), (RANDOM_SEQUENCES, block), generator=generator)]
+    for indices in torch.arange(RANDOM_SEQUENCES).split(size):
+        drawn = drawn_ids[indices].tolist()
         repeated = [_plain(start, [*once, *once]) for once in drawn]
         sides = (
             (pad_side([_plain([], once) for once in drawn]), pad_side(repeated))
             if checkpoint.two_sided
             else (pad_side(repeated), None)
         )
-        indices = torch.arange(first, first + FOLDS)
         yield Batch(indices, 0, sides[0], sides[1], kind="random")
 
 

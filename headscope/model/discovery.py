@@ -26,6 +26,7 @@ from headscope.model import interface
 from headscope.model.attention import AttentionCall, replace_contexts, tapped
 from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.nonfinite import first_non_finite, is_finite
+from headscope.model.sound import features_shape, reads_sound
 from headscope.model.storage.stored_weights import computing_dtype, execution_device, is_quantised
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
@@ -264,10 +265,15 @@ def _compare(output: Tensor, expected: Tensor, kind: str, *, half: bool) -> None
 
 
 def probe_inputs(model: nn.Module) -> dict[str, Any]:
-    """A few tokens (source and target of different lengths), or one picture for a vision model."""
+    """A few tokens (source and target of different lengths), one picture for a vision model, sound for a Whisper."""
     config: Any = model.config
     device = execution_device(model)
     main = getattr(model, "main_input_name", "input_ids")
+    noise = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
+    if reads_sound(model):
+        sound = torch.randn(features_shape(config), generator=noise).to(device, computing_dtype(model))
+        target = _ids(text_config(config), TARGET_LENGTH, device)
+        return {"input_features": sound, "decoder_input_ids": target, "use_cache": False}
     if main == "pixel_values":
         if config.is_encoder_decoder:
             raise CheckpointError(
@@ -277,13 +283,11 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
         vision = getattr(config, "vision_config", config)
         size = getattr(vision, "image_size", 224)
         height, width = (size, size) if isinstance(size, int) else size
-        noise = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
-        picture = torch.randn(1, getattr(vision, "num_channels", 3), height, width, generator=noise)
-        return {"pixel_values": picture.to(device, computing_dtype(model))}
+        shape = 1, getattr(vision, "num_channels", 3), height, width
+        return {"pixel_values": torch.randn(shape, generator=noise).to(device, computing_dtype(model))}
     if main != "input_ids":
         raise CheckpointError(
-            f"model type {config.model_type!r} takes {main}, not text, so headscope has nothing to give it; models "
-            "that read text, and encoders of pictures, are supported"
+            f"model type {config.model_type!r} takes {main}, not text, and headscope has only that, pictures and sound"
         )
     if getattr(config, "add_cross_attention", False) and not config.is_encoder_decoder:
         raise CheckpointError(
@@ -331,7 +335,8 @@ def _ids(text: Any, length: int, device: torch.device) -> Tensor:
 def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> AttentionSites:
     names = {id(part): name for name, part in model.named_modules()}
     two_sided = bool(getattr(model.config, "is_encoder_decoder", False))
-    sites = [_site(call, two_sided, kind) for call in calls]
+    length = features_shape(model.config)[2] // 2 if reads_sound(model) else SOURCE_LENGTH
+    sites = [_site(call, two_sided, kind, length) for call in calls]
     if two_sided and not {Site.ENCODER_SELF, Site.DECODER_SELF} <= set(sites):
         missing = "encoder" if Site.ENCODER_SELF not in sites else "decoder"
         raise CheckpointError(
@@ -361,13 +366,13 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
     return AttentionSites(tuple(order), {key: tuple(sites) for key, sites in by_module.items()}, tied)
 
 
-def _site(call: AttentionCall, two_sided: bool, kind: str) -> Site:
+def _site(call: AttentionCall, two_sided: bool, kind: str, length: int) -> Site:
     t, s = call.weights.shape[-2:]
     if two_sided:
         by_shape = {
-            (SOURCE_LENGTH, SOURCE_LENGTH): Site.ENCODER_SELF,
+            (length, length): Site.ENCODER_SELF,
             (TARGET_LENGTH, TARGET_LENGTH): Site.DECODER_SELF,
-            (TARGET_LENGTH, SOURCE_LENGTH): Site.CROSS,
+            (TARGET_LENGTH, length): Site.CROSS,
         }
         if (t, s) in by_shape:
             return by_shape[t, s]
@@ -375,7 +380,7 @@ def _site(call: AttentionCall, two_sided: bool, kind: str) -> Site:
         causal = not (call.weights if call.weights.shape[1] else _visible(call)).triu(1).any()
         return Site.DECODER_SELF if causal and t > 1 else Site.ENCODER_SELF
     raise CheckpointError(
-        f"model type {kind!r} attends from {t} to {s} positions on a probe of {SOURCE_LENGTH} source and "
+        f"model type {kind!r} attends from {t} to {s} positions on a probe of {length} source and "
         f"{TARGET_LENGTH} target tokens; headscope cannot tell which site that is"
     )
 

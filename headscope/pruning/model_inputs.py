@@ -15,8 +15,10 @@ from headscope.data.encoded import Side, pad_side
 from headscope.errors import CheckpointError, DataError
 from headscope.files.reading import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.model.discovery import base_of, probe_inputs, text_config
 from headscope.model.native.transformer import Transformer
+from headscope.model.sound import reads_sound
 from headscope.model.threads import threads_for_pass
 
 LONGEST = 64  # pieces of a sentence
@@ -28,18 +30,18 @@ LENGTHS = (11, 5, 8, 3)  # of random texts, where there is no tokenizer
 class ModelInputs:
     """One batch as a model takes it; `real` [b t] tells which outputs are of tokens (None: all)."""
 
-    given: dict[str, Tensor]
+    arguments: dict[str, Tensor]
     real: Tensor | None
 
     @property
     def positions(self) -> int:
         """Positions of the longer side, padding included; of pictures about so many."""
-        texts = [values.numel() for values in self.given.values() if values.ndim == 2]
-        return max(texts, default=next(iter(self.given.values())).numel() // PATCH)
+        texts = [values.numel() for values in self.arguments.values() if values.ndim == 2]
+        return max(texts, default=next(iter(self.arguments.values())).numel() // PATCH)
 
     def rows(self, order: Tensor) -> ModelInputs:
         """The sentences `order`, in that order and as often."""
-        picked = {name: values.index_select(0, order.to(values.device)) for name, values in self.given.items()}
+        picked = {name: values.index_select(0, order.to(values.device)) for name, values in self.arguments.items()}
         return ModelInputs(picked, None if self.real is None else self.real.index_select(0, order.to(self.real.device)))
 
 
@@ -94,11 +96,13 @@ def feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> ModelInpu
             return ModelInputs({"target": source.ids, "target_mask": source.real}, source.real)
         masks = {"source_mask": source.real, "target_mask": target.real}
         return ModelInputs({"source": source.ids, "target": target.ids, **masks}, target.real)
-    given = {"input_ids": source.ids, "attention_mask": source.real.long()}
+    arguments = {"input_ids": source.ids, "attention_mask": source.real.long()}
+    if isinstance(checkpoint, SpeechCheckpoint):
+        arguments = checkpoint.features(source)
     if target is None:
-        return ModelInputs(given, source.real)
-    given |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
-    return ModelInputs(given, target.real)
+        return ModelInputs(arguments, source.real)
+    arguments |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
+    return ModelInputs(arguments, target.real)
 
 
 def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
@@ -106,7 +110,7 @@ def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
     if type(model).__name__.endswith("ForMultipleChoice"):  # it takes several texts for one answer
         model = base_of(model)
     with torch.no_grad(), threads_for_pass(model, batch.positions):
-        result: Any = model(**batch.given)
+        result: Any = model(**batch.arguments)
     if not isinstance(result, Tensor):
         logits = getattr(result, "logits", None)
         result = result[0] if logits is None else logits
@@ -121,7 +125,7 @@ def prompts(data: InputTexts, length: int, *, count: int = 3) -> list[list[int]]
     rows = [
         ids[mask.bool()].tolist()
         for batch in (data.feeds[0], data.feeds[-1])
-        for ids, mask in zip(batch.given["input_ids"], batch.given["attention_mask"], strict=True)
+        for ids, mask in zip(batch.arguments["input_ids"], batch.arguments["attention_mask"], strict=True)
     ]
     return [row[:length] for row in rows[-count:]]
 
@@ -144,10 +148,13 @@ def _read(
 def _random(checkpoint: Checkpoint) -> tuple[ModelInputs, ...]:
     noise = torch.Generator().manual_seed(0)
     model: Any = checkpoint.model
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        like = probe_inputs(model)["pixel_values"]
-        picture = torch.randn(len(LENGTHS), *like.shape[1:], generator=noise)
-        return (ModelInputs({"pixel_values": picture.to(like)}, None),)
+    main = getattr(model, "main_input_name", "input_ids")
+    given: dict[str, Tensor] = {}
+    if main == "pixel_values" or reads_sound(model):
+        like = probe_inputs(model)[main]
+        given = {main: torch.randn(len(LENGTHS), *like.shape[1:], generator=noise).to(like)}
+        if not checkpoint.two_sided:
+            return (ModelInputs(given, None),)
     sizes = vocabularies(checkpoint)
     most = min(max(LENGTHS), checkpoint.limit or max(LENGTHS))
 
@@ -159,6 +166,10 @@ def _random(checkpoint: Checkpoint) -> tuple[ModelInputs, ...]:
 
     source = draw(sizes[0], [min(length, most) for length in LENGTHS])
     target = draw(sizes[1], [min(length, most) for length in reversed(LENGTHS)]) if checkpoint.two_sided else None
+    if given and target is not None:
+        target = target.to(checkpoint.device)
+        given |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
+        return (ModelInputs(given, target.real),)
     return (feed(checkpoint, source, target),)
 
 

@@ -26,14 +26,17 @@ from headscope.files.output_kind import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES
+from headscope.formats.huggingface.alignment import alignment_heads
 from headscope.heads import HeadId, select_heads
 from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
 from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.options.shared import PruningOptions, SelectionConfig
+from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.export import choose_export
 from headscope.results import Signature, signature_of
 from headscope.version import VERSION
 
+ALIGNMENT = "alignment"
 SAMPLED = 512  # sentences whose unknown pieces are counted
 RECORD, STATE, MODEL, PRUNED = "pruning.json", "state.pt", "model", "pruned"
 CHOICE = OutputKind(
@@ -80,14 +83,32 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
         valid = with_labels(checkpoint, valid, labels, option=option)
     if isinstance(config, SelectionConfig):
         _check_export(config, checkpoint)
-    protect = select_heads(config.protect, checkpoint.layout) if config.protect else []
     whole = getattr(config, "allocate", "") != "per-group"
-    gating = gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole)
+    gating = gates_for(checkpoint, config, whole_groups=whole)
     limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
     remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
     if held_out is None and trains:
         remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks)
+
+
+def gates_for(checkpoint: Checkpoint, config: PruningOptions | ShrinkConfig, *, whole_groups: bool) -> GateLayout:
+    """The gates that `sites` and `protect` of a config leave; ConfigError where none is left.
+
+    The word `alignment` in `protect` stands for the heads that the model's generation settings name.
+    """
+    names = [name.strip() for name in (config.protect or "").split(",")]
+    protect = set[HeadId]()
+    if ALIGNMENT in names:
+        protect.update(alignment_heads(checkpoint.model))
+        if not protect:
+            raise ConfigError(
+                f"--protect {ALIGNMENT}: {checkpoint.path} names no alignment heads in generation_config.json; "
+                "`analyze --write-alignment` writes them"
+            )
+    if others := ",".join(name for name in names if name not in ("", ALIGNMENT)):
+        protect.update(select_heads(others, checkpoint.layout))
+    return gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole_groups)
 
 
 def _unknown(checkpoint: Checkpoint, corpus: Corpus, limit: int) -> list[str]:

@@ -16,7 +16,8 @@ from headscope import assets
 from headscope.analyses.alignment import Alignment
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.word_alignment import grow_diag_final_and, read_links, train, word_of_subwords
+from headscope.data.offsets import Span
+from headscope.data.word_alignment import grow_diag_final_and, read_links, train, words_of_subwords
 from headscope.engine import plan
 from headscope.engine.base import HeadBatch
 from headscope.engine.plan import analyze
@@ -247,9 +248,13 @@ def test_two_directions_are_joined() -> None:
     assert set(zip(*np.nonzero(joined[0]), strict=True)) == {(0, 0), (2, 3), (0, 1), (1, 1)}
 
 
-def test_words_of_subwords() -> None:
-    spans = [None, (0, 1), (1, 3), (3, 5), (5, 6), (6, 6), None]
-    assert word_of_subwords("abc de f", spans) == [-1, 0, 0, 1, 1, -1, -1]
+def test_words_of_subwords_of_several_texts() -> None:
+    texts = ["abc de !?", "", "x. ", "é"]
+    first: list[Span | None] = [None, (0, 1), (1, 3), (3, 5), (6, 8), (8, 9), (9, 9), None]
+    words, ends = words_of_subwords(texts, [first, [None], [(0, 1), (1, 2), (1, 9), (2, 3)], []])
+    assert words.tolist() == [-1, 0, 0, 1, 2, 2, -1, -1, -1, 0, 0, 0, -1]
+    assert ends[:, 0].nonzero()[0].tolist() == [4, 5, 10, 11]  # final punctuation
+    assert ends[:, 1].nonzero()[0].tolist() == [7]  # after the text
 
 
 def test_links_of_the_captions_fit_them() -> None:

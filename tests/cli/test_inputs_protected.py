@@ -46,6 +46,7 @@ TOGETHER: dict[str, dict[str, str]] = {
     "valid_labels": {"labels": "a", "compensate": "mean", "source": "c"},
     "source2": {"compensate": "mean", "source": "c"},
     "labels": {"compensate": "mean", "source": "c"},
+    "target_parse": {"source": "c", "target": "d"},
     "anchor": {"compensate": "least-squares", "by": "obs", "source": "c", "target": "d"},
     "check": {"compensate": "auto", "source": "c"},
     "keep_only": {"heads": ""},

@@ -69,7 +69,7 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
     whole = (prompts_table["clean"] - prompts_table["corrupt"]).mean()
     assert tables["heads"]["patching_share"].tolist() == pytest.approx((expected / whole).tolist())
     assert "the heads that the answers need most and least" in shown and "ranks heads as patching does" in shown
-    assert "--also gradient" in shown and "--answer" in shown, "the next command has the same prompts"
+    assert "--importance" in shown and "--answer" in shown, "the next command has the same prompts"
     head: Any = max(tables["heads"].to_dict("records"), key=lambda row: row["patching"])
     said_first = (
         f"By effect of patching the answers to the prompts need most: decoder-self.{head['layer']}.{head['head']} "

@@ -40,7 +40,6 @@ REFUSED = {
     "falcon": {**_SHORT, "hidden_size": 30, "num_attention_heads": 3},
     "longt5": T5,
     "xlnet": {"vocab_size": VOCABULARY, "d_model": 15, "n_layer": 2, "n_head": 3, "d_inner": 17},
-    "whisper": {**BART, "suppress_tokens": None, "begin_suppress_tokens": None},
     "mamba": {**_SHORT, "state_size": 5},
     "gptj": {**GPT2, "n_embd": 30, "rotary_dim": 4},
     "longformer": {**BERT, "attention_window": 4},

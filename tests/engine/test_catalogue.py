@@ -26,10 +26,12 @@ def test_analyses_say_what_they_need_and_cost() -> None:
     items = {item.name: item for item in catalogue("analyses")}
     assert set(items) == set(ANALYSES.names())
     assert (items["syntactic"].needs, items["confidence"].needs) == ("--parse", "")
-    costs = {name: items[name].cost for name in ("shapley", "gradient", "entropy")}
+    costs = {name: items[name].cost for name in ("shapley", "gradient", "streaming", "copying", "entropy")}
     assert costs == {
         "shapley": "many passes of its own",
         "gradient": "one backward pass, shared",
+        "streaming": "many passes of its own",
+        "copying": "weights alone",
         "entropy": "the forward pass, shared",
     }
 
@@ -38,7 +40,7 @@ def test_of_a_checkpoint_it_says_what_fits(command: Callable[..., tuple[int, str
     status, out, _ = command("list", "analyses", assets.trained(), "--json")
     refusals = {item["name"]: item["refusal"] for item in json.loads(out)}
     assert status == 0 and refusals["alignment"] == "" and refusals["head_gates"]
-    assert "passes of its own" in command("list", "analyses")[1]
+    assert "many passes of" in command("list", "analyses")[1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.description.sample import Laid, Rows, SiteSample, lay_out
+from headscope.description.sample import Laid, SampledRows, SiteSample, lay_out
 from headscope.description.tokens import Pairs, Tokens
 
 Rule = Callable[[Tokens, int], dict[int, float]]
@@ -57,7 +57,7 @@ def sample(rules: Sequence[Rule], *, sentences: int, seed: int = 3, dtype: torch
                     weights[row, key, head] += weight
                 weights[row, 0, head] += 1 - sum(found.values())
         made.tokens[number] = Pairs(tokens, tokens, at)
-        made.add(0, number, Rows(weights, torch.ones(len(at), len(tokens), dtype=torch.bool)))
+        made.add(0, number, SampledRows(weights, torch.ones(len(at), len(tokens), dtype=torch.bool)))
     return made
 
 

@@ -15,7 +15,7 @@ import torch
 import headscope as hs
 from headscope.data.corpus import Corpus, Sentence
 from headscope.errors import ConfigError
-from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.base import Checkpoint, SideName, open_checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.anchors import (
@@ -23,10 +23,12 @@ from headscope.pruning.closed_form.anchors import (
     anchor_texts,
     capped,
     language_of,
+    noised_text,
     random_text,
     second_text,
     shuffled_text,
     subwords,
+    with_lines,
 )
 from headscope.pruning.closed_form.bench import AnchoredMoments, RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
@@ -248,6 +250,29 @@ def test_cheap_texts() -> None:
     assert list(drawn) != list(random_text(checkpoint, corpus, seed=2)) and all(each.target for each in drawn)
 
 
+def test_noised_texts() -> None:
+    """Of a share of subwords about that share is another one, on both sides; without a share none is."""
+    checkpoint, corpus = speakers.checkpoint("marian"), text("marian")
+
+    def changed(share: float, side: SideName) -> float:
+        texts = (
+            [getattr(line, side) for line in part] for part in (corpus, noised_text(checkpoint, corpus, share=share))
+        )
+        before, after = (checkpoint.encode(lines, side=side, limit=512) for lines in texts)
+        pairs = [pair for one, two in zip(before, after, strict=True) for pair in zip(one.ids, two.ids, strict=False)]
+        return sum(one != two for one, two in pairs) / len(pairs)
+
+    sides: tuple[SideName, ...] = ("source", "target")
+    for side in sides:
+        assert changed(0.0, side) == 0 and 0.1 < changed(0.2, side) < 0.4 < changed(0.8, side)
+    assert list(noised_text(checkpoint, corpus, share=0.3)) != list(noised_text(checkpoint, corpus, share=0.3, seed=2))
+    both = with_lines(corpus, speakers.corpus("marian", count=5, seed=5))
+    assert both.count == 23 + 4 * 5 == len(list(both)) and both.has_target
+    parts = anchor_texts(checkpoint, corpus, "noised")
+    assert list(parts) == ["noised 15", "noised 30", "noised 60"], "no sample ships in its language"
+    assert len({part().digest for part in parts.values()}) == 3
+
+
 def test_the_second_text() -> None:
     captions = {side: hs.assets.captions(side).read_text(encoding="utf-8").splitlines() for side in ("en", "de")}
     assert {side: language_of(lines) for side, lines in captions.items()} == {"en": "en", "de": "de"}
@@ -258,6 +283,9 @@ def test_the_second_text() -> None:
     parallel = hs.Texts(captions["en"], captions["de"]).corpus()
     general, foretold = second_text(shipped, parallel)
     assert foretold and general.name == "headscope's sample" and general.has_target and general.count == 60
+    noised = anchor_texts(shipped, parallel, "noised")
+    assert next(iter(noised)) == "sample" and len(noised) == 4
+    assert noised["noised 60"]().count == 240 + 4 * 60
     own, _ = second_text(shipped, parallel, (captions["de"], captions["en"]))
     assert own.count == 240
     with pytest.raises(ConfigError, match="--check: the calibration text has a target, so this one needs one too"):

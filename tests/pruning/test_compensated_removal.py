@@ -216,7 +216,7 @@ def test_the_self_contained_folder_needs_no_headscope(tmp_path: Path) -> None:
         (tmp_path / kind).mkdir()
         write_checkpoint(done.checkpoint, tmp_path / kind, Companions())
         feed = done.data.feeds[0]
-        torch.save(feed.given, tmp_path / f"{kind}.inputs.pt")
+        torch.save(feed.arguments, tmp_path / f"{kind}.inputs.pt")
         wanted[kind] = (run(done.compensated.checkpoint, done), feed.real)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+import torch
 
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.model.decoding.beams import SearchConfig
-from headscope.pruning.removal.savings import in_turns
+from headscope.pruning.model_inputs import InputTexts, ModelInputs
+from headscope.pruning.removal.savings import Timing, allowed, in_turns, rest, size
+from tests.makers import decoders
 from tests.oracles import checkpoints
 
 
@@ -26,6 +31,31 @@ def test_models_take_turns_and_rounds_say_how_far_they_differ() -> None:
     found = in_turns("forward", 1, took("before"), took("after"), 3)
     assert asked == ["before", "after", "after", "before", "before", "after"]
     assert (found.before, found.after, found.speedup) == (6.0, 3.0, 2.0) and (found.least, found.most) == (1.5, 3.0)
+
+
+def test_what_counting_allows_and_what_is_left() -> None:
+    """By hand, of a Llama: two for each multiplication and addition, three matrices of a feed-forward block."""
+    model = decoders.decoder("llama", tie_word_embeddings=False)
+    made = HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest=None)
+    ids = torch.ones(2, 7, dtype=torch.long)
+    data = InputTexts((), "random", (ModelInputs({"input_ids": ids}, None),))
+    whole = size(made, data)
+    d, h, g, k, f, v, layers = 64, 8, 4, 16, 96, decoders.VOCABULARY, 3
+    scores = 2 * 2 * (2 * h * 7 * 7 * k)  # of both products of weights and states, of two texts
+    assert whole.attention_flops == layers * (14 * 2 * d * (2 * h * k + 2 * g * k) + scores)
+    assert whole.output_flops == 14 * 2 * d * v
+    assert whole.flops == whole.attention_flops + whole.output_flops + layers * 14 * 2 * 3 * d * f
+    assert whole.read == whole.bytes - 4 * v * d  # rows of the input embedding
+
+    half = replace(whole, flops=whole.flops // 2, read=whole.read * 3 // 4, cache=whole.cache // 4)
+    forward, search = (Timing(what, 8, 1.0, 1.0, 1.0) for what in ("forward", "beam search"))
+    assert allowed(forward, whole, half) == pytest.approx(2) == allowed(search, whole, half)
+    step = replace(forward, what="decoding", tokens=3, context=11)
+    read = [each.read + 8 * 11 * each.cache for each in (whole, half)]
+    assert allowed(step, whole, half) == pytest.approx(read[0] / read[1])
+    assert rest(replace(whole, flops=200, attention_flops=50, output_flops=30)) == (
+        "60% feed-forward blocks and others, 25% attention, 15% the output layer"
+    )
 
 
 @pytest.mark.parametrize("rule", ["fairseq", "story-of-heads"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import Batch, Side
 from headscope.distributed import upload
-from headscope.engine.heads.rows import Match, Rows
+from headscope.engine.heads.rows import AttentionRows, Match
 from headscope.engine.heads.shared import SharedTensors, T
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.heads import Site
@@ -43,7 +43,7 @@ class HeadBatch:
 
     site: Site
     layer: int
-    rows: Rows
+    rows: AttentionRows
     context: Tensor
     queries: Tensor
     keys: Tensor

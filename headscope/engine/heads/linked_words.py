@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import Side
-from headscope.data.offsets import Span
+from headscope.data.encoded import Side, SideName
 from headscope.data.word_alignment import (
+    Bools,
     Ints,
     Links,
     Pair,
@@ -26,7 +26,7 @@ from headscope.data.word_alignment import (
     has_systran,
     read_links,
     train,
-    word_of_subwords,
+    words_of_subwords,
 )
 from headscope.distributed import upload
 from headscope.errors import ConfigError, DataError
@@ -39,6 +39,8 @@ REACH = 64  # offsets of the baseline go this far
 LEAST_PAIRS = 1000
 """Parallel lines that an aligner is trained on at least."""
 DONORS, WINDOW = 256, 4096
+POSSIBLE, SURE, SHUFFLED = 1, 2, 4
+"""What a pair of words may be, as bits: a link, a sure one, a link of another sentence."""
 SAID = 20  # lines with links that show from where words are counted
 
 
@@ -71,6 +73,9 @@ class SentenceLinks:
             first = list(islice(iter(self.corpus), DONORS))
             self.donors = list(zip(first, self.of(first), strict=True))
             self.sizes = np.array([_sizes(sentence) for sentence in first])
+            self.tables = [np.zeros(size, dtype=bool) for size in self.sizes]  # [n m] of every donor
+            for table, (_, links) in zip(self.tables, self.donors, strict=True):
+                table[links.pairs[:, 0], links.pairs[:, 1]] = True
 
     @property
     def known(self) -> bool:
@@ -102,20 +107,18 @@ class SentenceLinks:
 
     def of_others(self, sentences: Sequence[Sentence]) -> list[Ints]:
         """For every sentence the links [n 2] of the other one nearest in length, of the first 256, made as long."""
+        sizes = np.array([_sizes(sentence) for sentence in sentences])
+        apart = np.abs(self.sizes - sizes[:, None]).sum(axis=-1)  # [b d]
+        itself = np.array([sentence.number for sentence in sentences])[:, None] == np.arange(len(self.donors))
+        apart[itself] = np.iinfo(np.int64).max
         found = []
-        for sentence in sentences:
-            own = np.array(_sizes(sentence))
-            apart = np.abs(self.sizes - own).sum(axis=1)
-            if sentence.number < len(apart):
-                apart[sentence.number] = np.iinfo(np.int64).max
-            donor, size = self.donors[int(apart.argmin())][1].pairs, self.sizes[apart.argmin()]
-            if len(apart) == 1 and sentence.number == 0:
+        for row, number in enumerate(apart.argmin(axis=1).tolist()):
+            if itself[row, number]:  # there is no other
                 found.append(np.empty((0, 2), dtype=np.int64))
                 continue
-            table = np.zeros(size, dtype=bool)
-            table[donor[:, 0], donor[:, 1]] = True
-            at = [((np.arange(n) + 0.5) * other / n).astype(np.int64) for n, other in zip(own, size, strict=True)]
-            found.append(np.argwhere(table[at[0][:, None], at[1]]))
+            own = zip(sizes[row].tolist(), self.tables[number].shape, strict=True)
+            at = [((np.arange(n) + 0.5) * other / n).astype(np.int64) for n, other in own]
+            found.append(np.argwhere(self.tables[number][at[0][:, None], at[1]]))
         return found
 
 
@@ -191,18 +194,6 @@ def _given(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
     return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", given=given, remarks=remarks)
 
 
-def _ends(text: str, spans: Sequence[Span | None]) -> list[tuple[bool, bool]]:
-    """Of every subword of a text: whether it is final punctuation, and whether it comes after the text."""
-    body = len(text.rstrip())
-    while body and not text[body - 1].isalnum():
-        body -= 1
-    last = max((place for place, span in enumerate(spans) if span is not None), default=len(spans))
-    return [
-        (span is not None and span[1] > span[0] >= body and bool(text[slice(*span)].strip()), place > last)
-        for place, span in enumerate(spans)
-    ]
-
-
 def distinct(numbers: Tensor) -> Tensor:
     """Which entries [... t], in ascending order, are the first of their number; none below 0."""
     ordered = numbers.sort(dim=-1).values
@@ -211,11 +202,24 @@ def distinct(numbers: Tensor) -> Tensor:
     return first & (ordered >= 0)
 
 
+class Places(NamedTuple):
+    """Positions of one relation: where a fixed offset and the diagonal are right [b t]; those with links, and the hard
+    ones among them, at which neither is, as numbers [b t 2]; sure links [b] of words that some position is about.
+    """
+
+    on_offset: Tensor
+    on_diagonal: Tensor
+    counted: Tensor
+    due: Tensor
+
+
 class LinkedWords:
     """Words and links of one batch, built once for all layers.
 
     `source_word` [b s] are the words of keys, `about` [b t] by relation those that positions are about, −1 where there
-    is none; `host` are the two sides on the CPU. Links are sorted keys, of row, target word and source word.
+    is none; `host` are the two sides on the CPU. A pair of words has a number, its key, made of row, target word and
+    source word: `kinds` says by key what it is (a byte for every pair of words of a sentence), `possible` has the keys
+    of links.
     """
 
     def __init__(
@@ -229,57 +233,61 @@ class LinkedWords:
         host: tuple[Side, Side] | None = None,
     ) -> None:
         self.counted, self.unlocated = False, 0
-        self.made: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-        source, target = sides
+        self.made: dict[str, Places] = {}
+        target = sides[1]
         self.counted_keys, self.tokens, device = keys, target.real & ~target.special, keys.device
-        words = [np.full(side.ids.shape, -1, dtype=np.int64) for side in (source, target)]
-        ends = np.zeros((*source.ids.shape, 2), dtype=np.float32)
-        sentences = links.sentences(numbers)
-        for row, sentence in enumerate(sentences):
-            texts = (sentence.source, sentence.target or "")
-            for number, (side, name) in enumerate(zip(host or sides, ("source", "target"), strict=True)):
-                ids = side.ids[row][side.real[row]].tolist()
-                spans = checkpoint.spans(texts[number], ids, side=name)  # type: ignore[arg-type]
-                of_subwords = [] if spans is None else word_of_subwords(texts[number], spans)
-                self.unlocated += spans is None
-                places = side.real[row].nonzero()[:, 0].numpy()
-                words[number][row, places[: len(of_subwords)]] = of_subwords
-                if number == 0 and spans is not None:
-                    ends[row, places] = _ends(texts[0], spans)
-        self.ends = torch.from_numpy(ends)  # [b s 2]
-        self.rows, self.stride = len(sentences), int(words[0].max()) + 2
-        self.targets = int(words[1].max()) + 2
-        self.source_word = upload(torch.from_numpy(words[0]), device)
-        of_target = upload(torch.from_numpy(words[1]), device)
+        sentences, on_host = links.sentences(numbers), host or sides
+        texts = ([sentence.source for sentence in sentences], [sentence.target or "" for sentence in sentences])
+        of_source, self.ends = self._words(on_host[0], texts[0], checkpoint, "source")  # [b s], [b s 2]
+        of_target, _ = self._words(on_host[1], texts[1], checkpoint, "target")  # [b t]
+        self.rows, self.stride, self.targets = len(sentences), int(of_source.max()) + 2, int(of_target.max()) + 2
+        self.source_word, target_word = (upload(torch.from_numpy(words), device) for words in (of_source, of_target))
         self.source_words = distinct(self.source_word).sum(-1).float()  # [b]
         looking = target.real & keys.any(-1, keepdim=True)
         self.about = {}
         for name, ahead in AHEAD.items():
-            moved = torch.nn.functional.pad(of_target, (0, ahead), value=-1)[:, ahead : ahead + of_target.shape[1]]
+            moved = torch.nn.functional.pad(target_word, (0, ahead), value=-1)[:, ahead : ahead + looking.shape[1]]
             self.about[name] = torch.where(looking, moved, -1)
         if links.known:
-            self._link(links, sentences, words)
+            self._link(links, sentences, (of_source, of_target))
 
-    def _link(self, links: SentenceLinks, sentences: Sequence[Sentence], words: Sequence[Ints]) -> None:
-        """Keys of links whose two words are there."""
-        found: tuple[list[Ints], list[Ints]] = ([], [])
-        sure = []
-        for row, (own, other) in enumerate(zip(links.of(sentences), links.of_others(sentences), strict=True)):
-            for kept, pairs in zip(found, (own.pairs, other), strict=True):
-                inside = np.isin(pairs[:, 0], words[0][row]) & np.isin(pairs[:, 1], words[1][row])
-                kept.append((row * self.targets + pairs[inside, 1]) * self.stride + pairs[inside, 0])
-                if pairs is own.pairs:
-                    sure.append(own.sure[inside])
-        keys, order = np.unique(np.concatenate(found[0]), return_index=True)
+    def _words(self, side: Side, texts: Sequence[str], checkpoint: Checkpoint, name: SideName) -> tuple[Ints, Tensor]:
+        """The word [b n] of every subword; whether it is final punctuation, and whether after the text [b n 2]."""
+        ids, real = side.ids.numpy(), side.real.numpy()
+        spans = [checkpoint.spans(text, ids[row][real[row]].tolist(), side=name) for row, text in enumerate(texts)]
+        self.unlocated += sum(each is None for each in spans)
+        there = real & np.array([each is not None for each in spans])[:, None]
+        words, ends = np.full(ids.shape, -1, dtype=np.int64), np.zeros((*ids.shape, 2), dtype=np.float32)
+        words[there], ends[there] = words_of_subwords(texts, [each or [] for each in spans])
+        return words, torch.from_numpy(ends)
+
+    def _link(self, links: SentenceLinks, sentences: Sequence[Sentence], words: tuple[Ints, Ints]) -> None:
+        """What the pairs of words are that links name."""
+        own = links.of(sentences)
+        keys, inside = self._keys_of([each.pairs for each in own], words)
+        possible, first = np.unique(keys, return_index=True)
+        kinds = np.zeros(self.rows * self.targets * self.stride, dtype=np.uint8)
+        kinds[possible] = POSSIBLE + SURE * np.concatenate([each.sure for each in own])[inside][first]
+        kinds[np.unique(self._keys_of(links.of_others(sentences), words)[0])] += SHUFFLED
         device = self.source_word.device
-        self.possible = upload(torch.from_numpy(keys), device)
-        self.sure = upload(torch.from_numpy(np.concatenate(sure)[order]), device)
-        self.shuffled = upload(torch.from_numpy(np.unique(np.concatenate(found[1]))), device)
+        self.possible, self.kinds = (upload(torch.from_numpy(each), device) for each in (possible, kinds))
         self.linked = torch.zeros(self.rows * self.targets, dtype=torch.bool, device=device)
         self.linked[self.possible // self.stride] = True
 
+    def _keys_of(self, links: Sequence[Ints], words: tuple[Ints, Ints]) -> tuple[Ints, Bools]:
+        """Keys of those links [n 2] of every row whose two words are there, and which of all links these are."""
+        pairs = np.concatenate(links)
+        row = np.repeat(np.arange(self.rows), [len(each) for each in links])
+        inside = np.ones(len(pairs), dtype=bool)
+        for of_side, number, none in zip(words, pairs.T, (self.stride - 1, self.targets - 1), strict=True):
+            present = np.zeros((self.rows, none + 1), dtype=bool)
+            present[np.arange(self.rows)[:, None], of_side] = True
+            present[:, none] = False  # where −1 stands
+            inside &= present[row, np.minimum(number, none)]
+        return ((row * self.targets + pairs[:, 1]) * self.stride + pairs[:, 0])[inside], inside
+
     def keys(self, about: Tensor, words: Tensor) -> Tensor:
-        """Keys of target words [b t] with source words [b … t], −1 where one is missing."""
+        """Keys of target words [b t] with source words [b … t], −1 (of no pair) where one is missing."""
         row = torch.arange(self.rows, device=about.device)[:, None]
         first = (row * self.targets + about) * self.stride
         between = (slice(None), *[None] * (words.ndim - 2))
@@ -292,20 +300,18 @@ class LinkedWords:
 
     def relation(self, name: str, words: Tensor, offset: int) -> dict[str, Ratio]:
         """Hits of one relation, words [b h t] being those of the argmax; sizes of A, A∩S, A∩P against that of S."""
-        about = self.about[name]
-        counted, hard = self.counts(about), self.places(name, offset)[2]
-        keys = self.keys(about, words)
-        hits = [_within(keys, linked) & counted[:, None] for linked in (self.possible, self.shuffled)]
-        ordered, first = keys.sort(dim=-1).values, distinct(keys)
-        on_link = _within(ordered, self.possible) & first
-        place = torch.searchsorted(self.possible, ordered).clamp(max=max(len(self.possible) - 1, 0))
-        on_sure = on_link & (self.sure[place] if len(self.sure) else on_link)
-        sizes = torch.stack([part.sum(-1) for part in (first, on_sure, on_link)], dim=-1).float()  # [b h 3]
-        ratios = {f"links_{name}": Ratio(sizes, self._due(about)[:, None, None])}
-        for part, positions in (("", counted), ("hard_", hard)):
-            count = positions.sum(-1).float()[:, None]
-            for kind, hit in zip(("aligned", "shuffled"), hits, strict=True):
-                ratios[f"{part}{kind}_{name}"] = Ratio((hit & positions[:, None]).sum(-1).float(), count)
+        places, keys = self.places(name, offset), self.keys(self.about[name], words)
+        ordered = keys.sort(dim=-1).values
+        first, kinds = distinct(ordered), self.kinds[ordered]
+        sizes = torch.stack([first, first & (kinds & SURE > 0), first & (kinds & POSSIBLE > 0)], dim=-1).sum(2)
+        ratios = {f"links_{name}": Ratio(sizes.float(), places.due[:, None, None])}  # [b h 3]
+        kinds = self.kinds[keys]
+        hits = torch.stack([kinds & POSSIBLE, kinds & SHUFFLED]) > 0  # [2 b h t]
+        summed = hits.float() @ places.counted  # [2 b h 2]
+        for number, part in enumerate(("", "hard_")):
+            count = places.counted[..., number].sum(-1)[:, None]
+            for kind, hit in zip(("aligned", "shuffled"), summed[..., number], strict=True):
+                ratios[f"{part}{kind}_{name}"] = Ratio(hit, count)
         return ratios
 
     def _due(self, about: Tensor) -> Tensor:
@@ -313,20 +319,22 @@ class LinkedWords:
         row = torch.arange(self.rows, device=about.device)[:, None]
         present = torch.zeros_like(self.linked)
         present[(row * self.targets + about)[about >= 0]] = True
-        due = self.sure & present[self.possible // self.stride]
+        due = (self.kinds[self.possible] & SURE > 0) & present[self.possible // self.stride]
         return torch.bincount(self.possible[due] // (self.targets * self.stride), minlength=self.rows).float()
 
-    def places(self, name: str, offset: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Where a fixed offset is right, where the diagonal is, and where there is a link but neither: each [b t]."""
+    def places(self, name: str, offset: int) -> Places:
+        """Which positions count for a relation, and where a fixed offset or the diagonal would do."""
         if name not in self.made:
             on_offset, on_diagonal = (self._right(name, at) for at in (self._offset(offset), self._diagonal(name)))
-            self.made[name] = (on_offset, on_diagonal, self.counts(self.about[name]) & ~on_offset & ~on_diagonal)
+            counted = self.counts(self.about[name])
+            both = torch.stack([counted, counted & ~on_offset & ~on_diagonal], dim=-1).float()
+            self.made[name] = Places(on_offset, on_diagonal, both, self._due(self.about[name]))
         return self.made[name]
 
     def _right(self, name: str, at: Tensor) -> Tensor:
         """Positions [b t] with a link where the key at [b t] is linked; none has the number −1."""
         words = torch.where(self.counted_keys, self.source_word, -1).gather(1, at.clamp(min=0)).masked_fill(at < 0, -1)
-        return _within(self.keys(self.about[name], words), self.possible)
+        return self.kinds[self.keys(self.about[name], words)] & POSSIBLE > 0
 
     def _offset(self, offset: int) -> Tensor:
         """The keys [b t] so far from each position."""
@@ -344,24 +352,33 @@ class LinkedWords:
         ends = self.counted_keys.cumsum(-1)  # [b s]
         return torch.searchsorted(ends, at + 1).clamp(max=ends.shape[1] - 1)
 
-    def best_offset(self, name: str) -> int:
-        """The offset, of ±`REACH`, that is right at the most positions; the nearest one where several tie."""
-        offsets = sorted(range(-REACH, REACH + 1), key=abs)
-        return max(offsets, key=lambda offset: int(self._right(name, self._offset(offset)).sum()))
+    def best_offsets(self) -> dict[str, int]:
+        """By relation the offset, of ±`REACH`, that is right at the most positions; the nearest one of several."""
+        t, s = self.tokens.shape[1], self.source_word.shape[1]
+        words = torch.where(self.counted_keys & (self.source_word >= 0), self.source_word, self.stride - 1)
+        words = torch.nn.functional.pad(words, (REACH, REACH + t), value=self.stride - 1)  # a word that has no links
+        about = torch.stack(tuple(self.about.values()), dim=1)  # [b r t]
+        row = torch.arange(self.rows, device=about.device)[:, None, None]
+        first = (row * self.targets + torch.where(about < 0, self.targets - 1, about)) * self.stride
+        offsets = [offset for offset in sorted(range(-REACH, REACH + 1), key=abs) if -t < offset < s]
+        moved = (words[:, None, REACH + offset :][..., :t] for offset in offsets)
+        right = torch.stack([(self.kinds[first + each] & POSSIBLE).sum(dim=(0, 2)) for each in moved])  # [n r]
+        best = right.cpu().numpy().argmax(axis=0).tolist()  # the first of several
+        return {name: offsets[number] for name, number in zip(self.about, best, strict=True)}
 
     def baselines(self, name: str, offset: int) -> dict[str, Ratio]:
         """What a fixed offset, the diagonal and even weight get [b 3], the last also at hard positions [b 1]."""
-        on_offset, on_diagonal, hard = self.places(name, offset)
-        counted = self.counts(self.about[name])
-        even = [self._even(self.about[name], where) for where in (counted, hard)]
-        each = torch.stack([on_offset.sum(-1).float(), on_diagonal.sum(-1).float(), even[0]], dim=-1)
+        places = self.places(name, offset)
+        count = places.counted.sum(1)  # [b 2]
+        even = self._even(self.about[name], places.counted)  # [b 2]
+        each = torch.stack([places.on_offset.sum(-1), places.on_diagonal.sum(-1), even[:, 0]], dim=-1)
         return {
-            f"others_{name}": Ratio(each, counted.sum(-1).float()[:, None]),
-            f"hard_even_{name}": Ratio(even[1][:, None], hard.sum(-1).float()[:, None]),
+            f"others_{name}": Ratio(each, count[:, :1]),
+            f"hard_even_{name}": Ratio(even[:, 1:], count[:, 1:]),
         }
 
-    def _even(self, about: Tensor, counted: Tensor) -> Tensor:
-        """Σ over these positions of the share of counted keys that are linked [b]."""
+    def _even(self, about: Tensor, positions: Tensor) -> Tensor:
+        """Σ over each kind of positions [b t 2] of the share of counted keys that are linked [b 2]."""
         keys = self.counted_keys
         row = torch.arange(self.rows, device=about.device)[:, None]
         pieces = torch.zeros(self.rows * self.stride, device=about.device)
@@ -370,14 +387,5 @@ class LinkedWords:
         target = self.possible // self.stride  # row and target word of each link
         size = torch.zeros(len(self.linked), device=about.device)
         size.index_add_(0, target, pieces[target // self.targets * self.stride + self.possible % self.stride])
-        of_position = size[(row * self.targets + about).clamp(min=0)] * counted
-        return of_position.sum(-1) / keys.sum(-1).clamp(min=1)
-
-
-def _within(keys: Tensor, known: Tensor) -> Tensor:
-    """Which keys are among the sorted known ones."""
-    if not len(known):
-        return torch.zeros_like(keys, dtype=torch.bool)
-    keys = keys.contiguous()
-    place = torch.searchsorted(known, keys).clamp(max=len(known) - 1)
-    return known[place] == keys
+        of_position = size[(row * self.targets + about).clamp(min=0)][:, None]  # [b 1 t]
+        return (of_position @ positions)[:, 0] / keys.sum(-1, keepdim=True).clamp(min=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from headscope.data.encoded import Batch, Side
 from headscope.distributed import upload
 from headscope.engine.heads.head_batch import HeadBatch, sides
-from headscope.engine.heads.rows import DenseRows, Rows
+from headscope.engine.heads.rows import AttentionRows, DenseRows
 from headscope.engine.heads.shared import SharedTensors
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.errors import CheckpointError
@@ -97,7 +97,7 @@ class ObservedBatch:
         host, device = batch.on_host, batch.source.ids.device
         return self.shared.get(f"counted/{site}", batch, make)
 
-    def _rows(self, call: AttentionCall, site: Site, keys: Tensor) -> Rows:
+    def _rows(self, call: AttentionCall, site: Site, keys: Tensor) -> AttentionRows:
         t, device = call.query.shape[2], call.context.device
         key_side = sides(self._batch_on(device), site)[1]
         name = f"{id(key_side)}/{t}"

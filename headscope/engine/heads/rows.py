@@ -20,7 +20,7 @@ Match = Callable[[slice], Tensor]
 """Which keys are meant for these queries (positions from start to stop): [b q s] boolean."""
 
 
-class Rows(Protocol):
+class AttentionRows(Protocol):
     """What can be asked of the weights [b h t s] of one site and layer."""
 
     @property
@@ -77,12 +77,12 @@ class DenseRows:
 
     @property
     def sight(self) -> object:
-        """See `Rows`."""
+        """See `AttentionRows`."""
         return self.visible
 
     @cached_property
     def maximum(self) -> tuple[Tensor, Tensor]:
-        """See `Rows`."""
+        """See `AttentionRows`."""
         weights = self.weights  # no weight is above one, so two less is below all that are seen
         return max_and_position(weights + self._shared("hidden", self._hidden))  # [b h t s] + [b 1 t s]
 
@@ -91,7 +91,7 @@ class DenseRows:
 
     @property
     def entropy(self) -> Tensor:
-        """See `Rows`."""
+        """See `AttentionRows`."""
         if self.weights.device.type != "cpu":
             terms: Tensor = torch.special.entr(self.weights)  # fewer kernels, where each has a price
             return terms.sum(dim=-1)
@@ -99,18 +99,18 @@ class DenseRows:
         return -torch.einsum("bhts,bhts->bht", self.weights, logs)
 
     def weight_on(self, columns: Tensor) -> Tensor:
-        """See `Rows`."""
+        """See `AttentionRows`."""
         columns = placed(self.shared, columns, self.weights)
         sums = self.weights.flatten(1, 2) @ columns  # [b h·t n]
         return sums.view(*self.weights.shape[:-1], -1)
 
     def visible_on(self, columns: Tensor) -> Tensor:
-        """See `Rows`."""
+        """See `AttentionRows`."""
         visible = self._shared(f"visible/{columns.dtype}", lambda: self.visible.to(columns.dtype))
         return visible @ upload(columns, visible.device)
 
     def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
-        """See `Rows`."""
+        """See `AttentionRows`."""
         queries = slice(self.first_query, self.first_query + self.weights.shape[2])
         keys = self.keys | every_key
 

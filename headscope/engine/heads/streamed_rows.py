@@ -107,13 +107,13 @@ class StreamedRows:
             return sums.result
         if name is None:
             return self._gathered({"": pairs})[""]
-        patterns: dict[str, Pairs] = self.shared.get("patterns", self.seen, dict)
+        patterns: dict[str, PairWeights] = self.shared.get("patterns", self.seen, dict)
         patterns[name] = pairs
         if name not in self.gathered:
             self.gathered |= self._gathered(patterns)
         return self.gathered[name]
 
-    def _gathered(self, patterns: Mapping[str, Pairs]) -> dict[str, tuple[Tensor, Tensor]]:
+    def _gathered(self, patterns: Mapping[str, PairWeights]) -> dict[str, tuple[Tensor, Tensor]]:
         """The results of all patterns that layers before asked for, from one walk over blocks of scores.
 
         Blocks take less time than many single scores, and most of it whether one pattern reads them or several.
@@ -134,14 +134,14 @@ class StreamedRows:
             places = self._places(pairs[:, part])
             yield self.scores.pairs(*places), places
 
-    def _kept_pairs(self, match: Match, keys: Tensor) -> Pairs | None:
+    def _kept_pairs(self, match: Match, keys: Tensor) -> PairWeights | None:
         """`_pairs` for all layers of the batch; None where they would be too many beside those of other patterns."""
         kept: list[Tensor] = self.shared.get("kept pairs", None, list)
         pairs = self._pairs(match, keys, min(KEPT // 2, KEPT - sum(others.nbytes for others in kept)))
         kept.extend([] if pairs is None else [pairs.places])
         return pairs
 
-    def _pairs(self, match: Match, keys: Tensor, most: int) -> Pairs | None:
+    def _pairs(self, match: Match, keys: Tensor, most: int) -> PairWeights | None:
         """Every match; None where they take over `most` bytes. Of a device their number is read."""
         found, size = [], 0
         for queries, matches in self._matches(match, keys):
@@ -152,7 +152,7 @@ class StreamedRows:
                 return None
         places = torch.cat(found, dim=1)
         firsts = torch.arange(self.scores.size[2] + 1, dtype=torch.int32, device=places.device) * len(keys)
-        return Pairs(places, firsts)
+        return PairWeights(places, firsts)
 
     def _places(self, pairs: Tensor) -> Tensor:
         """Sentence, query and key [3 n] of pairs [2 n]."""
@@ -188,7 +188,7 @@ class StreamedRows:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairWeights:
     """Matches of a pattern: query · b + sentence, and key [2 n], in this order; `firsts` [t+1] is query · b."""
 
     places: Tensor

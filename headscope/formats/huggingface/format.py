@@ -37,8 +37,10 @@ from headscope.formats.huggingface.native_models.from_native import converted, q
 from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class, says_head_width
 from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class, plain_name, write_folder
+from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.weights import file_digest
+from headscope.model.sound import reads_sound
 from headscope.model.storage.placement import check_devices, check_quantisation, pick_device, placement
 from headscope.model.storage.stored_weights import keep_differentiable
 
@@ -134,7 +136,8 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         if is_narrowed(config):
             check_kept_heads(model, path)
         tokenizer, without = _open_tokenizer(path, options)
-        return HuggingFaceCheckpoint(path=path, model=model, tokenizer=tokenizer, digest=_digest(path), without=without)
+        kind = SpeechCheckpoint if reads_sound(model) else HuggingFaceCheckpoint
+        return kind(path=path, model=model, tokenizer=tokenizer, digest=_digest(path), without=without)
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         own_code = write_folder(checkpoint, folder)
@@ -152,13 +155,28 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
             "--export native`, or `--pad`; for llama.cpp `--export gguf`; of layers as Qwen3's `--export laguna`"
         )
-        return SavedFiles(folder, self.name, (note,), OPENS_OWN_CODE, (limit,))
+        return SavedFiles(folder, self.name, (note,), OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
         return converted(checkpoint, folder, probe)
 
 
 FORMATS.register("huggingface", HuggingFaceFormat(), where=__name__)
+
+
+def adapter_limit(config: Any) -> tuple[str, ...]:
+    """How PEFT leaves out layers without heads, whose projections it does not know; nothing where all layers have some.
+
+    Its option is matched against whole names of modules.
+    """
+    if not (empty := config.narrowed["empty"]):
+        return ()
+    pattern = f"(.*[.])?({'|'.join(map(re.escape, empty))})[.].*"
+    return (
+        "PEFT, where adapters are for projections by name: layers without heads have none. Leave these out: "
+        f'`LoraConfig(target_modules=[…], exclude_modules=r"{pattern}")`; '
+        '`target_modules="all-linear"` finds the others by itself',
+    )
 
 
 def _check_depth(config: Any) -> None:

@@ -136,7 +136,7 @@ class Predicting(Checkpoint):
             inputs |= _target(batch.target)
             if memory is not None:
                 inputs["encoder_outputs"] = memory
-                del inputs["input_ids"]
+                inputs.pop("input_ids", None)
         cached = self.two_sided or all(entry.site is not Site.ENCODER_SELF for entry in self.attention_sites.order)
         with through_attend(self.model):
             output = self.model(**inputs, **({"use_cache": False} if cached else {}))

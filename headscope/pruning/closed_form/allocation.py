@@ -15,7 +15,7 @@ from headscope.pruning.closed_form.compensate import RefittedCopy, reached, refi
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ModuleMoments
 from headscope.pruning.closed_form.output_projections import OutputProjection
-from headscope.pruning.closed_form.refit import Refit
+from headscope.pruning.closed_form.refit import SolvedRefit
 from headscope.pruning.options.refit import RefitOptions
 
 ModuleOrder = tuple[OutputProjection, Sequence[int]]
@@ -84,9 +84,9 @@ class _Refits:
 
     def __init__(self, moments: ModuleMoments, orders: Sequence[ModuleOrder], options: RefitOptions) -> None:
         self.moments, self.orders, self.options = moments, orders, options
-        self.made: dict[tuple[int, int], Refit] = {}
+        self.made: dict[tuple[int, int], SolvedRefit] = {}
 
-    def of(self, number: int, count: int) -> Refit:
+    def of(self, number: int, count: int) -> SolvedRefit:
         """The refit of module `number` with `count` units gone; the last two of a module are kept."""
         if (number, count) not in self.made:
             projection, units = self.orders[number]

@@ -1,8 +1,9 @@
 """Text that costs nothing, beside the text that a refit is calibrated on, so that the refit holds on other text too.
 
 On one kind of text a head can be predicted from others that know nothing of what it does on another kind. Random
-subwords, and the words of the text in random order, make the model compute things that the text never does; with their
-moments added to those of the text (each part with an equal weight) a refit is held to the intact model there as well.
+subwords, the words of the text in random order, and the text with some of its subwords drawn at random make the model
+compute things that the text never does; with their moments added to those of the text (each part with an equal weight)
+a refit is held to the intact model there as well.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from headscope.assets import sample
@@ -22,12 +24,15 @@ from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name
 
 LENGTHS = (6, 30)
 """Subwords of a random text, from and to."""
+NOISES = {"noised 15": 0.15, "noised 30": 0.3, "noised 60": 0.6}
+"""Shares of subwords that are drawn at random."""
 PARTS = {
     "": (),
     "random": ("random",),
     "shuffled": ("shuffled",),
     "mixed": ("random", "shuffled"),
     "general": ("random", "shuffled", "sample"),
+    "noised": ("sample", *NOISES),
     "text": ("text",),
 }
 """What stands beside the calibration text, by the name of an anchor."""
@@ -58,6 +63,7 @@ def anchor_texts(
     ConfigError for an unknown anchor, and for a text of the user's without a target where the calibration text has one.
     """
     anchor_files(anchor)
+    names = PARTS[anchor_name(anchor)]
     made: dict[str, Callable[[], Corpus]] = {
         "random": lambda: capped(
             checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
@@ -65,9 +71,12 @@ def anchor_texts(
         "shuffled": lambda: shuffled_text(corpus, seed=seed),
         "text": lambda: opened(anchor, like=corpus, name="--anchor"),
     }
-    names = PARTS[anchor_name(anchor)]
-    if "sample" in names and (general := general_text(checkpoint, corpus)) is not None:
+    general = general_text(checkpoint, corpus) if "sample" in names else None
+    if general is not None:
         made["sample"] = lambda: general.half(0)
+    both = corpus if general is None else with_lines(corpus, general.half(0))
+    for name, share in NOISES.items():
+        made[name] = partial(noised_text, checkpoint, both, share=share, seed=seed)
     return {name: made[name] for name in names if name in made}
 
 
@@ -101,10 +110,36 @@ def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count:
 def _drawn(checkpoint: Checkpoint, ids: Sequence[int], luck: random.Random, side: SideName) -> str:
     """A line of random subwords that is not empty."""
     while True:
-        drawn = luck.choices(ids, k=luck.randint(*LENGTHS))
-        text = " ".join(checkpoint.decode(drawn, side=side).encode(errors="ignore").decode().split())
-        if text:
+        if text := _written(checkpoint, luck.choices(ids, k=luck.randint(*LENGTHS)), side):
             return text
+
+
+def _written(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
+    return " ".join(checkpoint.decode(ids, side=side).encode(errors="ignore").decode().split())
+
+
+def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: int = 1) -> Corpus:
+    """A corpus of which a share of the subwords is drawn at random from the vocabulary, on every side."""
+    luck, sentences = random.Random(seed), list(corpus)
+
+    def noised(lines: list[str], side: SideName) -> list[str]:
+        ids = checkpoint.plain_ids(side)
+        plain, made = set(ids), []
+        for line, encoded in zip(lines, checkpoint.encode(lines, side=side, limit=512), strict=True):
+            drawn = [luck.choice(ids) if luck.random() < share else each for each in encoded.ids if each in plain]
+            made.append(_written(checkpoint, drawn, side) or line)
+        return made
+
+    target = noised([sentence.target or "" for sentence in sentences], "target") if corpus.has_target else None
+    second = noised([sentence.second or "" for sentence in sentences], "source") if corpus.has_second else None
+    made = open_corpus(noised([sentence.source for sentence in sentences], "source"), target=target, second=second)
+    return replace(made, name=f"{corpus.name}, {share:.0%} of its subwords drawn at random")
+
+
+def with_lines(corpus: Corpus, other: Corpus) -> Corpus:
+    """A corpus, and after it the lines of another, as often as they are no more than its own, at least once."""
+    lines = [*corpus, *max(1, corpus.count // other.count) * list(other)]
+    return replace(corpus, count=len(lines), read=lambda: iter(lines))
 
 
 def shuffled_text(corpus: Corpus, *, seed: int = 1) -> Corpus:

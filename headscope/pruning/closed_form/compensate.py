@@ -23,7 +23,7 @@ from headscope.model.storage.stored_weights import why_not_changed
 from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
-from headscope.pruning.closed_form.refit import COMPENSATIONS, Refit, reconstruction_error
+from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, reconstruction_error
 from headscope.pruning.options.refit import RefitOptions
 
 
@@ -36,7 +36,7 @@ class ModuleRefit:
     """
 
     projection: OutputProjection | FeedForwardOutput
-    refit: Refit
+    refit: SolvedRefit
     error: float
     error_without: float
     affine: bool
@@ -103,7 +103,7 @@ def refit_module(
     """What makes up for some heads of one module."""
     columns, affine = projection.columns(heads), projection.has_bias or options.add_bias
 
-    def refitted(method: str) -> Refit:
+    def refitted(method: str) -> SolvedRefit:
         return COMPENSATIONS[method](
             projection.weight,
             columns,
@@ -140,7 +140,7 @@ class RefittedCopy:
         self._intact = model
 
     @torch.no_grad()
-    def put(self, projection: OutputProjection | FeedForwardOutput, refit: Refit) -> None:
+    def put(self, projection: OutputProjection | FeedForwardOutput, refit: SolvedRefit) -> None:
         """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
         owner = self.model.get_submodule(projection.owner)
         weight = owner.get_parameter("weight")

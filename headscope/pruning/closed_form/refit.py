@@ -20,7 +20,7 @@ from headscope.pruning.options.refit import DAMPING
 
 
 @dataclass(frozen=True)
-class Refit:
+class SolvedRefit:
     """W [d m] with zeros in the removed columns, what is added to β [d], λ, and how often λ was raised tenfold."""
 
     weight: Tensor
@@ -37,30 +37,30 @@ class Compensation(Protocol):
 
     def __call__(
         self, weight: Tensor, removed: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
-    ) -> Refit:
+    ) -> SolvedRefit:
         """ConfigError where the compensation needs what `affine` does not allow."""
         ...
 
 
 def zeroed(
     weight: Tensor, removed: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
-) -> Refit:
+) -> SolvedRefit:
     """Nothing makes up for the columns."""
-    return Refit(weight.index_fill(1, removed, 0.0), weight.new_zeros(len(weight)))
+    return SolvedRefit(weight.index_fill(1, removed, 0.0), weight.new_zeros(len(weight)))
 
 
 def mean_shifted(
     weight: Tensor, removed: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
-) -> Refit:
+) -> SolvedRefit:
     """β takes over what the columns give on the mean: W_G μ_G. ConfigError where there is no β."""
     if not affine:
         raise ConfigError("mean compensation needs an output projection with a bias; choose least-squares or none")
-    return Refit(weight.index_fill(1, removed, 0.0), weight[:, removed] @ mean[removed])
+    return SolvedRefit(weight.index_fill(1, removed, 0.0), weight[:, removed] @ mean[removed])
 
 
 def least_squares(
     weight: Tensor, removed: Tensor, *, mean: Tensor, second: Tensor, affine: bool, share: float = DAMPING
-) -> Refit:
+) -> SolvedRefit:
     """The other columns and β take over what they can: V = W_K + W_G Aᵀ, A = (Σ_KK + λI)⁻¹ Σ_KG.
 
     Affine: Σ is the covariance of the inputs, the shift W_G (μ_G − Aᵀ μ_K). Linear: Σ are the second moments and
@@ -68,7 +68,7 @@ def least_squares(
     nothing changed.
     """
     if not len(removed):
-        return Refit(weight.clone(), weight.new_zeros(len(weight)))
+        return SolvedRefit(weight.clone(), weight.new_zeros(len(weight)))
     damped = damp(second - torch.outer(mean, mean) if affine else second, share=share)
     kept = others(weight.shape[1], removed)
     corner, side = damped.matrix[kept][:, kept], damped.matrix[kept][:, removed]
@@ -76,7 +76,7 @@ def least_squares(
     refitted = weight.index_fill(1, removed, 0.0)
     refitted[:, kept] += weight[:, removed] @ predicts.T
     shift = weight[:, removed] @ (mean[removed] - predicts.T @ mean[kept]) if affine else weight.new_zeros(len(weight))
-    return Refit(refitted, shift, damped.damping, damped.raised)
+    return SolvedRefit(refitted, shift, damped.damping, damped.raised)
 
 
 COMPENSATIONS: Mapping[str, Compensation] = {
@@ -96,7 +96,7 @@ def refit_to_targets(
     cross: Tensor,
     affine: bool,
     share: float = DAMPING,
-) -> Refit:
+) -> SolvedRefit:
     """The kept columns that come nearest to given outputs, for inputs that earlier removals have changed.
 
     `mean` [m] and `second` [m m] are of the inputs x̃ of the pruned model; `target` [d] is the mean of the outputs
@@ -111,11 +111,11 @@ def refit_to_targets(
     refitted = torch.zeros_like(weight)
     refitted[:, kept] = torch.cholesky_solve(wanted, torch.linalg.cholesky(damped.matrix[kept][:, kept])).T
     shift = target - refitted @ mean if affine else torch.zeros_like(target)
-    return Refit(refitted, shift, damped.damping, damped.raised)
+    return SolvedRefit(refitted, shift, damped.damping, damped.raised)
 
 
 def reconstruction_error(
-    weight: Tensor, refit: Refit, *, mean: Tensor, second: Tensor, fisher: Tensor | None = None
+    weight: Tensor, refit: SolvedRefit, *, mean: Tensor, second: Tensor, fisher: Tensor | None = None
 ) -> float:
     """E[eᵀ F e] of e = y − ŷ over calibration tokens; F [d d] is the identity where there is none."""
     lost, shift = weight - refit.weight, refit.shift

@@ -28,7 +28,7 @@ from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, feed_forward_outputs
-from headscope.pruning.closed_form.refit import Refit, refit_to_targets
+from headscope.pruning.closed_form.refit import SolvedRefit, refit_to_targets
 from headscope.pruning.closed_form.residual_stream import AllRead, StreamTap
 from headscope.pruning.options.refit import RefitOptions
 
@@ -183,12 +183,12 @@ def _refit(
     )
     energy, without = pair.energy / pair.tokens or 1.0, pair.lost / pair.tokens
     if altered or is_block:
-        without = _error(Refit(weight, weight.new_zeros(len(weight))), pair)
+        without = _error(SolvedRefit(weight, weight.new_zeros(len(weight))), pair)
     error, residual = _error(refit, pair) / energy, pair.streams == pair.tokens
     return ModuleRefit(part, refit, error, without / energy, affine, residual)
 
 
-def _error(refit: Refit, pair: PairMoments) -> float:
+def _error(refit: SolvedRefit, pair: PairMoments) -> float:
     """E‖t − V x̃ − s‖² for the refitted V and the shift s."""
     n, made, shift = pair.tokens, refit.weight, refit.shift
     lost = (pair.target - made @ pair.pruned) / n  # [d]

@@ -135,7 +135,7 @@ class FilledLayer(DynamicLayer):
 
 
 @dataclass(frozen=True)
-class Signature:
+class GraphSignature:
     """Example inputs of a graph, the names of inputs and outputs, and which axes are free."""
 
     examples: tuple[Any, ...]
@@ -144,7 +144,7 @@ class Signature:
     axes: tuple[Any, ...]
 
 
-def decoding_signature(model: nn.Module, shape: CacheShape) -> Signature:
+def decoding_signature(model: nn.Module, shape: CacheShape) -> GraphSignature:
     """Two sentences of which three positions are past."""
     ids = torch.ones(2, NEW, dtype=torch.long)
     given = {
@@ -161,7 +161,7 @@ def decoding_signature(model: nn.Module, shape: CacheShape) -> Signature:
         del given["position_ids"], axes["position_ids"]
     past = shape.past(2, PAST)
     past_axes = tuple({0: "batch_size", 2: "past_sequence_length"} for _ in past)
-    return Signature(
+    return GraphSignature(
         (tuple(given.values()), tuple(past.values())),
         [*given, *past],
         ["logits", *(f"present.{name}" for name in shape.names)],
@@ -199,7 +199,7 @@ def decoding_difference(session: Any, checkpoint: Checkpoint, shape: CacheShape,
     """The largest difference of logits, of whole texts and of greedy steps through the cache; and a line on these."""
     decoder, difference = GraphDecoder(session, shape), 0.0
     for batch in (data.feeds[0], data.feeds[-1]):
-        ids, mask = batch.given["input_ids"].cpu(), batch.given["attention_mask"].cpu()
+        ids, mask = batch.arguments["input_ids"].cpu(), batch.arguments["attention_mask"].cpu()
         logits, _ = decoder.run(ids, mask)
         real = logits if batch.real is None else logits[batch.real.cpu()]
         difference = max(difference, max_abs_difference(real, outputs(checkpoint.model, batch).cpu()))
@@ -226,6 +226,6 @@ def _greedy(decoder: GraphDecoder, prompt: Tensor) -> tuple[Tensor, Tensor]:
 
 def _prompt(data: InputTexts) -> Tensor:
     """The first tokens [1 t] of the last text, without padding."""
-    batch = data.feeds[-1].given
+    batch = data.feeds[-1].arguments
     row = batch["input_ids"][-1][batch["attention_mask"][-1].bool()].cpu()
     return row[: max(LONGEST - STEPS, 1)][None]

@@ -147,15 +147,15 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     """
     batch = data.feeds[0]
     model: Any = checkpoint.model
-    names = list(batch.given)
+    names = list(batch.arguments)
     cached = "use_cache" in getattr(model.config, "to_dict", dict)()
     _grow_positions(model)
     session = exported(
         _Traced(model, names, cached=cached),
-        tuple(batch.given.values()),
+        tuple(batch.arguments.values()),
         path,
         names=(names, ["logits"]),
-        axes={"given": tuple(_free(name, values) for name, values in batch.given.items())},
+        axes={"given": tuple(_free(name, values) for name, values in batch.arguments.items())},
     )
     far = max(_max_difference(session, checkpoint, inputs) for inputs in (data.feeds[0], data.feeds[-1]))
     refuse_difference(far, TOLERANCE, "the ONNX graph", QUANTITY)
@@ -196,7 +196,7 @@ def _free(name: str, values: Tensor) -> dict[int, Any]:
 
 def _max_difference(session: Any, checkpoint: Checkpoint, batch: ModelInputs) -> float:
     known = {entry.name for entry in session.get_inputs()}
-    given = {name: values.cpu().numpy() for name, values in batch.given.items() if name in known}
+    given = {name: values.cpu().numpy() for name, values in batch.arguments.items() if name in known}
     logits = torch.from_numpy(np.asarray(session.run(None, given)[0]))
     if batch.real is not None and logits.ndim == 3:
         logits = logits[batch.real.cpu()]

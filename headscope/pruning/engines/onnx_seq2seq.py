@@ -213,7 +213,7 @@ def _past(found: dict[str, Tensor]) -> dict[str, Tensor]:
 def _difference(graphs: _Graphs, checkpoint: Checkpoint, data: InputTexts) -> tuple[float, str]:
     """The largest difference of logits, of whole texts and of greedy steps through the cache; and a line on these."""
     batch = data.feeds[-1]
-    given = {name: values.cpu() for name, values in batch.given.items()}
+    given = {name: values.cpu() for name, values in batch.arguments.items()}
     source, mask, ids = given["input_ids"], given["attention_mask"], given["decoder_input_ids"]
     logits = graphs.begun(source, mask, ids)["logits"]
     real = logits if batch.real is None else logits[batch.real.cpu()]

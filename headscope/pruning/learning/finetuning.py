@@ -92,7 +92,7 @@ class Tuner:
     processes: Processes = ALONE
     update: int = 0
     epoch: int = 0
-    within: int = 0
+    position: int = 0
     gates: dict[tuple[Site, int], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -114,13 +114,13 @@ class Tuner:
         with self._ready(), threads_for_pass(self.checkpoint.model, self.recipe.tokens):
             while self.update < self.recipe.updates:
                 groups = self.data.epoch(self.epoch, tokens=self.recipe.tokens, seed=self.recipe.seed)
-                for numbers in groups[self.within :]:
+                for numbers in groups[self.position :]:
                     nll = self._step(numbers)
-                    self.update, self.within = self.update + 1, self.within + 1
+                    self.update, self.position = self.update + 1, self.position + 1
                     if self.learner is not None:
                         self.learner.updated()
-                    if self.within == len(groups):
-                        self.epoch, self.within = self.epoch + 1, 0
+                    if self.position == len(groups):
+                        self.epoch, self.position = self.epoch + 1, 0
                     after(self.update, nll)
                     if self.update >= self.recipe.updates:
                         return
@@ -219,7 +219,7 @@ class Tuner:
         state: dict[str, Any] = {
             "update": self.update,
             "epoch": self.epoch,
-            "within": self.within,
+            "within": self.position,
             "parameters": [parameter.detach() for parameter in self.parameters],
             "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
             "random": self.processes.all(random_state(self.checkpoint.device)),
@@ -240,7 +240,7 @@ class Tuner:
                 f"--resume: the run was begun by {len(state['random'])} processes, these are {self.processes.world}; "
                 "start as many"
             )
-        self.update, self.epoch, self.within = (int(state[name]) for name in ("update", "epoch", "within"))
+        self.update, self.epoch, self.position = (int(state[name]) for name in ("update", "epoch", "within"))
         with torch.no_grad():
             for parameter, value in zip(self.parameters, state["parameters"], strict=True):
                 parameter.copy_(value)

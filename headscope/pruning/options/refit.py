@@ -15,7 +15,7 @@ from headscope.registry import unknown
 COMPENSATIONS = ("none", "mean", "least-squares")
 AUTO = "auto"
 """The compensation that harms least, of several."""
-ANCHORS = ("none", "random", "shuffled", "mixed", "general")
+ANCHORS = ("none", "random", "shuffled", "mixed", "general", "noised")
 DAMPING = 1e-4
 """λ as a share of the mean of the diagonal of second moments."""
 
@@ -70,7 +70,8 @@ class Refit:
     `objective` is what held-out text is measured by (empty: what fits the model).
     `anchor` adds the moments of text that costs nothing to those of the calibration text, so that a refit holds on
     other text too: "random" subwords, "shuffled" words of the calibration text, "mixed" (both), "general" (both, and
-    half of the sample that ships in the language of the text), "none", or a text of your own.
+    half of the sample that ships in the language of the text), "noised" (that half, and calibration text and sample
+    with 15, 30 and 60 % of their subwords drawn at random), "none", or a text of your own.
     "auto" compares none, mean and least squares, with anchors and dampings unless these are given, on held-out text
     and on a second text, and takes what harms least on the worse of the two. `check` is that second text (default: the
     other half of the sample, random subwords where the language is not known).

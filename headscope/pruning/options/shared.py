@@ -14,8 +14,9 @@ HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
 GATE_LR = "Adam's rate for the gates; default: {gate_rates}."
 ANCHOR = (
     "least-squares and auto: calibrate on text that costs nothing too, so that the refit holds on other text: random "
-    "(subwords), shuffled (words of the text), mixed (both), general (both, and half of the sample that ships), or a "
-    "text of your own; default: none, which auto compares with others."
+    "(subwords), shuffled (words of the text), mixed (both), general (both, and half of the sample that ships), noised "
+    "(that half, and text with subwords drawn at random), or a text of your own; default: none, which "
+    "auto compares with others."
 )
 CHECK = (
     "A second text, of another kind, that a compensation is measured on; default: half of the sample that ships in the "
@@ -42,7 +43,10 @@ class PruningOptions(ValidatedTextFiles, CheckpointOptions):
         panel=HEADS,
     )
     protect: str | None = option(
-        None, "Heads that stay: encoder-self.0.*,cross.2.1, or a file.", metavar="LIST", panel=HEADS
+        None,
+        "Heads that stay: encoder-self.0.*,cross.2.1, or a file; alignment: those of generation_config.json.",
+        metavar="LIST",
+        panel=HEADS,
     )
     tune_updates: int = option(
         0, "Updates that follow, with the heads that go closed for good.", panel=LEARNING, minimum=0

@@ -59,7 +59,10 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         panel=HEADS,
     )
     protect: str | None = option(
-        None, "Heads that stay: encoder-self.0.*,cross.2.1, or a file.", metavar="LIST", panel=HEADS
+        None,
+        "Heads that stay: encoder-self.0.*,cross.2.1, or a file; alignment: those of generation_config.json.",
+        metavar="LIST",
+        panel=HEADS,
     )
     compensate: str = option(
         AUTO,

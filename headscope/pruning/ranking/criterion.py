@@ -40,7 +40,7 @@ class Direction:
 
     keep: End
     why: str = ""
-    given: bool = False
+    asked: bool = False
 
     def apply(self, scores: Scores) -> Scores:
         """The scores with the sign by which the highest stay."""
@@ -49,10 +49,10 @@ class Direction:
     @property
     def suffix(self) -> str:
         """What signatures add to the criterion's name where the user gave the direction."""
-        return f"-{self.keep}" if self.given else ""
+        return f"-{self.keep}" if self.asked else ""
 
     def __str__(self) -> str:
-        why = "as asked" if self.given else self.why and f"as {self.why}"
+        why = "as asked" if self.asked else self.why and f"as {self.why}"
         return ", ".join(filter(None, [f"removes the {OTHER_END[self.keep]} first", why]))
 
 
@@ -118,7 +118,7 @@ class Criterion(ABC):
                 f"--by {self.name} has no agreed direction: give --keep-lowest if heads with low values stay, "
                 "--keep-highest if those with high ones do"
             )
-        return Direction(keep, given=True)
+        return Direction(keep, asked=True)
 
 
 class MeasuredColumn(Criterion):

@@ -19,7 +19,7 @@ STACKS = {Site.ENCODER_SELF: "encoder", Site.DECODER_SELF: "decoder", Site.CROSS
 
 
 @dataclass(frozen=True)
-class Stack:
+class LayerStack:
     """The gated layers of an encoder or decoder: how many, and how many heads each may keep."""
 
     name: str
@@ -62,7 +62,7 @@ def uniform_quotas(gating: GateLayout, keep: int) -> list[tuple[Tensor, int]]:
     return quotas
 
 
-def _stacks(gating: GateLayout) -> list[Stack]:
+def _stacks(gating: GateLayout) -> list[LayerStack]:
     """The stacks that have gates."""
     modules, stacks = _modules(gating), []
     for name in dict.fromkeys(STACKS[site] for site, _ in gating.counts):
@@ -74,7 +74,7 @@ def _stacks(gating: GateLayout) -> list[Stack]:
                 f"layers of the {name} cannot keep equal numbers of heads: one of them has none, or their groups or "
                 "the heads that --protect names leave no number in common"
             )
-        stacks.append(Stack(name, len(counts), max(counts), choices))
+        stacks.append(LayerStack(name, len(counts), max(counts), choices))
     return stacks
 
 

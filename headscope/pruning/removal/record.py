@@ -21,7 +21,7 @@ from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptio
 from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.options.refit import anchor_name
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.savings import Size, Timing
+from headscope.pruning.removal.savings import Size, Timing, allowed
 from headscope.pruning.removal.verify import Verification
 from headscope.results import Signature
 from headscope.version import VERSION
@@ -69,7 +69,7 @@ class Shrunk:
     `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
     Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`. `quality` is
     that of the intact model and of this one, on a second text it is `elsewhere`; why it was not measured is
-    `unmeasured`.
+    `unmeasured`. `alignment` says what became of heads that the generation settings name.
     """
 
     checkpoint: Checkpoint
@@ -84,6 +84,7 @@ class Shrunk:
     quality: QualityChange | None = None
     elsewhere: QualityChange | None = None
     unmeasured: str = ""
+    alignment: tuple[str, ...] = ()
 
 
 def padding_note(done: Shrunk) -> tuple[str, ...]:
@@ -211,7 +212,9 @@ def removal_record(removed: Removed) -> dict[str, Any]:
         "elsewhere": None if removed.elsewhere is None else removed.elsewhere.record(),
         "before": asdict(removed.before),
         "after": asdict(removed.after),
-        "times": [asdict(timing) for timing in removed.timings],
+        "times": [
+            {**asdict(timing), "at_most": allowed(timing, removed.before, removed.after)} for timing in removed.timings
+        ],
         "notes": list(removed.notes),
         "signature": str(removed.signature),
         "seconds": round(removed.seconds, 3),

@@ -36,6 +36,7 @@ from headscope.formats.base import (
     write_checkpoint,
 )
 from headscope.formats.exports import MODEL_FILES, write_card
+from headscope.formats.huggingface.alignment import alignment_note
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
@@ -268,6 +269,7 @@ def shrink(
         compensated=done,
         quality=quality,
         unmeasured=asked if isinstance(asked, str) else "",
+        alignment=alignment_note(checkpoint.model, made.model),
     )
 
 
@@ -313,6 +315,7 @@ def write_shrunk(
         notes=(
             *written.notes,
             *padding_note(done),
+            *done.alignment,
             *([done.unmeasured] if done.unmeasured else []),
             *(() if done.compensated is None else done.compensated.remarks()),
             *(note for file in files for note in file.notes),

@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -39,7 +40,8 @@ class Size:
     """How large a model is. `flops` are those of one forward pass over the text that was compared on.
 
     `cache` are bytes of keys and values for each token of the decoder's own text, `cross_cache` for each token
-    of the source.
+    of the source. `attention_flops` and `output_flops` are those within attention modules and the output layer,
+    `read` the bytes of weights that a step of decoding reads: all but rows of an embedding that is no output layer.
     """
 
     parameters: int
@@ -48,6 +50,9 @@ class Size:
     flops: int
     cache: int
     cross_cache: int
+    attention_flops: int = 0
+    output_flops: int = 0
+    read: int = 0
 
 
 def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
@@ -55,22 +60,79 @@ def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
     model = checkpoint.model
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     own, cross = _cache(checkpoint)
+    counts = sum((flops(checkpoint, batch) for batch in data.feeds), Counter[str]())
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     return Size(
         parameters=parameters(model),
         attention_heads=sum(checkpoint.layout.values()),
-        bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()),
-        flops=sum(flops(model, batch) for batch in data.feeds),
+        bytes=weights,
+        flops=counts["all"],
         cache=own,
         cross_cache=cross,
+        attention_flops=counts["attention"],
+        output_flops=counts["output"],
+        read=weights - _looked_up(model),
     )
 
 
-def flops(model: nn.Module, batch: ModelInputs) -> int:
-    """Floating point operations of the matrix products of one forward pass, two for a multiplication and addition."""
+def flops(checkpoint: Checkpoint, batch: ModelInputs) -> Counter[str]:
+    """Floating point operations of the matrix products of one forward pass, two for a multiplication and addition.
+
+    Those of "all", within "attention" modules, and of the "output" layer.
+    """
+    model = checkpoint.model
     counter = FlopCounterMode(display=False)
     with through_attend(model), frozen_parameters(model), counter:  # the counter follows gradients of what modules get
         outputs(model, batch)
-    return int(counter.get_total_flops())
+    by_module, found = counter.get_flop_counts(), Counter(all=int(counter.get_total_flops()))
+    output = _embedding(model, "get_output_embeddings")
+    for name, part in model.named_modules():
+        kind = "attention" if id(part) in checkpoint.attention_sites.calls else "output" if part is output else ""
+        if kind:
+            found[kind] += sum(by_module.get(f"{type(model).__name__}.{name}", {}).values())
+    return found
+
+
+def _embedding(model: nn.Module, getter: str) -> nn.Module | None:
+    """The input embedding or the output layer of a model; None where it has no such."""
+    if isinstance(model, Transformer):
+        return model.output if getter == "get_output_embeddings" else None
+    try:
+        found: nn.Module | None = getattr(model, getter)()
+    except (AttributeError, NotImplementedError):
+        return None
+    return found
+
+
+def _looked_up(model: nn.Module) -> int:
+    """Bytes of an embedding of which a step reads rows only; none where it is the output layer too."""
+    rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
+    weight = getattr(rows, "weight", None)
+    if not isinstance(weight, Tensor) or layer is None or getattr(layer, "weight", None) is weight:
+        return 0
+    return weight.numel() * weight.element_size()
+
+
+def allowed(timing: Timing, before: Size, after: Size) -> float:
+    """How many times as fast a removal can make what was timed, by what has to be done.
+
+    By the bytes of weights and cache that each step of decoding reads; by floating point operations of a pass; of a
+    search, which is neither alone, by the larger of both. Counts alone: caches and kernels make some pairs faster.
+    """
+    cached = timing.context * timing.sentences
+    read = [size.read + cached * (size.cache + size.cross_cache) for size in (before, after)]
+    by_bytes, by_flops = read[0] / max(read[1], 1), before.flops / max(after.flops, 1)
+    if timing.tokens:
+        return by_bytes
+    return by_flops if timing.what == "forward" else max(by_bytes, by_flops)
+
+
+def rest(after: Size) -> str:
+    """Where the operations are that a removal has left, in words, the largest part first."""
+    known = {"attention": after.attention_flops, "the output layer": after.output_flops}
+    parts = known | {"feed-forward blocks and others": after.flops - sum(known.values())}
+    shares = sorted(((count / max(after.flops, 1), name) for name, count in parts.items()), reverse=True)
+    return ", ".join(f"{share:.0%} {name}" for share, name in shares if share >= 0.005)
 
 
 def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
@@ -95,7 +157,7 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
 
 def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
     """As many of `batch` sentences as have logits of at most 2 GiB."""
-    ids = many(data.feeds, 1).given
+    ids = many(data.feeds, 1).arguments
     if "pixel_values" in ids:
         return batch
     tokens = max(values.shape[1] for values in ids.values())
@@ -105,7 +167,7 @@ def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
 def many(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
     """The sentences of the middle batch, repeated until there are `rows`."""
     inputs = feeds[len(feeds) // 2]
-    count = len(next(iter(inputs.given.values())))
+    count = len(next(iter(inputs.arguments.values())))
     return inputs.rows(torch.arange(rows) % count)
 
 
@@ -129,6 +191,7 @@ def _cache(checkpoint: Checkpoint) -> tuple[int, int]:
 class Timing:
     """Median seconds of one run before and after, and their ratio; `tokens` that a run writes, where it decodes.
 
+    `context` is how many tokens of each sentence are in the cache before that.
     `least` and `most` are the smallest and the largest ratio of a round: the spread of what was measured.
     """
 
@@ -140,6 +203,7 @@ class Timing:
     tokens: int = 0
     least: float = math.nan
     most: float = math.nan
+    context: int = 0
 
 
 def measure_timing(
@@ -195,7 +259,8 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
     except Exception:  # whatever an architecture's own code raises (RecurrentGemma)
         return None
     old, new = (partial(_steps, checkpoint, start) for checkpoint, start in zip(both, caches, strict=True))
-    return in_turns(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
+    timing = in_turns(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
+    return replace(timing, context=filled)
 
 
 def _filled(checkpoint: Checkpoint, length: int) -> Any:

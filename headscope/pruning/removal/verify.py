@@ -85,7 +85,7 @@ def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId
         searched = _searched(shrunk, (), data)
     wanted_search = _searched(checkpoint, heads, data)
     same = sum(text == other for text, other in zip(searched, wanted_search, strict=True))
-    sentences = len(data.sources) or sum(len(next(iter(batch.given.values()))) for batch in data.feeds)
+    sentences = len(data.sources) or sum(len(next(iter(batch.arguments.values()))) for batch in data.feeds)
     return Verification(data.name, sentences, difference, tolerance, own, cached, same, len(searched))
 
 
@@ -95,7 +95,7 @@ def _rounds(checkpoint: Checkpoint, batch: ModelInputs) -> bool:
         return False
     model = checkpoint.model
     with through_attend(model), frozen_parameters(model, trainable=True), torch.enable_grad(), _Casts() as casts:
-        model(**batch.given)
+        model(**batch.arguments)
     return bool(casts.noticed)
 
 
@@ -162,7 +162,7 @@ def require(difference: float, tolerance: float, what: str, *, merges: bool) -> 
 
 def _cached(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], batch: ModelInputs) -> float | None:
     """Differences of the same text fed in two parts; None for models that keep no cache."""
-    first = {name: values[:1] for name, values in batch.given.items()}
+    first = {name: values[:1] for name, values in batch.arguments.items()}
     single = ModelInputs(first, None if batch.real is None else batch.real[:1])
     if single.real is not None:
         single = _unpadded(single)
@@ -180,16 +180,17 @@ def _unpadded(single: ModelInputs) -> ModelInputs:
     """One sentence without its padding, which is on the right."""
     assert single.real is not None
     given = {}
-    for name, values in single.given.items():
+    for name, values in single.arguments.items():
         mask = name if "mask" in name else {"input_ids": "attention_mask"}.get(name, f"{name}_mask")
         mask = "decoder_attention_mask" if name == "decoder_input_ids" else mask
-        given[name] = values[:, : int(single.given[mask].sum())]
+        given[name] = values[:, : int(single.arguments[mask].sum())] if mask in single.arguments else values
     return ModelInputs(given, single.real[:, : int(single.real.sum())])
 
 
 def _continues(checkpoint: Checkpoint, single: ModelInputs) -> bool:
     """Whether the architecture gives the same for a text in two parts as for the whole text."""
-    if not decodes_from_cache(checkpoint) or single.given["attention_mask"].shape[1] < 2:
+    ids = [values for name, values in single.arguments.items() if name.endswith("input_ids")]
+    if not decodes_from_cache(checkpoint) or ids[-1].shape[1] < 2:
         return False
     with through_attend(checkpoint.model):
         try:
@@ -208,15 +209,14 @@ def decodes_from_cache(checkpoint: Checkpoint) -> bool:
 
 def _in_parts(model: Any, single: ModelInputs) -> Tensor:
     """Outputs [n V] of a transformers model that reads the first half of a text, then the rest."""
-    given = dict(single.given)
+    given = dict(single.arguments)
     name = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
     ids = given.pop(name)
     given.pop("decoder_attention_mask", None)
     with torch.no_grad():
         if name == "decoder_input_ids":
-            mask = given["attention_mask"]
-            encoded = model.get_encoder()(input_ids=given["input_ids"], attention_mask=mask)
-            given = {"encoder_outputs": encoded, "attention_mask": mask}
+            mask = {name: given[name] for name in ("attention_mask",) if name in given}
+            given = {"encoder_outputs": model.get_encoder()(**given), **mask}
         else:
             given = {}
         half = max(ids.shape[1] // 2, 1)
@@ -230,9 +230,9 @@ def _in_parts(model: Any, single: ModelInputs) -> Tensor:
 
 def _stepped(model: Transformer, single: ModelInputs) -> Tensor:
     """Outputs [n V] of a native model that decodes step by step."""
-    target = single.given["target"]
+    target = single.arguments["target"]
     with torch.no_grad():
-        state = model.begin(single.given["source"] if model.encoder is not None else target[:, :1])
+        state = model.begin(single.arguments["source"] if model.encoder is not None else target[:, :1])
         return torch.cat([model.step(target[:, step], state) for step in range(target.shape[1])])
 
 
@@ -264,7 +264,8 @@ def search_some(
     if isinstance(checkpoint.model, Transformer) or not decodes_from_cache(checkpoint):
         return []
     model: Any = checkpoint.model
-    given = {name: data.feeds[0].given[name][:sentences] for name in ("input_ids", "attention_mask")}
+    every = data.feeds[0].arguments.items()
+    given = {name: rows[:sentences] for name, rows in every if not name.startswith("decoder_")}
     if not checkpoint.two_sided:  # the same length for all: padding on the right would stand inside
         width = max(int(given["attention_mask"].sum(dim=1).min()), 1)
         given = {name: values[:, :width] for name, values in given.items()}

@@ -102,7 +102,9 @@ def _stacked(runs: list[ForkRun]) -> dict[tuple[str, int], NDArray[np.float64]]:
         for layer, count in enumerate(counts):
             if count:
                 tables = [run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)] for run in runs]
-                scores[site, layer] = np.array([table["confidence"].to_numpy(float) for table in tables])
+                # A file of means, a vector a module, has them under its own name.
+                means = [table.drop(columns=["site", "layer", "head", "functions"]) for table in tables]
+                scores[site, layer] = np.array([each.to_numpy(float)[:, 0] for each in means])
     return scores
 
 

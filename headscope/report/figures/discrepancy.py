@@ -57,7 +57,7 @@ def discrepancy_figure(runs: Sequence[AnalysisRun]) -> Figure:
     """A row a measure, a column a site, a group of bars a layer: a bar a run, against the first."""
     changes = discrepancy_changes(runs)
     sites = list(runs[0].layout)
-    wide = cell_pitch(WIDTH, len(sites), besides=len(sites) * LEFT, least=0.4)
+    wide = cell_pitch(WIDTH, len(sites), besides=len(sites) * LEFT, least=0.35)
     width, height = len(sites) * (LEFT + wide), len(MEASURES) * (ABOVE + HEIGHT + BELOW)
     entries: list[Entry] = [(Swatch(width=3.0), COLORS[n % len(COLORS)], run.name) for n, run in enumerate(runs[1:])]
     legend = Legend.plan(entries, widest(max(width, 4.6)))

@@ -46,7 +46,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class FaithfulnessOptions:
+class FaithfulnessFigureOptions:
     """Options of the figure."""
 
     metric: str | None = option(None, "Curves of: loss (unasked), accuracy, bleu, or the objective's.", metavar="NAME")
@@ -162,7 +162,7 @@ FAITHFULNESS = PlotFigure(
     "faithfulness",
     "Heads removed in the order of every ranking: which ranking deserves belief (`analyze --faithfulness`).",
     faithfulness_figure,
-    Options=FaithfulnessOptions,
+    Options=FaithfulnessFigureOptions,
     every_run=True,
     order=210,
 )

@@ -29,7 +29,7 @@ WIDEST = 10.0
 
 
 @dataclass(frozen=True)
-class PruningOptions:
+class PruningFigureOptions:
     """Options of the figure."""
 
     figure: str | None = option(
@@ -96,7 +96,7 @@ PRUNING = PlotFigure(
     "pruning",
     "What pruning costs, where the heads that stay are, which functions survive, and how gates learnt.",
     pruning_figure,
-    Options=PruningOptions,
+    Options=PruningFigureOptions,
     source=Source(
         "SWEEP|RUN",
         "Directories that `headscope prune sweep`, `l0`, `subset` or `rank` wrote.",

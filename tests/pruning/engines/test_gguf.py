@@ -19,7 +19,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.model.gating import masked
 from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.export import Gguf
-from headscope.pruning.engines.gguf.layers import Decoder, interleaved
+from headscope.pruning.engines.gguf.layers import LlamaDecoder, interleaved
 from headscope.pruning.engines.gguf.rotary import rotary_of
 from headscope.pruning.engines.gguf.vocabulary import SPLITS, vocabulary_of
 from headscope.pruning.engines.gguf.writer import write_gguf
@@ -147,7 +147,7 @@ def test_every_name_of_a_split_means_in_llama_cpp_what_it_does_here(tmp_path: Pa
     """The pre-tokenizers of Llama 3, Qwen 2, Tekken and SmolLM, on text that they cut in different ways."""
     tokenizer = SPLITTERS.get(split, _digits_apart)()
     path = tmp_path / "model.gguf"
-    written = write_gguf(Decoder(open_checkpoint(str(decoders.saved(tmp_path / "whole")))), tokenizer, path)
+    written = write_gguf(LlamaDecoder(open_checkpoint(str(decoders.saved(tmp_path / "whole")))), tokenizer, path)
     assert written.split == split and written.splits_text
     request = llama_cpp.Request(file=str(path), prompts=[[1, 5]], texts=ODD, top=5, said=written.letter)
     assert llama_cpp.ask(request).ids == [tokenizer(text)["input_ids"] for text in ODD]
@@ -280,7 +280,7 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
 def test_a_file_that_llama_cpp_refuses_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headscope.pruning.engines.gguf import layers
 
-    monkeypatch.setattr(layers.Decoder, "_misfit", lambda self, container: "")  # layers of `llama` are all alike
+    monkeypatch.setattr(layers.LlamaDecoder, "_misfit", lambda self, container: "")  # layers of `llama` are all alike
     with pytest.raises(CheckpointError, match=r"llama\.cpp does not run the GGUF file"):
         removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]

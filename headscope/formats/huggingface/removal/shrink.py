@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
+from headscope.formats.huggingface.alignment import renumber_alignment
 from headscope.formats.huggingface.narrowing import narrow
 from headscope.formats.huggingface.removal.head_parts import (
     MASKED_TAKES,
@@ -105,6 +106,7 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     config: Any = whole.config
     config.kept_heads = renumbered(config.kept_heads if is_narrowed(config) else None, removal)
     config.narrowed = _merged(getattr(config, "narrowed", None), table)
+    renumber_alignment(whole, removal)
     return smaller.train(model.training)
 
 

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, one_line
 from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.alignment import alignment_heads
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
+from headscope.pruning.engines.ctranslate2.alignment import align
 from headscope.pruning.engines.ctranslate2.specification import specification
 from headscope.pruning.engines.ctranslate2.translations import source_tokens, translated
 from headscope.pruning.engines.ctranslate2.translators import (
-    Tokens,
+    TranslatorTokens,
     check_translator,
     translator_of,
     write_splitters,
@@ -53,6 +55,7 @@ class CTranslate2(EngineExport):
         path = folder / FOLDER
         path.mkdir()
         spec.save(str(path))
+        aligned = align(path, named) if (named := alignment_heads(checkpoint.model)) else []
         splitters = write_splitters(checkpoint, path)
         with _running():
             engine = _opened(path)
@@ -69,13 +72,18 @@ class CTranslate2(EngineExport):
             difference=difference,
             limit=LIMIT * max(1.0, largest),
             sizes=f"{encoder.most_heads} heads in the encoder, {decoder.most_heads} in the decoder",
-            opens=(f"`{FOLDER}`: CTranslate2 (`ctranslate2.Translator`, on tokens)", *_usage(translator.tokens)),
+            opens=(
+                f"`{FOLDER}`: CTranslate2 (`ctranslate2.Translator`, on tokens)",
+                *_usage(translator.tokens),
+                f"`return_attention` is {'the mean over ' if aligned else ''}"
+                f"{', '.join(map(str, aligned)) or 'the first head of the last layer (`analyze --write-alignment`)'}",
+            ),
             limits=() if splitters else (f"`{FOLDER}` has no file that splits text: give tokens",),
             notes=notes,
         )
 
 
-def _usage(tokens: Tokens) -> tuple[str, ...]:
+def _usage(tokens: TranslatorTokens) -> tuple[str, ...]:
     end = "" if tokens.adds_end else f"; sources end with {tokens.end}, as the tokenizer gives them"
     never = "" if tokens.pad is None else f'; should it say {tokens.pad}: `suppress_sequences=[["{tokens.pad}"]]`'
     return (
@@ -99,7 +107,7 @@ def _opened(path: Path) -> Any:
     return engine.Translator(str(path), device="cpu", compute_type="float32", inter_threads=1, intra_threads=1)
 
 
-def scored(engine: Any, checkpoint: Checkpoint, tokens: Tokens, data: InputTexts) -> tuple[float, float]:
+def scored(engine: Any, checkpoint: Checkpoint, tokens: TranslatorTokens, data: InputTexts) -> tuple[float, float]:
     """The largest difference of log-probabilities of whole texts, and the largest of them."""
     difference, largest = 0.0, 0.0
     end = tokens.target.index(tokens.end)
@@ -122,7 +130,7 @@ def _sides(checkpoint: Checkpoint, batch: ModelInputs) -> tuple[list[list[int]],
     names = ("source", "source_mask", "target", "target_mask")
     if not checkpoint.is_native:
         names = ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")
-    values = [batch.given[name].cpu() for name in names]
+    values = [batch.arguments[name].cpu() for name in names]
     return _rows(values[0], values[1]), _rows(values[2], values[3])
 
 

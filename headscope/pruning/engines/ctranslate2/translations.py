@@ -18,7 +18,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.decoding.beams import SearchConfig
 from headscope.pruning.engines.base import refuse_difference
-from headscope.pruning.engines.ctranslate2.translators import Tokens, Translator
+from headscope.pruning.engines.ctranslate2.translators import Translator, TranslatorTokens
 from headscope.pruning.model_inputs import InputTexts
 
 TEXTS, BEAM, LONGEST = 16, 4, 60
@@ -60,7 +60,7 @@ class Restraints:
         return ", ".join(f"{name}={value}" for name, value in self.options.items())
 
 
-def restraints_of(checkpoint: Any, tokens: Tokens) -> Restraints:
+def restraints_of(checkpoint: Any, tokens: TranslatorTokens) -> Restraints:
     """The restraints of a native checkpoint's search, or of a Marian's generation config."""
     if checkpoint.is_native:
         search: SearchConfig = checkpoint.search
@@ -122,7 +122,7 @@ def _line(bare: Pairs, pairs: Pairs, texts: int, way: str, restraints: Restraint
     return line
 
 
-def _alike(checkpoint: Any, tokens: Tokens, found: Sequence[Any], ours: Sequence[Translation]) -> Pairs:
+def _alike(checkpoint: Any, tokens: TranslatorTokens, found: Sequence[Any], ours: Sequence[Translation]) -> Pairs:
     """Pairs of the same text, which has no special tokens."""
     if checkpoint.is_native:
         special = {tokens.target[number] for number in checkpoint.target.special_ids}
@@ -144,7 +144,7 @@ def _check_alike(same: int, texts: int, restraints: Restraints) -> None:
 
 def _check_choices(
     checkpoint: Any,
-    tokens: Tokens,
+    tokens: TranslatorTokens,
     encoded: Sequence[Encoded],
     found: Sequence[Any],
     restraints: Restraints,
@@ -172,7 +172,7 @@ def _check_choices(
         refuse_difference(difference, 2 * limit * largest, "CTranslate2", CHOICE)
 
 
-def source_tokens(ids: list[int], tokens: Tokens) -> list[str]:
+def source_tokens(ids: list[int], tokens: TranslatorTokens) -> list[str]:
     """Tokens of a source, without the end that the engine adds."""
     written = [tokens.source[number] for number in ids]
     return written[:-1] if tokens.adds_end and written[-1:] == [tokens.end] else written

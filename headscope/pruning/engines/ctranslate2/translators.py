@@ -26,7 +26,7 @@ ACTIVATIONS = {"swish": "silu", "gelu_new": "gelu-tanh", "gelu_pytorch_tanh": "g
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class TranslatorTokens:
     """The tokens of both sides by id, and special ones; `adds_end`: a source gets its end from the engine."""
 
     source: list[str]
@@ -44,7 +44,7 @@ class Translator:
 
     config: TransformerConfig
     state: Mapping[str, Tensor]
-    tokens: Tokens
+    tokens: TranslatorTokens
 
 
 def check_translator(checkpoint: Checkpoint) -> None:
@@ -92,7 +92,7 @@ def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
     return own
 
 
-def _native_tokens(checkpoint: TransformerCheckpoint) -> Tokens:
+def _native_tokens(checkpoint: TransformerCheckpoint) -> TranslatorTokens:
     source, target = _vocabulary(checkpoint, "source"), _vocabulary(checkpoint, "target")
     if source.prefix or source.suffix not in (None, (source.end,)):
         raise ConfigError("CTranslate2 puts an end behind a source, and this model wants other ids around it")
@@ -100,7 +100,7 @@ def _native_tokens(checkpoint: TransformerCheckpoint) -> Tokens:
     unknown = {own.subwords[0 if own.unknown is None else own.unknown] for own in (source, target)}
     if len(ends) > 1 or len(unknown) > 1:
         raise ConfigError(f"CTranslate2 has one end and one unknown token, and this model {sorted(ends | unknown)}")
-    return Tokens(
+    return TranslatorTokens(
         source=list(source.subwords),
         target=list(target.subwords),
         unknown=unknown.pop(),
@@ -111,7 +111,7 @@ def _native_tokens(checkpoint: TransformerCheckpoint) -> Tokens:
     )
 
 
-def _marian_tokens(checkpoint: Any) -> Tokens:
+def _marian_tokens(checkpoint: Any) -> TranslatorTokens:
     config, tokenizer = checkpoint.config, checkpoint.tokenizer
     if tokenizer is None:
         raise CheckpointError(f"{checkpoint.path} has no tokenizer, which CTranslate2's vocabulary is made of")
@@ -119,7 +119,7 @@ def _marian_tokens(checkpoint: Any) -> Tokens:
         raise ConfigError("a Marian whose sides have vocabularies of their own cannot be written for CTranslate2")
     known = len(tokenizer)
     tokens = [tokenizer.convert_ids_to_tokens(n) if n < known else f"<{n}>" for n in range(config.vocab_size)]
-    return Tokens(
+    return TranslatorTokens(
         source=tokens,
         target=tokens,
         unknown=tokenizer.unk_token,

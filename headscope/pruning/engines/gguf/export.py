@@ -17,8 +17,8 @@ from headscope.formats.weights import refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
 from headscope.pruning.engines.gguf import llama_cpp
-from headscope.pruning.engines.gguf.layers import FAMILIES, LLAMA, Decoder, check_family, context_length
-from headscope.pruning.engines.gguf.vocabulary import Vocabulary
+from headscope.pruning.engines.gguf.layers import FAMILIES, LLAMA, LlamaDecoder, check_family, context_length
+from headscope.pruning.engines.gguf.vocabulary import GgufVocabulary
 from headscope.pruning.engines.gguf.writer import write_gguf
 from headscope.pruning.model_inputs import InputTexts, prompts
 
@@ -41,13 +41,13 @@ class Gguf(EngineExport):
         check_family(checkpoint)
 
     def fits(self, checkpoint: Checkpoint) -> None:
-        _ = Decoder(checkpoint).container
+        _ = LlamaDecoder(checkpoint).container
 
     def adds_bias(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.model_type != "qwen3"
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
-        decoder = Decoder(checkpoint.with_model(with_stored_dtype(checkpoint)))
+        decoder = LlamaDecoder(checkpoint.with_model(with_stored_dtype(checkpoint)))
         vocabulary, proof = _written(checkpoint, decoder, data, folder / FILE, options)
         quantized = options.quantize != "none"
         return EngineFile(
@@ -65,8 +65,8 @@ class Gguf(EngineExport):
 
 
 def _written(
-    checkpoint: Checkpoint, decoder: Decoder, data: InputTexts, path: Path, options: EngineOptions
-) -> tuple[Vocabulary, Proof]:
+    checkpoint: Checkpoint, decoder: LlamaDecoder, data: InputTexts, path: Path, options: EngineOptions
+) -> tuple[GgufVocabulary, Proof]:
     """Write the file, quantised after it was proved; the vocabulary that it has, and what proves it."""
     tokenizer, unproven = getattr(checkpoint, "tokenizer", None), unproven_parts(decoder, options)
     runs, proof = bool(llama_cpp.installed()), Proof()
@@ -87,7 +87,7 @@ def _written(
     return vocabulary, proof
 
 
-def unproven_parts(decoder: Decoder, options: EngineOptions) -> tuple[str, ...]:
+def unproven_parts(decoder: LlamaDecoder, options: EngineOptions) -> tuple[str, ...]:
     """What of a file only a run of llama.cpp proves.
 
     Proven by construction is the model in the architecture of its own name (Mistral: llama), all layers alike, with
@@ -115,13 +115,13 @@ def _refuse_unproven(unproven: tuple[str, ...], options: EngineOptions, why: str
         )
 
 
-def _usage(decoder: Decoder) -> tuple[str, ...]:
+def _usage(decoder: LlamaDecoder) -> tuple[str, ...]:
     if not decoder.container.ragged:
         return ()
     return (f"its architecture is {decoder.container.name}, in which every layer may have another number of heads",)
 
 
-def _limits(decoder: Decoder, vocabulary: Vocabulary) -> tuple[str, ...]:
+def _limits(decoder: LlamaDecoder, vocabulary: GgufVocabulary) -> tuple[str, ...]:
     limits = []
     if not vocabulary.splits_text:
         limits.append(f"`{FILE}` lists its tokens, but llama.cpp cannot split text as this tokenizer does: give it ids")
@@ -144,7 +144,7 @@ FULL = 1e-5
 
 
 @dataclass(frozen=True)
-class Continued:
+class Continuation:
     """A prompt with the first 0, 1, … greedy tokens of a model, and log-probabilities [steps V] of what follows."""
 
     prompts: list[list[int]]
@@ -156,8 +156,8 @@ class Asked:
     """A file, its vocabulary, and the continuations that llama.cpp is asked about."""
 
     path: Path
-    vocabulary: Vocabulary
-    continued: list[Continued]
+    vocabulary: GgufVocabulary
+    continued: list[Continuation]
 
     def answer(self, texts: list[str] | None = None) -> llama_cpp.Answer:
         """What llama.cpp says of them, and how it splits texts."""
@@ -180,7 +180,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogitsAgreement:
     """The largest difference of log-probabilities, the largest of them, and on how many steps both say the same.
 
     `range` is how far apart the log-probabilities of one step are.
@@ -230,7 +230,7 @@ def moved(asked: Asked, proof: Proof) -> Proof:
     return Proof(measured.difference, limit, (before, f"quantised, {measured.greedy}", *proof.notes[1:]))
 
 
-def compared(continued: list[Continued], answer: llama_cpp.Answer) -> Comparison:
+def compared(continued: list[Continuation], answer: llama_cpp.Answer) -> LogitsAgreement:
     """What llama.cpp says along a model's greedy continuations, and what the model says.
 
     CheckpointError where llama.cpp computes NaN or infinite numbers.
@@ -251,10 +251,10 @@ def compared(continued: list[Continued], answer: llama_cpp.Answer) -> Comparison
         largest = max(largest, float(row[ids].abs().max()))
         same += int(ids[values.argmax()]) == int(row.argmax())
         steps += 1
-    return Comparison(difference, largest, float((rows.amax(1) - rows.amin(1)).max()), same, steps)
+    return LogitsAgreement(difference, largest, float((rows.amax(1) - rows.amin(1)).max()), same, steps)
 
 
-def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[Continued]:
+def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> list[Continuation]:
     """Greedy continuations of the first tokens of a few texts that llama.cpp has room for in a `context`.
 
     NumericalError where the model computes NaN or infinite numbers.
@@ -268,7 +268,7 @@ def continuations(checkpoint: Checkpoint, data: InputTexts, context: int) -> lis
             rows.append(_last_logits(checkpoint, ids).double().log_softmax(-1).cpu())
             ids = torch.cat([ids, rows[-1].argmax().to(ids).view(1, 1)], dim=1)
         whole = ids[0].tolist()
-        continued.append(Continued([whole[: len(prompt) + step] for step in range(steps)], torch.stack(rows)))
+        continued.append(Continuation([whole[: len(prompt) + step] for step in range(steps)], torch.stack(rows)))
     return continued
 
 

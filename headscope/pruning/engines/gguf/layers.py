@@ -61,7 +61,7 @@ FAMILIES = {
 """By model type of transformers the containers to try, the plainest first."""
 
 
-class Decoder:
+class LlamaDecoder:
     """A causal language model whose layers are Llama's; ConfigError for one that is not."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -165,7 +165,7 @@ def context_length(config: Any) -> int:
     return longest if window is None or not slides else min(longest, int(window))
 
 
-def tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
+def tensors(decoder: LlamaDecoder) -> Iterator[tuple[str, Tensor]]:
     """Names and values of all tensors as llama.cpp reads them, in the order of layers."""
     container, model = decoder.container, decoder.model
     yield "token_embd.weight", model.model.embed_tokens.weight.detach()

@@ -1,7 +1,7 @@
 """A tokenizer of transformers as llama.cpp stores it: SentencePiece-like BPE, or BPE over bytes.
 
 llama.cpp knows by a name how a vocabulary splits text before merging (src/llama-vocab.cpp). Any other tokenizer is
-listed without its rules, and `Vocabulary.splits_text` says so.
+listed without its rules, and `GgufVocabulary.splits_text` says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPLITS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vocabulary:
+class GgufVocabulary:
     """Tokens in the order of their ids, with llama.cpp's types and, for SentencePiece-like BPE, scores.
 
     `kind` and `split` are its names for how text is tokenised; `merges` those of BPE over bytes, `space_prefix` whether
@@ -54,7 +54,7 @@ class Vocabulary:
         return next((number for number in plain if self.types[number] == NORMAL), None)
 
 
-def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
+def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
     """The vocabulary of a tokenizer for a model of `size` embeddings; numbered tokens where there is no tokenizer."""
     if tokenizer is None:
         return _listed({}, size)
@@ -70,7 +70,7 @@ def vocabulary_of(tokenizer: Any, size: int) -> Vocabulary:
     if model.get("byte_fallback"):
         return _sentencepiece(parts, model, merges, tokens, types, unknown=tokenizer.unk_token_id)
     split = _split_name(parts)
-    return Vocabulary(
+    return GgufVocabulary(
         kind="gpt2",
         split=split or "default",
         tokens=tokens,
@@ -114,10 +114,12 @@ def _tokens(ids: dict[str, int], size: int, *, added: dict[int, bool]) -> tuple[
     return tokens, types
 
 
-def _listed(ids: dict[str, int], size: int) -> Vocabulary:
+def _listed(ids: dict[str, int], size: int) -> GgufVocabulary:
     """Tokens without rules, in the kind that llama.cpp writes text of without any."""
     tokens, types = _tokens(ids, size, added={})
-    return Vocabulary(kind="llama", split="default", tokens=tokens, types=types, scores=[0.0] * size, splits_text=False)
+    return GgufVocabulary(
+        kind="llama", split="default", tokens=tokens, types=types, scores=[0.0] * size, splits_text=False
+    )
 
 
 def _sentencepiece(
@@ -128,7 +130,7 @@ def _sentencepiece(
     types: list[int],
     *,
     unknown: int | None,
-) -> Vocabulary:
+) -> GgufVocabulary:
     """SentencePiece-like BPE: a token's score falls with the rank of the first merge that makes it.
 
     llama.cpp joins the two neighbours whose result has the highest score, transformers those of the lowest rank.
@@ -142,7 +144,7 @@ def _sentencepiece(
     if unknown is not None:
         types[unknown] = UNKNOWN
     prefix = _space_prefix(parts)
-    return Vocabulary(
+    return GgufVocabulary(
         kind="llama",
         split="default",
         tokens=tokens,

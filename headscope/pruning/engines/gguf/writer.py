@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.pruning.engines.gguf.layers import Decoder, context_length, tensors
+from headscope.pruning.engines.gguf.layers import LlamaDecoder, context_length, tensors
 from headscope.pruning.engines.gguf.rotary import ROUNDING, Rotary
-from headscope.pruning.engines.gguf.vocabulary import Vocabulary, added_ends, special_tokens, vocabulary_of
+from headscope.pruning.engines.gguf.vocabulary import GgufVocabulary, added_ends, special_tokens, vocabulary_of
 
 ROW = 32  # numbers of a row that are quantised together
 
 
-def write_gguf(decoder: Decoder, tokenizer: Any, path: Path, *, quantize: str = "none") -> Vocabulary:
+def write_gguf(decoder: LlamaDecoder, tokenizer: Any, path: Path, *, quantize: str = "none") -> GgufVocabulary:
     """Write the file; matrices in the type of the model, or quantised, vectors in float32.
 
     Returns the vocabulary as it was written.
@@ -54,7 +54,7 @@ def write_gguf(decoder: Decoder, tokenizer: Any, path: Path, *, quantize: str = 
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
 
 
-def _matrix_type(decoder: Decoder, quantize: str) -> Any:
+def _matrix_type(decoder: LlamaDecoder, quantize: str) -> Any:
     """GGUF's type of matrices."""
     from gguf import GGMLQuantizationType as Types
 
@@ -80,7 +80,7 @@ def _stored(values: Tensor, kind: Any) -> np.ndarray[Any, Any]:
     return stored
 
 
-def _write_sizes(writer: Any, decoder: Decoder) -> None:
+def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
     """Sizes, numbers of heads (one, or one a layer) and rotary embeddings."""
     config, container = decoder.config, decoder.container
     layers = decoder.placed(container)
@@ -123,7 +123,7 @@ def _write_rotary(writer: Any, rotary: Rotary) -> None:
         writer.add_rope_scaling_attn_factors(rotary.gain)
 
 
-def _write_vocabulary(writer: Any, vocabulary: Vocabulary, tokenizer: Any) -> None:
+def _write_vocabulary(writer: Any, vocabulary: GgufVocabulary, tokenizer: Any) -> None:
     writer.add_tokenizer_model(vocabulary.kind)
     writer.add_tokenizer_pre(vocabulary.split)
     writer.add_token_list(vocabulary.tokens)

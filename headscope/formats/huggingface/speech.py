@@ -1,0 +1,199 @@
+"""Whisper-like checkpoints: a line of the source names a recording, or features of one in Python's `.npy`.
+
+A position of the encoder stands where a subword of a text would: it has an id of its own behind those of the
+vocabulary, and what is behind the end of the recording is special, as padding that the model reads.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoFeatureExtractor
+from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
+
+from headscope.data.encoded import Batch, Encoded, Side, pad_side
+from headscope.errors import CheckpointError, ConfigError, DataError, one_line
+from headscope.formats.base import SideName
+from headscope.formats.huggingface.alignment import alignment_heads
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.heads import HeadId
+from headscope.model.capture import capture
+
+POSITION = 0.02  # seconds
+FILTER = 7  # positions of the median filter, as in transformers
+
+
+class Word(NamedTuple):
+    """A word of a transcript, and where it begins and ends in the recording, in seconds."""
+
+    text: str
+    begin: float
+    end: float
+
+
+class SpeechCheckpoint(HuggingFaceCheckpoint):
+    """A model that writes what is said in a recording; `encode` takes names of files on the source side."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self._recordings: list[str] = []
+        self._features = lru_cache(maxsize=64)(self._read)
+
+    @property
+    def limit(self) -> int | None:
+        return int(self.config.max_target_positions)
+
+    @cached_property
+    def _extractor(self) -> Any:
+        try:
+            return AutoFeatureExtractor.from_pretrained(self.path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.path} has no preprocessor_config.json, which says how sound is read; put it there, or give "
+                "features as .npy files"
+            ) from error
+
+    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
+        if side == "source":
+            return [self._positions(name) for name in texts]
+        encoded = []
+        for ids, length, _ in self._ids({"text_target": list(texts)}, limit + 1):
+            special = [number in self._special for number in ids[:-1]]
+            encoded.append(Encoded(list(ids[:-1]), [True, *special[1:]], length - len(ids)))
+        return encoded
+
+    def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
+        """The tokenizer's ids behind the start of the transcript, with which they begin already."""
+        return [list(row.ids[1:]) for row in self._ids({"text_target": list(texts)}, limit + 1)]
+
+    def _positions(self, name: str) -> Encoded:
+        """The positions of a recording, those behind its end special."""
+        _, length = self._features(name)
+        count = int(self.config.max_source_positions)
+        if name not in self._recordings:
+            self._recordings.append(name)
+        first = self.vocabulary + self._recordings.index(name) * count
+        return Encoded(list(range(first, first + count)), [position >= length for position in range(count)])
+
+    def _source(self, batch: Batch) -> dict[str, Tensor]:  # type: ignore[override]  # it needs the recordings
+        return self.features(batch.source)
+
+    def features(self, source: Side) -> dict[str, Tensor]:
+        """Features [b bins frames] of the recordings whose positions these are."""
+        numbers = (source.ids[:, 0] - self.vocabulary) // int(self.config.max_source_positions)
+        if not all(0 <= number < len(self._recordings) for number in numbers.tolist()):
+            raise CheckpointError(
+                f"{self.path} (model type {self.model_type!r}) reads sound, and what is asked for gives it subwords; "
+                "take other analyses with --only"
+            )
+        rows = [self._features(self._recordings[number])[0] for number in numbers.tolist()]
+        return {"input_features": torch.stack(rows).to(self.device, self.dtype)}
+
+    def _read(self, name: str) -> tuple[Tensor, int]:
+        """Features [bins frames] of a recording, filled up, and how many positions it has; DataError for others."""
+        bins, frames = int(self.config.num_mel_bins), 2 * int(self.config.max_source_positions)
+        try:
+            rows = np.load(name, allow_pickle=False) if name.endswith(".npy") else None
+        except (OSError, ValueError) as error:
+            raise DataError(f"{name} cannot be read as features: {one_line(error)[:200]}") from error
+        rows, length = self._extracted(name) if rows is None else (rows, rows.shape[-1])
+        if rows.shape[:-1] != (bins,) or not 0 < length <= frames:
+            raise DataError(
+                f"{name} has features {list(rows.shape)} ({length} frames); this model reads [{bins}, 1 to {frames}], "
+                f"which are {frames * POSITION / 2:.0f} seconds: cut longer recordings"
+            )
+        filled = np.full((bins, frames), rows.min(), dtype=np.float32)
+        filled[:, : rows.shape[1]] = rows
+        return torch.from_numpy(filled), -(-length // 2)
+
+    def _extracted(self, name: str) -> tuple[Any, int]:
+        """Features of a file of sound, and how many of its frames are of the recording."""
+        if not Path(name).is_file():
+            raise DataError(f"there is no file {name[:200]}; each line of the source names a recording")
+        try:
+            soundfile = importlib.import_module("soundfile")
+        except ModuleNotFoundError:
+            raise ConfigError(
+                f'{name}: reading sound needs soundfile; install with pip install "headscope[audio]", or give features '
+                "as .npy files"
+            ) from None
+        try:
+            sound, rate = soundfile.read(name, dtype="float32", always_2d=True)
+        except (OSError, RuntimeError) as error:
+            raise DataError(f"{name} cannot be read as sound: {one_line(error)[:200]}") from error
+        extractor = self._extractor
+        if rate != extractor.sampling_rate:
+            raise DataError(
+                f"{name} has {rate} samples a second, the model reads {extractor.sampling_rate}; resample it"
+            )
+        features = extractor(sound.mean(axis=1), sampling_rate=rate, return_tensors="np")["input_features"][0]
+        return features, -(-len(sound) // extractor.hop_length)
+
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
+        return [None] * len(ids) if side == "source" else super().spans(text, ids, side=side)
+
+    def subwords(self, ids: Sequence[int]) -> list[str]:
+        count, known = int(self.config.max_source_positions), self.vocabulary
+        behind = {number: f"{(number - known) % count * POSITION:.2f}s" for number in ids if number >= known}
+        return [behind.get(number) or super(SpeechCheckpoint, self).subwords([number])[0] for number in ids]
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise CheckpointError(f"{self.path} has no tokenizer, so it cannot read transcripts ({self._without})")
+        return self.tokenizer
+
+    def word_times(self, recording: str, transcript: str, heads: Sequence[HeadId] = ()) -> list[Word]:
+        """When each word of a transcript is said, by the weights of `heads` (default: the alignment heads).
+
+        Times never go back. ConfigError where no heads are named, DataError where words cannot be told.
+        """
+        chosen = list(heads) or alignment_heads(self.model)
+        if not chosen:
+            raise ConfigError(f"{self.path} names no alignment heads; `analyze --write-alignment` writes them")
+        limit = self.limit or 0
+        source = pad_side(self.encode([recording], side="source", limit=limit))
+        target = pad_side(self.encode([transcript], side="target", limit=limit))
+        with capture(self.model) as seen, torch.no_grad():
+            self.forward(Batch(torch.arange(1), 0, source.to(self.device), target.to(self.device)))
+        ids = [*target.ids[0].tolist(), self.labels([transcript], limit=limit)[0][-1]]
+        places = super().spans(transcript, ids, side="target")
+        if places is None:
+            raise DataError(f"subwords of {transcript[:60]!r} cannot be located")
+        said = [row for row, number in enumerate(ids[1:]) if number not in self._special or row == len(ids) - 2]
+        own = (source.real & ~source.special)[0]
+        weights = torch.stack([seen[head]["weights"][0][said][:, own] for head in chosen])  # [n t s]
+        return _words(transcript, [places[row + 1] for row in said], token_times(weights))
+
+
+def token_times(weights: Tensor) -> list[float]:
+    """When each of t tokens begins, and the last ends, in seconds [t + 1], of weights [n t s] of n heads.
+
+    By dynamic time warping of mean weights, normalised over tokens, as transformers' Whisper does it
+    (`_extract_token_timestamps`); the weights at a token are those that predict the one after it.
+    """
+    weights = weights.float()
+    spread = weights.std(dim=-2, keepdim=True, unbiased=False).clamp(min=1e-9)
+    normal = _median_filter((weights - weights.mean(dim=-2, keepdim=True)) / spread, FILTER)  # [n t s]
+    tokens, positions = _dynamic_time_warping(-normal.mean(dim=0).double().cpu().numpy())
+    starts = [int(positions[np.argmax(tokens == token)]) for token in range(weights.shape[1])]
+    return [position * POSITION for position in (*starts, weights.shape[2])]
+
+
+def _words(text: str, places: Sequence[tuple[int, int] | None], times: Sequence[float]) -> list[Word]:
+    """Words, split at white space, of subwords at these places of a text, each said from its time to the next."""
+    words: list[tuple[int, int, float, float]] = []
+    for place, begin, end in zip(places, times[:-1], times[1:], strict=True):
+        if place is None or not text[slice(*place)].strip():
+            continue
+        if words and not any(letter.isspace() for letter in text[words[-1][0] : place[1]].strip()):
+            words[-1] = (words[-1][0], place[1], words[-1][2], end)
+        else:
+            words.append((*place, begin, end))
+    return [Word(text[first:last].strip(), begin, end) for first, last, begin, end in words]

@@ -1,0 +1,157 @@
+"""Whisper-like models: recordings named line by line, features of them, and the times of words."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tokenizers import processors
+from transformers.utils.generic import ModelOutput
+
+from headscope.api.analysis import run_analysis
+from headscope.config import AnalyzeConfig
+from headscope.errors import ConfigError, DataError
+from headscope.formats.base import open_checkpoint
+from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
+from headscope.heads import HeadId, Site
+from tests.makers import decoders
+
+Output: Any = ModelOutput
+POSITIONS, BINS = 50, 5
+TRANSCRIPTS = ["a child sings", "two men stand", "the dog"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random Whisper with a tokenizer, an extractor, features of three recordings, and transcripts."""
+    path = tmp_path_factory.mktemp("speech")
+    torch.manual_seed(0)
+    sides: dict[str, Any] = {
+        f"{side}_{what}": count
+        for side in ("encoder", "decoder")
+        for what, count in {"layers": 2, "attention_heads": 3, "ffn_dim": 7}.items()
+    }
+    config = transformers.WhisperConfig(
+        d_model=12, vocab_size=decoders.VOCABULARY, num_mel_bins=BINS, max_source_positions=POSITIONS,
+        max_target_positions=31, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        init_std=0.4, suppress_tokens=None, begin_suppress_tokens=None, **sides,
+    )  # fmt: skip
+    model: Any = transformers.WhisperForConditionalGeneration(config)
+    model.generation_config._from_model_config = False
+    model.generation_config.alignment_heads = [[0, 1], [1, 2]]
+    model.save_pretrained(path)
+    tokenizer = decoders.byte_level()
+    special = [("<s>", 1), ("</s>", 2)]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=special
+    )
+    tokenizer.save_pretrained(path)
+    transformers.WhisperFeatureExtractor(feature_size=BINS, chunk_length=1, n_fft=400).save_pretrained(path)
+    noise = np.random.default_rng(1)
+    names = [path / f"{number}.npy" for number in range(3)]
+    for name, length in zip(names, (100, 11, 18), strict=True):
+        np.save(name, noise.normal(size=(BINS, length)).astype(np.float32))
+    (path / "recordings").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    (path / "transcripts").write_text("".join(f"{text}\n" for text in TRANSCRIPTS), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> SpeechCheckpoint:
+    checkpoint = open_checkpoint(str(folder), device="cpu")
+    assert isinstance(checkpoint, SpeechCheckpoint)
+    return checkpoint
+
+
+def test_positions_stand_for_subwords_and_those_behind_the_end_are_special(
+    made: SpeechCheckpoint, folder: Path
+) -> None:
+    names = [str(folder / "1.npy"), str(folder / "0.npy")]
+    short, long = made.encode(names, side="source", limit=5)
+    assert [len(short.ids), sum(short.special), sum(long.special)] == [POSITIONS, POSITIONS - 6, 0]
+    assert not set(short.ids) & set(long.ids) and min(short.ids) >= made.vocabulary
+    assert made.subwords(short.ids[:2]) == ["0.00s", "0.02s"]
+    inputs, labels = made.encode(["a child"], side="target", limit=20)[0], made.labels(["a child"], limit=20)[0]
+    assert inputs.ids[0] == 1 and labels[-1] == 2 and inputs.ids[1:] == labels[:-1]
+
+
+def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -> None:
+    done = run_analysis(
+        AnalyzeConfig(
+            checkpoint=str(folder), source=folder / "recordings", target=folder / "transcripts", out=tmp_path / "run",
+            only=("alignment", "entropy"), figures=False, write_alignment=folder, alignment_heads=2, bootstrap=20,
+        )
+    )  # fmt: skip
+    cross = done.study.heads[done.study.heads["site"] == "cross"]
+    assert len(cross) == 6 and cross["alignment_score"].between(0, 1).all() and cross["entropy"].notna().all()
+    named: Any = transformers.GenerationConfig.from_pretrained(folder)
+    best = cross.sort_values("alignment_score").iloc[-1]
+    assert len(named.alignment_heads) == 2 and [best["layer"], best["head"]] in named.alignment_heads
+    assert any("best by alignment_score" in remark for remark in done.study.remarks)
+
+
+def test_times_are_those_of_transformers_and_never_go_back(made: SpeechCheckpoint) -> None:
+    weights = torch.rand(2, 7, 11, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    output = Output(
+        cross_attentions=[(weights[:1][None], weights[1:][None])], sequences=torch.zeros(1, 8, dtype=torch.long)
+    )
+    model: Any = made.model
+    theirs = model._extract_token_timestamps(output, [[0, 0], [1, 0]], num_input_ids=0)[0]
+    ours = token_times(weights)
+    np.testing.assert_allclose(ours[:-1], theirs[: len(ours) - 1], atol=1e-6)
+    assert ours == sorted(ours) and ours[-1] == pytest.approx(0.22)
+
+
+def test_words_of_a_transcript_follow_one_another(made: SpeechCheckpoint, folder: Path) -> None:
+    words = made.word_times(str(folder / "0.npy"), TRANSCRIPTS[0])
+    assert [word.text for word in words] == TRANSCRIPTS[0].split()
+    times = [time for word in words for time in (word.begin, word.end)]
+    assert times == sorted(times) and times[-1] <= POSITIONS * 0.02
+    chosen = made.word_times(str(folder / "0.npy"), TRANSCRIPTS[0], [HeadId(Site.CROSS, 0, 0)])
+    assert [word.text for word in chosen] == TRANSCRIPTS[0].split()
+
+
+def test_sound_is_read_where_soundfile_is_installed(
+    made: SpeechCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = tmp_path / "a.wav"
+    with pytest.raises(DataError, match="no file"):
+        made.encode([str(name)], side="source", limit=5)
+    name.write_bytes(b"RIFF")
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    with pytest.raises(ConfigError, match=r"headscope\[audio\]"):
+        made.encode([str(name)], side="source", limit=5)
+    fake: Any = ModuleType("soundfile")
+    fake.read = lambda path, **options: (np.sin(np.arange(1600.0))[:, None], 16000)
+    monkeypatch.setitem(sys.modules, "soundfile", fake)
+    (found,) = made.encode([str(name)], side="source", limit=5)
+    assert POSITIONS - sum(found.special) == 5, "1600 samples are 10 frames, two for each position"
+    fake.read = lambda path, **options: (np.zeros((10, 1)), 8000)
+    with pytest.raises(DataError, match="8000 samples a second, the model reads 16000"):
+        made._read(str(name))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"), [(np.zeros((4, 3)), "this model reads"), (np.zeros((BINS, 101)), "cut longer recordings")]
+)
+def test_features_of_another_size_are_refused(
+    made: SpeechCheckpoint, tmp_path: Path, values: Any, message: str
+) -> None:
+    np.save(tmp_path / "x.npy", values)
+    with pytest.raises(DataError, match=message):
+        made.encode([str(tmp_path / "x.npy")], side="source", limit=5)
+
+
+def test_without_named_heads_there_are_no_times(made: SpeechCheckpoint, folder: Path) -> None:
+    again = made.with_model(made.model)
+    settings: Any = again.model.generation_config
+    heads, settings.alignment_heads = settings.alignment_heads, None
+    with pytest.raises(ConfigError, match="names no alignment heads"):
+        again.word_times(str(folder / "0.npy"), "a")  # type: ignore[attr-defined]
+    settings.alignment_heads = heads

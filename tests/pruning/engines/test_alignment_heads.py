@@ -1,0 +1,220 @@
+"""Alignment heads: where engines read them, what removal makes of them, and how a measurement writes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+
+from headscope.api.analysis import run_analysis
+from headscope.assets import captions, trained
+from headscope.config import AnalyzeConfig
+from headscope.data.encoded import Batch, pad_side
+from headscope.errors import CheckpointError, ConfigError
+from headscope.formats.base import open_checkpoint
+from headscope.formats.huggingface.alignment import alignment_heads, alignment_note
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.removal.shrink import shrink_model
+from headscope.heads import HeadId, Site
+from headscope.model.capture import capture
+from headscope.model.discovery import find_attention
+from headscope.model.gating import masked
+from headscope.model.removal_plan import plan_removal
+from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
+from headscope.pruning.engines.ctranslate2.alignment import align, read_model, write_model
+from headscope.pruning.engines.ctranslate2.specification import specification
+from headscope.pruning.engines.ctranslate2.translators import translator_of
+from headscope.pruning.options.rank import RankConfig
+from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal.remove import run_removal
+from headscope.pruning.selection import gates_for
+from tests.makers.translators import trained_here
+
+SIZES = {"layers": 2, "attention_heads": 3, "ffn_dim": 7}
+PIECES = ["a@@", "h", "b@@", "i", "k"]
+
+
+def head(layer: int, number: int) -> HeadId:
+    return HeadId(Site.CROSS, layer, number)
+
+
+def returned(folder: Path) -> tuple[list[str], Any]:
+    """What CTranslate2 says of the pieces, and the attention [t s] that it returns."""
+    engine = pytest.importorskip("ctranslate2").Translator(str(folder), device="cpu", intra_threads=1)
+    (result,) = engine.translate_batch(
+        [PIECES], beam_size=1, max_decoding_length=7, return_attention=True, suppress_sequences=[["<pad>"]]
+    )
+    return result.hypotheses[0], np.array(result.attention[0])
+
+
+def weights(made: Any, said: list[str], heads: list[HeadId]) -> Any:
+    """The mean weights [t s] of heads while the model says these tokens."""
+    numbers = {token: number for number, token in enumerate(made.target.subwords)}
+    source = made.encode([" ".join(PIECES)], side="source", limit=20)
+    target = made.encode(["h"], side="target", limit=20)[0]
+    target.ids[:], target.special[:] = [target.ids[0], *(numbers[each] for each in said[:-1])], [False] * len(said)
+    with capture(made.model) as seen, torch.no_grad():
+        made.logits(Batch(torch.arange(1), 0, pad_side(source), pad_side([target])))
+    return torch.stack([seen[each]["weights"][0] for each in heads]).mean(dim=0).numpy()
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_ctranslate2_returns_the_weights_of_the_heads_that_are_named(tmp_path: Path, quantization: str | None) -> None:
+    pytest.importorskip("ctranslate2")
+    made = trained_here()
+    spec = specification(translator_of(made))
+    spec._quantize(quantization)
+    spec.save(str(tmp_path))
+    said, _ = returned(tmp_path)
+    tolerance = 0.05 if quantization else 1e-5
+    for heads, named in (([(1, 2), (0, 0), (1, 0)], [(1, 2), (1, 0)]), ([(0, 1)], [(0, 1)]), ([(1, 1)], [(1, 1)])):
+        assert align(tmp_path, [head(*each) for each in heads]) == [head(*each) for each in named]
+        again, attention = returned(tmp_path)
+        assert again == said
+        expected = weights(made, said, [head(*each) for each in named])
+        np.testing.assert_allclose(attention[: len(said)], expected[:, : attention.shape[1]], atol=tolerance)
+
+
+def test_a_model_file_is_written_as_it_was_read(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    specification(translator_of(trained_here())).save(str(tmp_path))
+    write_model(read_model(tmp_path), tmp_path / "again")
+    written, again = (tmp_path / "model.bin").read_bytes(), (tmp_path / "again").read_bytes()
+    assert sorted(written) == sorted(again)
+    (tmp_path / "model.bin").write_bytes(written[: len(written) // 2])
+    with pytest.raises(CheckpointError, match="truncated"):
+        read_model(tmp_path)
+
+
+def whisper(named: list[list[int]]) -> Any:
+    """A small random Whisper [2 layers, 3 heads] whose generation settings name heads."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {f"{side}_{what}": n for side in ("encoder", "decoder") for what, n in SIZES.items()}
+    config = transformers.WhisperConfig(
+        d_model=12, vocab_size=23, num_mel_bins=5, max_source_positions=11,
+        max_target_positions=13, pad_token_id=1, bos_token_id=1, eos_token_id=2, decoder_start_token_id=3, **sizes,
+    )  # fmt: skip
+    config._attn_implementation = "headscope"
+    model = transformers.WhisperForConditionalGeneration(config).eval()
+    model.generation_config.alignment_heads = named
+    model.generation_config._from_model_config = False  # transformers would drop the list when it reads them again
+    return model
+
+
+def shrunk(model: Any, *heads: HeadId) -> Any:
+    return shrink_model(model, plan_removal(find_attention(model), heads))
+
+
+def test_removal_counts_alignment_heads_anew() -> None:
+    model = whisper([[0, 0], [0, 2], [1, 1]])
+    smaller = shrunk(model, head(0, 0), head(0, 1), HeadId(Site.DECODER_SELF, 1, 1))
+    assert smaller.generation_config.alignment_heads == [[0, 0], [1, 1]]
+    assert model.generation_config.alignment_heads == [[0, 0], [0, 2], [1, 1]]
+    (note,) = alignment_note(model, smaller)
+    assert "2 of 3 alignment heads" in note and "--protect alignment" in note
+    same = shrunk(model, HeadId(Site.ENCODER_SELF, 0, 1))
+    assert alignment_note(model, same) == ()
+    none = shrunk(whisper([[1, 1]]), head(1, 1))
+    assert alignment_heads(none) == [] and not hasattr(none.generation_config, "alignment_heads")
+
+
+def test_times_of_words_are_the_same_after_the_other_heads_went() -> None:
+    """transformers itself reads the list; heads that are not in it are masked in the whole model, cut in the other."""
+    model = whisper([[0, 2], [1, 0]])
+    gone = (head(0, 0), head(1, 1))
+    smaller = shrunk(model, *gone)
+    features = torch.randn(2, 5, 22, generator=torch.Generator().manual_seed(1))
+    found = []
+    for each, off in ((model, gone), (smaller, ())):
+        with masked(each, off), capture(each) as seen, torch.no_grad():
+            each(input_features=features, decoder_input_ids=torch.tensor([[3, 5, 7], [3, 8, 9]]))
+        found.append(torch.stack([seen[at]["weights"] for at in alignment_heads(each)]))
+    torch.testing.assert_close(*found)
+
+
+def test_heads_that_the_settings_name_are_protected() -> None:
+    model = whisper([[0, 2], [1, 0]])
+    made = HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest=None)
+    options: dict[str, Any] = {"checkpoint": "memory", "out": Path("out"), "by": "magnitude", "keep": 6}
+    gating = gates_for(made, RankConfig(protect="alignment,cross.1.2", **options), whole_groups=True)
+    assert gating.protected == (head(0, 2), head(1, 0), head(1, 2))
+    model.generation_config.alignment_heads = None
+    with pytest.raises(ConfigError, match="names no alignment heads"):
+        gates_for(made, RankConfig(protect="alignment", **options), whole_groups=True)
+
+
+def test_a_measurement_names_the_labelled_heads_best_first() -> None:
+    table = pd.DataFrame(
+        {
+            "site": ["cross"] * 3 + ["decoder-self"],
+            "layer": [0, 0, 1, 1],
+            "head": [0, 1, 1, 0],
+            "functions": ["aligned:predicted", "", "sink;aligned:predicted", ""],
+            "aligned_predicted": [0.5, 0.9, 0.7, np.nan],
+            "alignment_score": [0.2, 0.8, 0.3, 0.99],
+        }
+    )
+    assert aligning_heads(table, 6) == ([head(1, 1), head(0, 0)], "aligned_predicted")
+    assert aligning_heads(table.assign(functions=""), 2) == ([head(0, 1), head(1, 1)], "alignment_score")
+
+
+def test_the_heads_are_written_into_the_settings_of_a_model(tmp_path: Path) -> None:
+    model = whisper([[0, 0]])
+    model.save_pretrained(tmp_path)
+    before = json.loads((tmp_path / "generation_config.json").read_text())
+    layout = find_attention(model).layout
+    check_alignment_model(tmp_path, layout)
+    said = write_alignment(tmp_path, [head(1, 2), head(0, 1)])
+    assert "cross.0.1, cross.1.2" in said
+    after = json.loads((tmp_path / "generation_config.json").read_text())
+    expected = {name: value for name, value in before.items() if not name.startswith("_")}
+    assert after == {**expected, "alignment_heads": [[0, 1], [1, 2]]}
+    (tmp_path / "generation_config.json").unlink()
+    write_alignment(tmp_path, [head(0, 1)])
+    opened: Any = transformers.GenerationConfig.from_pretrained(tmp_path)
+    assert opened.alignment_heads == [[0, 1]] and opened.decoder_start_token_id == 3
+    with pytest.raises(ConfigError, match="other cross heads"):
+        check_alignment_model(tmp_path, {**layout, (Site.CROSS, 1): 2})
+    with pytest.raises(ConfigError, match="has a place for them"):
+        check_alignment_model(tmp_path / "nowhere", layout)
+
+
+def test_a_whisper_is_cut_proved_and_written_with_its_alignment_heads(tmp_path: Path) -> None:
+    whisper([[0, 2], [1, 0]]).save_pretrained(tmp_path / "whole")
+    done = run_removal(
+        RemoveConfig(
+            checkpoint=str(tmp_path / "whole"), out=tmp_path / "small", heads="cross.0.0,cross.1.0,encoder-self.0.1",
+            rounds=0,
+        )
+    )  # fmt: skip
+    assert done.verified.difference < 1e-5 and done.verified.cached is not None and done.verified.cached < 1e-5
+    assert any("1 of 2 alignment heads" in note for note in done.notes)
+    written = json.loads((tmp_path / "small" / "generation_config.json").read_text())
+    assert written["alignment_heads"] == [[0, 1]]
+
+
+def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    specification(translator_of(open_checkpoint(trained(), device="cpu"))).save(str(folder))
+    files: dict[str, Any] = {"source": captions("en"), "target": captions("de"), "figures": False}
+    options = {"alignments": captions("align")}
+    config = AnalyzeConfig(
+        checkpoint=trained(), out=tmp_path / "run", only=("alignment",), max_sentences=40, bootstrap=20,
+        write_alignment=folder, alignment_heads=3, analysis_options=options, **files,
+    )  # fmt: skip
+    done = run_analysis(config)
+    table = done.study.heads[done.study.heads["site"] == "cross"]
+    best = table.sort_values("aligned_predicted").iloc[-1]
+    assert f"mean over cross.{best['layer']}.{best['head']}" in done.study.remarks[-1]
+    assert int(read_model(folder).arrays["decoder/alignment_layer"][1]) == best["layer"]
+    with pytest.raises(ConfigError, match="run it: --only alignment"):
+        run_analysis(replace(config, only=("entropy",), analysis_options={}, out=tmp_path / "other"))
