@@ -115,6 +115,7 @@ def prompts() -> AnalysisResult:
     return analyze(checkpoint(), asked(), analyses=chosen, options=options, batching=batching, replicates=50)
 
 
+@pytest.mark.slow
 def test_answers_to_prompts_need_the_same_heads() -> None:
     assert prompts().labels == {PREVIOUS: ["facilitating"], INDUCTION: ["facilitating"], BEFORE: ["interfering"]}
 

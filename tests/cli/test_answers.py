@@ -28,6 +28,7 @@ def few(tmp_path: Path) -> tuple[Path, Path]:
     return paths
 
 
+@pytest.mark.slow
 def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Path, Path], tmp_path: Path) -> None:
     out, text = tmp_path / "run", ("--source", few[0], "--target", few[1])
     names = "ablation,magnitude,sink"

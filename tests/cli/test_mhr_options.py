@@ -57,6 +57,7 @@ def test_what_is_named_is_there() -> None:
             assert named in every or named in options_of(TRAIN) | options_of("analyze"), (option, named)
 
 
+@pytest.mark.slow
 def test_answers_can_be_typed_in_every_variant() -> None:
     """What is named instead of an option of fairseq is a command, with the variant that was typed."""
     variants = [f"train {name}" for name in VARIANTS.names()]

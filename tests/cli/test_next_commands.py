@@ -48,6 +48,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_of_every_command(tmp_path: Path, follow: Callable[..., list[str]]) -> None:
     (tmp_path / "stage").mkdir()
     stage, found = Stage(tmp_path / "stage"), dict[str, list[str]]()
@@ -60,6 +61,7 @@ def test_of_every_command(tmp_path: Path, follow: Callable[..., list[str]]) -> N
     assert found["prune rank"][0].startswith("prune remove") and found["train baseline"][0].startswith("plot training")
 
 
+@pytest.mark.slow
 def test_of_a_classifier(folder: Path, follow: Callable[..., list[str]]) -> None:
     model = classifiers.folder(folder / "model", "bert")
     text = ("--source", "text", "--labels", "labels")
@@ -94,6 +96,7 @@ def test_uniform_heads_of_a_class_that_says_how_wide_they_are(folder: Path, foll
     assert lines[1].startswith("evaluate")
 
 
+@pytest.mark.slow
 def test_of_translation(caption_files: tuple[Path, Path], tmp_path: Path, follow: Callable[..., list[str]]) -> None:
     text = ("--source", caption_files[0], "--target", caption_files[1])
     gates = ("prune", "l0", hs.assets.trained(), *text, "--updates", 2, "--device", "cpu", "--keep", 50)
@@ -111,6 +114,7 @@ def test_what_analyses_and_stanza_were_told_goes_on() -> None:
     assert "--alignments links --alignments-first 1" in line and "--aligner" not in line and "--ig-steps" not in line
 
 
+@pytest.mark.slow
 def test_what_show_leads_to(folder: Path, follow: Callable[..., list[str]], command: Command) -> None:
     (line, *_) = follow("show", classifiers.folder(folder / "model", "bert-encoder"))
     assert line.startswith("analyze") and "model-run" in line

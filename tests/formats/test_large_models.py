@@ -166,6 +166,7 @@ def quantised(request: pytest.FixtureRequest, folder: Path) -> Iterator[tuple[st
     yield request.param, path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt")
 def test_quantised_weights_are_read_as_they_are_used(quantised: tuple[str, Path]) -> None:
     """Against a plain model with the dequantised weights; 8-bit layers round activations too, when they run."""

@@ -142,6 +142,7 @@ def test_threads_of_a_command_sleep_while_they_wait_unless_the_user_says_otherwi
     assert {name: os.environ[name] for name in names if name in os.environ} == own
 
 
+@pytest.mark.slow
 def test_the_way_of_waiting_is_set_before_torch_is_imported(python: Callable[..., str]) -> None:
     """OpenMP shows what it has read when it is loaded, which is when torch is."""
     code = """import os, sys

@@ -113,6 +113,7 @@ def test_an_anchor_of_as_many_tokens_is_a_refit_on_both_texts(kind: str) -> None
         assert (one.refit.weight - third.refit.weight).abs().max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "marian"])
 def test_so_is_one_module_after_module(kind: str) -> None:
     checkpoint, options = speakers.checkpoint(kind), RefitOptions(damping=1e-3, sequential=True)

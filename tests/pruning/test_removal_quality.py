@@ -96,6 +96,7 @@ def test_an_encoder_has_its_cosine_on_the_sample(folder: Path, tmp_path: Path, c
     assert status == 2 and "--metric accuracy" in error and not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_translation_has_its_perplexity_and_bleu_where_it_is_asked_for(
     caption_files: tuple[Path, Path], tmp_path: Path, command: Command
 ) -> None:

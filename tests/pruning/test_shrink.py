@@ -108,6 +108,7 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     yield left
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on(
     folder: Path, tmp_path: Path, command: Command, stops: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +137,7 @@ def test_an_interrupted_run_goes_on(
     assert status == 0 and not out.with_name("small.new").exists(), error
 
 
+@pytest.mark.slow
 def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
     """From the largest size down, each removed and judged by itself, until one is not established to be as good."""
     lines = {kind: hs.assets.captions(kind).read_text().splitlines()[:100] for kind in ("en", "de")}

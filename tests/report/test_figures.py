@@ -346,6 +346,16 @@ def test_sites_and_layers_without_values_have_no_panel(tmp_path: Path) -> None:
     assert titles == ["encoder-self · layer 0", "encoder-self · layer 1", "cross · layer 1", ""]
 
 
+def test_points_of_many_heads_do_not_run_together(tmp_path: Path) -> None:
+    """What they cover stays below a third of their square, however many heads there are."""
+    run = load_run(make_run(tmp_path / "run", {"decoder-self": [32] * 48}, extra=("lrp", "gradient"), tables=()))
+    axes: Any = rankings_figure(run, ["lrp", "gradient"]).axes[0]
+    (points,) = axes.collections
+    side = 0.8 * axes.get_window_extent().width / axes.figure.dpi * 72 / 2  # points of a square, of two in a row
+    assert len(points.get_offsets()) == 48 * 32
+    assert 48 * 32 * points.get_sizes()[0] * np.pi / 4 < side**2 / 3
+
+
 def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "r", {"encoder-self": [7] * 5}, extra=("lrp", "gradient")))
     ranks = ranks_of(run)

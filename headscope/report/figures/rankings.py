@@ -27,6 +27,7 @@ from headscope.report.registry import PlotFigure
 CELL, SMALLEST = 0.62, 0.42  # inches of a pair of rankings; below the smaller one intervals do not fit
 DRAWS, SEED = 1000, 1
 FEW = 3  # fewer are compared when that is asked for
+CLEAR = 200  # heads whose points do not run into each other; of more they are smaller and paler
 EDGE = 0.1  # share of a cell that its scatter leaves free on each side
 Ranks = pd.DataFrame
 """A column per ranking, a row per head: 1 is the most important head; tied heads have their mean rank."""
@@ -119,6 +120,7 @@ def _draw(axes: Axes, ranks: Ranks, shades: ScalarMappable, colors: Sequence[str
     value, low, high = correlations(ranks)
     share = 1 - (ranks.to_numpy(float) - 0.5) / len(ranks)  # 1: the most important
     place = EDGE + (1 - 2 * EDGE) * share
+    fewer = min(1.0, CLEAR / len(ranks))
     for row in range(count):
         for column in range(count):
             if row == column:
@@ -134,7 +136,7 @@ def _draw(axes: Axes, ranks: Ranks, shades: ScalarMappable, colors: Sequence[str
             else:
                 axes.add_patch(Rectangle((column, row), 1, 1, facecolor=PALE, edgecolor="white", linewidth=0.8))
                 xs, ys = column + place[:, column], row + 1 - place[:, row]
-                axes.scatter(xs, ys, s=1.6, c=colors, linewidths=0, alpha=0.8)
+                axes.scatter(xs, ys, s=1.6 * fewer, c=colors, linewidths=0, alpha=0.3 + 0.5 * fewer)
     axes.set(xlim=(0, count), ylim=(count, 0))
     axes.set_yticks(np.arange(count) + 0.5, names, parse_math=False)
     axes.set_xticks(np.arange(count) + 0.5, names, parse_math=False, rotation=90)
