@@ -119,7 +119,7 @@ PLACES: dict[str, Callable[..., Any]] = {
     **{name: getattr(hs.Model, name) for name in ("translate", "translations")},
     **{name: getattr(hs.SmallModel, name) for name in ("save", "times")},
     **{name: getattr(hs.Ranking, name) for name in ("lowest", "highest")},
-    **{"load": hs.load, "Texts": hs.Texts, "Refit": hs.Refit},
+    **{"Study.write_alignment": hs.Study.write_alignment, "load": hs.load, "Texts": hs.Texts, "Refit": hs.Refit},
 }
 TEXT = {"source": "text", "source2": "second", "pairs": "Texts.pairs", "checkpoint": "load.source"}
 VALID = dict.fromkeys(("valid_source", "valid_target", "valid_source2", "valid_labels"), "remove.valid")
@@ -130,7 +130,10 @@ REFIT = {
 }
 AFTER = ("tune_updates", "freeze", "lr", "schedule", "warmup", "label_smoothing", "clip", "valid_sentences")
 ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
-    AnalyzeConfig: ("analyze", TEXT),
+    AnalyzeConfig: (
+        "analyze",
+        {**TEXT, "write_alignment": "Study.write_alignment.model", "alignment_heads": "Study.write_alignment.heads"},
+    ),
     EvaluateConfig: (
         "evaluate",
         {

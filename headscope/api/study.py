@@ -22,7 +22,7 @@ from headscope.errors import ConfigError
 from headscope.files.folders import Build, check_writable
 from headscope.files.output_checks import Input, check_folder, inputs_of
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId
+from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
 from headscope.registry import unknown
 
@@ -136,6 +136,23 @@ class Study:
         where the analysis that a figure shows did not run.
         """
         return plot(self, name, **options)
+
+    @in_python
+    def write_alignment(self, model: PathName, *, heads: int = 6) -> str:
+        """Name the cross heads that align in the settings of a model, as `headscope analyze --write-alignment` does.
+
+        model: a folder of transformers or of CTranslate2; `heads`: the most that are named. Returns which, and where.
+        ConfigError where the folder has no place for them or has other heads, and where `alignment` did not run.
+        """
+        from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
+
+        cross = self.heads[self.heads["site"] == Site.CROSS.value]
+        if "alignment_score" not in cross or cross["alignment_score"].isna().all():
+            raise ConfigError("this study has no alignment of cross heads; analyse with only='alignment' and a target")
+        check_alignment_model(
+            Path(model), {(Site.CROSS, int(str(layer))): len(rows) for layer, rows in cross.groupby("layer")}
+        )
+        return write_alignment(Path(model), aligning_heads(cross, heads)[0])
 
     def run(self) -> AnalysisRun:
         """The study in the form that `headscope.report` draws."""

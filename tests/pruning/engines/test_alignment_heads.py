@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 
+import headscope as hs
 from headscope.api.analysis import run_analysis
 from headscope.assets import captions, trained
 from headscope.config import AnalyzeConfig
@@ -218,3 +219,10 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
     assert int(read_model(folder).arrays["decoder/alignment_layer"][1]) == best["layer"]
     with pytest.raises(ConfigError, match="run it: --only alignment"):
         run_analysis(replace(config, only=("entropy",), analysis_options={}, out=tmp_path / "other"))
+    study = hs.load(trained()).analyze(
+        captions("en"), target=captions("de"), only="alignment", alignments=captions("align"), max_sentences=40
+    )
+    assert study.write_alignment(folder, heads=3) in done.study.remarks[-1]
+    entropy = hs.load(trained()).analyze(["A dog runs."], target=["Ein Hund rennt."], only="entropy")
+    with pytest.raises(ConfigError, match="has no alignment"):
+        entropy.write_alignment(folder)
