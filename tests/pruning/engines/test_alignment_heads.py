@@ -219,8 +219,9 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
     assert int(read_model(folder).arrays["decoder/alignment_layer"][1]) == best["layer"]
     with pytest.raises(ConfigError, match="run it: --only alignment"):
         run_analysis(replace(config, only=("entropy",), analysis_options={}, out=tmp_path / "other"))
+    more: Any = {"alignments": captions("align")}
     study = hs.load(trained()).analyze(
-        captions("en"), target=captions("de"), only="alignment", alignments=captions("align"), max_sentences=40
+        captions("en"), target=captions("de"), only="alignment", max_sentences=40, **more
     )
     assert study.write_alignment(folder, heads=3) in done.study.remarks[-1]
     entropy = hs.load(trained()).analyze(["A dog runs."], target=["Ein Hund rennt."], only="entropy")
