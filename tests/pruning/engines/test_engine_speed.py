@@ -60,7 +60,7 @@ def test_llama_cpp_writes_as_many_tokens_with_both(tmp_path: Path, capsys: pytes
     assert "32 written" in shown and note in shown
 
 
-def test_ctranslate2_from_python(tmp_path: Path) -> None:
+def test_ctranslate2_is_timed_from_python(tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2")
     FORMATS.get("native").save(trained_here(), tmp_path / "whole")
     whole = hs.load(str(tmp_path / "whole"), device="cpu")
@@ -70,16 +70,6 @@ def test_ctranslate2_from_python(tmp_path: Path) -> None:
     assert timing.tokens == timing.sentences * 32
     with pytest.raises(ConfigError, match=r"unknown export 'latin'|'latin'"):
         small.times(rounds=1, batch=1, engines="latin")
-
-
-def test_onnxruntime_from_python(tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    whole = hs.load(str(decoders.saved(tmp_path / "whole", num_hidden_layers=2)), device="cpu")
-    small = whole.remove("decoder-self.0.*", max_sentences=2)
-    (timing,) = small.times(rounds=1, batch=1, engines="onnx")
-    assert timing.what.startswith("onnxruntime") and timing.what.endswith("8 written")
-    assert timing.tokens == 16 and timing.sentences == 2 and timing.before > 0 < timing.after
 
 
 @pytest.mark.parametrize(

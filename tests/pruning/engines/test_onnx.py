@@ -75,6 +75,7 @@ def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path)
     )
     (file,) = found.engines
     assert file.difference is not None and file.difference <= 1e-5
+    assert timed(found)[1:] == (2, 16)
     assert "16 of 16" in file.notes[0] and "one shape for all layers" in file.limits[0]
     prompts = torch.arange(5, 5 + 3 * 7).view(3, 7)
     arguments = [sys.executable, "-c", ALONE, str(tmp_path / "small" / "model.onnx"), json.dumps(prompts.tolist())]

@@ -104,7 +104,8 @@ def _next(process: subprocess.Popen[str]) -> int:
     """Tokens of one more continuation."""
     assert process.stdin is not None and process.stdout is not None
     try:
-        print(file=process.stdin, flush=True)
+        process.stdin.write("\n")
+        process.stdin.flush()
         return next(int(line.removeprefix(WROTE)) for line in process.stdout if line.startswith(WROTE))
     except (OSError, StopIteration):
         raise CheckpointError("llama.cpp ended while it was timed") from None
@@ -142,7 +143,8 @@ def speak(request_path: str) -> None:
     for _ in sys.stdin:
         answer = server.handle_completions(question)
         found = json.loads(answer) if isinstance(answer, str) else answer
-        print(f"\n{WROTE} {found['usage']['completion_tokens']}", flush=True)
+        sys.stdout.write(f"\n{WROTE} {found['usage']['completion_tokens']}\n")
+        sys.stdout.flush()
 
 
 def _server(request: dict[str, Any]) -> Any:
