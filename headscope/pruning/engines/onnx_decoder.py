@@ -203,8 +203,8 @@ def decoding_difference(session: Any, checkpoint: Checkpoint, shape: CacheShape,
         logits, _ = decoder.run(ids, mask)
         real = logits if batch.real is None else logits[batch.real.cpu()]
         difference = max(difference, max_abs_difference(real, outputs(checkpoint.model, batch).cpu()))
-    prompt = torch.cat([_prompt(data), _prompt(data).flip(1)])  # [2 t]
-    text, steps = _greedy(decoder, prompt)
+    prompt = prompt_pair(data)
+    text, steps = greedy(decoder, prompt)
     with torch.no_grad():
         model: Any = checkpoint.model
         wanted = model(input_ids=text[:, :-1].to(model.device), use_cache=False).logits.cpu()
@@ -213,7 +213,7 @@ def decoding_difference(session: Any, checkpoint: Checkpoint, shape: CacheShape,
     return difference, f"greedy tokens through the cache: {same} of {2 * STEPS} are the same in onnxruntime"
 
 
-def _greedy(decoder: GraphDecoder, prompt: Tensor) -> tuple[Tensor, Tensor]:
+def greedy(decoder: GraphDecoder, prompt: Tensor) -> tuple[Tensor, Tensor]:
     """Ids [b t+n] of prompts [b t] and n greedy tokens, and the logits [b n V] that chose them."""
     ids, rows, past, new = prompt, [], None, prompt
     for _ in range(STEPS):
@@ -224,8 +224,9 @@ def _greedy(decoder: GraphDecoder, prompt: Tensor) -> tuple[Tensor, Tensor]:
     return ids, torch.stack(rows, dim=1)
 
 
-def _prompt(data: InputTexts) -> Tensor:
-    """The first tokens [1 t] of the last text, without padding."""
+def prompt_pair(data: InputTexts) -> Tensor:
+    """The first tokens of the last text, without padding, and the same backwards: [2 t]."""
     batch = data.feeds[-1].arguments
     row = batch["input_ids"][-1][batch["attention_mask"][-1].bool()].cpu()
-    return row[: max(LONGEST - STEPS, 1)][None]
+    start = row[: max(LONGEST - STEPS, 1)]
+    return torch.stack([start, start.flip(0)])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +15,36 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.model.native.layers import SinusoidalPositions
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
+from headscope.pruning.engines.base import (
+    EngineExport,
+    EngineFile,
+    EngineOptions,
+    EngineRun,
+    engine,
+    refuse_difference,
+)
 from headscope.pruning.engines.onnx_decoder import (
+    STEPS,
     CacheShape,
     Decoding,
+    GraphDecoder,
     cache_shape,
     decoding_difference,
     decoding_signature,
+    greedy,
+    prompt_pair,
     reads_positions,
 )
 from headscope.pruning.engines.onnx_export import QUANTITY, TOLERANCE, exported, runtime
-from headscope.pruning.engines.onnx_seq2seq import ENCODER, FIRST, NEXT, TwoCaches, export_seq2seq, two_caches
+from headscope.pruning.engines.onnx_seq2seq import (
+    ENCODER,
+    FIRST,
+    NEXT,
+    SeqToSeqGraphs,
+    TwoCaches,
+    export_seq2seq,
+    two_caches,
+)
 from headscope.pruning.model_inputs import InputTexts, ModelInputs, max_abs_difference, outputs
 
 FILE = "model.onnx"
@@ -63,6 +85,39 @@ class OnnxGraph(EngineExport):
             opens=f"`{FILE}`: onnxruntime and other ONNX runtimes; batch and length are free",
             notes=notes,
         )
+
+    @contextmanager
+    def running(self, file: EngineFile, checkpoint: Checkpoint, data: InputTexts, folder: Path) -> Iterator[EngineRun]:
+        batch = data.feeds[len(data.feeds) // 2]
+        given = {name: values.cpu() for name, values in batch.arguments.items()}
+        session, sentences = _session(folder / file.file), len(next(iter(given.values())))
+        if file.file == ENCODER:
+            graphs = SeqToSeqGraphs(session, _session(folder / FIRST), _session(folder / NEXT))
+            source, mask, start = given["input_ids"], given["attention_mask"], given["decoder_input_ids"][:, :1]
+            written = f"{source.shape[1]} tokens read, {STEPS} written"
+            yield EngineRun(
+                what=written,
+                sentences=sentences,
+                work=lambda: sentences * (graphs.greedy(source, mask, start)[0].shape[1] - 1),
+            )
+        elif any(entry.name.startswith("past_key_values") for entry in session.get_inputs()):
+            shape, prompt = cache_shape(checkpoint), prompt_pair(data)
+            assert shape is not None
+            decoder, length = GraphDecoder(session, shape), prompt.shape[1]
+            written = f"{length} tokens read, {STEPS} written"
+            yield EngineRun(
+                what=written,
+                sentences=2,
+                work=lambda: 2 * (greedy(decoder, prompt)[0].shape[1] - length),
+            )
+        else:
+            feed = _feed(session, batch)
+
+            def forward() -> int:
+                session.run(None, feed)
+                return 0
+
+            yield EngineRun(what="forward", sentences=sentences, work=forward)
 
     def _decoder(self, checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, folder: Path) -> EngineFile:
         difference, note = export_decoder(checkpoint, shape, data, folder / FILE)
@@ -194,10 +249,22 @@ def _free(name: str, values: Tensor) -> dict[int, Any]:
     return {0: batch, 1: batch} if values.ndim == 2 else {0: batch}
 
 
-def _max_difference(session: Any, checkpoint: Checkpoint, batch: ModelInputs) -> float:
+def _session(path: Path) -> Any:
+    """A graph in onnxruntime, on as many threads as torch has."""
+    onnxruntime = importlib.import_module("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def _feed(session: Any, batch: ModelInputs) -> dict[str, Any]:
+    """What of a batch a graph reads."""
     known = {entry.name for entry in session.get_inputs()}
-    given = {name: values.cpu().numpy() for name, values in batch.arguments.items() if name in known}
-    logits = torch.from_numpy(np.asarray(session.run(None, given)[0]))
+    return {name: values.cpu().numpy() for name, values in batch.arguments.items() if name in known}
+
+
+def _max_difference(session: Any, checkpoint: Checkpoint, batch: ModelInputs) -> float:
+    logits = torch.from_numpy(np.asarray(session.run(None, _feed(session, batch))[0]))
     if batch.real is not None and logits.ndim == 3:
         logits = logits[batch.real.cpu()]
     return max_abs_difference(logits, outputs(checkpoint.model, batch).cpu())

@@ -162,7 +162,7 @@ def export_seq2seq(checkpoint: Checkpoint, caches: TwoCaches, data: InputTexts, 
         ),
         axes=(IDS, MASK, (OF_TARGET,) * len(target), (OF_SOURCE,) * len(source)),
     )
-    return _difference(_Graphs(encoder, first, following), checkpoint, data)
+    return _difference(SeqToSeqGraphs(encoder, first, following), checkpoint, data)
 
 
 def _examples(shape: CacheShape, length: int) -> tuple[Tensor, ...]:
@@ -171,7 +171,7 @@ def _examples(shape: CacheShape, length: int) -> tuple[Tensor, ...]:
 
 
 @dataclass(frozen=True)
-class _Graphs:
+class SeqToSeqGraphs:
     """Sessions of the three graphs."""
 
     encoder: Any
@@ -210,7 +210,7 @@ def _past(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.replace("present.", "past_key_values."): values for name, values in found.items() if name != "logits"}
 
 
-def _difference(graphs: _Graphs, checkpoint: Checkpoint, data: InputTexts) -> tuple[float, str]:
+def _difference(graphs: SeqToSeqGraphs, checkpoint: Checkpoint, data: InputTexts) -> tuple[float, str]:
     """The largest difference of logits, of whole texts and of greedy steps through the cache; and a line on these."""
     batch = data.feeds[-1]
     given = {name: values.cpu() for name, values in batch.arguments.items()}

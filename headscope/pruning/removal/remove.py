@@ -46,6 +46,7 @@ from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal.engine_speed import timed_engines
 from headscope.pruning.removal.export import export_for, split_export
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
 from headscope.pruning.removal.record import (
@@ -74,8 +75,8 @@ MEASURED = 1000
 class Destination:
     """Where a smaller checkpoint is written, and what besides: files of its `companions` and for `engines`.
 
-    Both models are timed in `rounds` runs, with `batch` sentences at once. `heads` is the list as it was given, for the
-    record, and `command` what was typed, for the card: by default what would do the same.
+    Both models are timed in `rounds` runs, with `batch` sentences at once, and by engines if `time_engines`. `heads` is
+    the list as it was given, for the record, and `command` what was typed, for the card (default: what would do it).
     """
 
     out: Path
@@ -84,6 +85,7 @@ class Destination:
     options: EngineOptions = field(default_factory=EngineOptions)
     rounds: int = 0
     batch: int = 64
+    time_engines: bool = False
     heads: Mapping[str, str | None] | None = None
     command: str = ""
 
@@ -107,6 +109,7 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
             options=options,
             rounds=config.rounds,
             batch=config.batch,
+            time_engines=config.time_engines,
             heads=_list_file(config),
             command=typed_command(config.checkpoint, shaping(config)),
         )
@@ -295,10 +298,16 @@ def write_shrunk(
         for engine in to.engines:
             progress(f"exporting to {engine.name}")
             files.append(engine.write(done.checkpoint, done.data, made, to.options))
-    times: tuple[Timing, ...] = ()
+    times, untimed = list[Timing](), list[str]()
     if to.rounds and whole is not None:
         progress("timing")
-        times = tuple(timings(whole, done.checkpoint, done.data, batch=to.batch, rounds=to.rounds))
+        both = (whole, done.checkpoint)
+        times = timings(*both, done.data, batch=to.batch, rounds=to.rounds)
+        if to.time_engines:
+            found, untimed = timed_engines(
+                to.engines, files, made, models=both, data=done.data, options=to.options, rounds=to.rounds
+            )
+            times += found
     result = Removed(
         path=to.out / written.path.relative_to(made),
         out=to.out,
@@ -311,7 +320,7 @@ def write_shrunk(
         verified=verified,
         before=done.before,
         after=size(done.checkpoint, done.data),
-        timings=times,
+        timings=tuple(times),
         notes=(
             *written.notes,
             *padding_note(done),
@@ -319,6 +328,7 @@ def write_shrunk(
             *([done.unmeasured] if done.unmeasured else []),
             *(() if done.compensated is None else done.compensated.remarks()),
             *(note for file in files for note in file.notes),
+            *untimed,
         ),
         signature=done.signature,
         engines=tuple(files),
@@ -355,12 +365,7 @@ def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:
     """Differences of the files that were written, opened again; CheckpointError where they are too large."""
     shrunk = done.checkpoint
     dtype = str(shrunk.dtype).removeprefix("torch.")
-    again = open_checkpoint(
-        str(written.path),
-        format=written.format,
-        device=str(shrunk.device),
-        dtype=dtype,
-    )
+    again = open_checkpoint(str(written.path), format=written.format, device=str(shrunk.device), dtype=dtype)
     if again.layout != shrunk.layout:
         raise CheckpointError("the files that were written have other heads; nothing was saved")
     with through_attend(again.model):

@@ -117,14 +117,15 @@ def allowed(timing: Timing, before: Size, after: Size) -> float:
     """How many times as fast a removal can make what was timed, by what has to be done.
 
     By the bytes of weights and cache that each step of decoding reads; by floating point operations of a pass; of a
-    search, which is neither alone, by the larger of both. Counts alone: caches and kernels make some pairs faster.
+    search, and of an engine that reads and writes, which are neither alone, by the larger of both. Counts alone: caches
+    and kernels make some pairs faster.
     """
     cached = timing.context * timing.sentences
     read = [size.read + cached * (size.cache + size.cross_cache) for size in (before, after)]
     by_bytes, by_flops = read[0] / max(read[1], 1), before.flops / max(after.flops, 1)
-    if timing.tokens:
+    if timing.context:
         return by_bytes
-    return by_flops if timing.what == "forward" else max(by_bytes, by_flops)
+    return by_flops if timing.what.endswith("forward") else max(by_bytes, by_flops)
 
 
 def rest(after: Size) -> str:
