@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
 from headscope.config.option import check_options, flag, option
@@ -12,6 +13,8 @@ from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
 from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, HEADS
+
+MergeAllocation = Literal["uniform", "measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,12 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         None,
         "Merge those that are neighbours by these scores of heads; default: those that stand side by side.",
         metavar="FILE.csv|RUN",
+        panel=HEADS,
+    )
+    allocate: MergeAllocation = option(
+        "uniform",
+        "How many key/value heads each layer keeps: N, or N on average, where merging costs least on --source by "
+        "--objective, measured layer by layer (slow; --export deci-hf, gguf, self-contained).",
         panel=HEADS,
     )
     column: str | None = option(None, "Column of --merge-by.", metavar="NAME", panel=HEADS)
@@ -146,9 +155,11 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             names=("--compensate", "--damping", "--calibration-sentences", "--sequential", "--anchor", "--check"),
         )
         check_texts(self.calibration, has_text=self.has_text)
-        measured = self.compensate != "none" or self.valid_text is not None
+        measured = self.compensate != "none" or self.valid_text is not None or self.allocate == "measured"
         if self.objective and not measured:
-            raise ConfigError("--objective is what a refit is measured by; give --compensate or --valid-source")
+            raise ConfigError(
+                "--objective is what a refit or --allocate is measured by; give --compensate or --valid-source"
+            )
         for name in ("source2", "pairs"):
             if getattr(self, name) and not (self.has_text or self.valid_text):
                 raise ConfigError(f"{flag(name)} is of text that is measured on; give --source or --valid-source")
@@ -163,6 +174,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
 
     def _check_merge(self) -> None:
         """ConfigError for options that do not go with a merge, or only with one."""
+        check_allocation(self.allocate, self.merge_kv, has_text=self.has_text)
         if self.merge_kv:
             check_merge(pad=self.pad, compensate=self.compensate)
         elif self.merge_by is not None:
@@ -183,6 +195,15 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             objective=self.objective,
             anchor=as_text(self.anchor),
             check=as_text(self.check),
+        )
+
+
+def check_allocation(allocate: MergeAllocation, counts: tuple[int, ...], *, has_text: bool) -> None:
+    """ConfigError where numbers of key/value heads are to be measured without one mean, or without text."""
+    if allocate == "measured" and (len(counts) != 1 or not has_text):
+        raise ConfigError(
+            "--allocate measured chooses key/value heads by layer on text: give --merge-kv N, one number, their mean, "
+            "and --source FILE"
         )
 
 
