@@ -161,7 +161,6 @@ def merge_of(
     has_text: bool,
 ) -> Merge | None:
     """How key/value heads are merged; None where heads are removed."""
-    checked_value("allocate", MergeAllocation, allocate)
     counts = () if count is None else (count,) if isinstance(count, int) else tuple(count)
     check_allocation(allocate, counts, has_text=has_text)
     if count is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
 from headscope.config.option import check_options, flag, option
@@ -13,6 +13,7 @@ from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
 from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, HEADS
+from headscope.registry import unknown
 
 MergeAllocation = Literal["uniform", "measured"]
 
@@ -113,7 +114,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
     objective: str = option(
         "",
-        "What a compensation is measured by: {objectives}; default: what fits the model.",
+        "What a compensation, or --allocate, is measured by: {objectives}; default: what fits the model.",
         metavar="NAME",
         panel=DATA,
     )
@@ -158,7 +159,8 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         measured = self.compensate != "none" or self.valid_text is not None or self.allocate == "measured"
         if self.objective and not measured:
             raise ConfigError(
-                "--objective is what a refit or --allocate is measured by; give --compensate or --valid-source"
+                "--objective is what a refit is measured by; give --compensate or --valid-source, or --allocate "
+                "measured"
             )
         for name in ("source2", "pairs"):
             if getattr(self, name) and not (self.has_text or self.valid_text):
@@ -200,6 +202,8 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
 
 def check_allocation(allocate: MergeAllocation, counts: tuple[int, ...], *, has_text: bool) -> None:
     """ConfigError where numbers of key/value heads are to be measured without one mean, or without text."""
+    if allocate not in (ways := get_args(MergeAllocation)):
+        raise ConfigError(unknown("allocate", allocate, list(ways)))
     if allocate == "measured" and (len(counts) != 1 or not has_text):
         raise ConfigError(
             "--allocate measured chooses key/value heads by layer on text: give --merge-kv N, one number, their mean, "

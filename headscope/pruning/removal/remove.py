@@ -348,7 +348,7 @@ def _list_file(config: RemoveConfig, done: Shrunk) -> dict[str, str | None]:
     if config.merge_kv:
         by = config.merge_by
         table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
-        return {**list_made(done), "sha256": table and hashlib.sha256(table.read_bytes()).hexdigest()}
+        return {**list_made(done), "sha256": None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()}
     heads = config.heads or config.keep_only or ""
     is_list_file = "," not in heads and is_file(heads)
     digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list_file else None

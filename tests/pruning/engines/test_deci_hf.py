@@ -97,6 +97,9 @@ def test_numbers_that_cannot_be_measured_are_refused(tmp_path: Path, options: di
     with pytest.raises(ConfigError, match=reason):
         removed(path, tmp_path / "small", allocate="measured", **given)
     assert not (tmp_path / "small").exists()
+    wrong: Any = "meassured"
+    with pytest.raises(ConfigError, match="unknown allocate 'meassured'; did you mean 'measured'"):
+        hs.load(path, device="cpu").remove(merge_kv=2, allocate=wrong)
 
 
 def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:
