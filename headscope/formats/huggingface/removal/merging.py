@@ -56,8 +56,8 @@ def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None
     if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
         others = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
         raise ConfigError(
-            f"--merge-kv: the keys and values of {named} are those of {others} too; give one number, without --merge-by "
-            "and --allocate measured"
+            f"--merge-kv: the keys and values of {named} are those of {others} too; give one number, and no "
+            "--merge-by or --allocate measured"
         )
 
 
