@@ -48,7 +48,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
 
     screen = console.out()
     proof = removed.verified
-    columns = ("before", "after", "less, faster")
+    columns = ("before", "after", "less, faster", "at most")
     table = console.table(["", *columns], _quality_rows(removed), numbers=columns, whole=columns)
     table.columns[0].overflow = "fold"
     for title, name in _SIZES.items():
@@ -60,8 +60,8 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         title += "tokens/s" if timing.tokens else "ms"
         values = [timing.tokens / each if timing.tokens else 1e3 * each for each in (timing.before, timing.after)]
         most = allowed(timing, removed.before, removed.after)
-        ratio = f"{timing.speedup:.2f}× ({timing.least:.2f}–{timing.most:.2f}) of at most {most:.2f}×"
-        table.add_row(title, *(f"{value:,.2f}" for value in values), ratio)
+        ratio = f"{timing.speedup:.2f}× ({timing.least:.2f}–{timing.most:.2f})"
+        table.add_row(title, *(f"{value:,.2f}" for value in values), ratio, f"{most:.2f}×")
     console.show([table])
     merges = merge_counts(removed.removal)
     masked = "averaged" if merges else "masked"

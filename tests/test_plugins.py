@@ -62,8 +62,9 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]
     numbers = ["convert", model, "numbers", "--to", "numbers", "--quantize", "float16"]
-    sweep = [*valid[:4], "--methods", "random", "--keep", "40", "--seeds", "1"]
-    off = ["--metrics", "length-ratio", "--each-head", "--heads", "cross.0.*", "--out", "off.csv"]
+    judged = [*valid[:4], "--valid-sentences", "6"]
+    sweep = [*judged, "--methods", "random", "--keep", "40", "--seeds", "1"]
+    off = ["--metrics", "length-ratio", "--each-head", "--heads", "cross.0.0", "--out", "off.csv"]
     commands = [
         ["convert", "--help"],
         numbers,
@@ -72,7 +73,7 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["plot", "spread", "run", "run", "--column", "last_key", "--out", "spread.svg"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
-        ["prune", "sigmoid", model, *pairs, *valid[:4], "--keep", "48", "--updates", "2", "--out", "learnt"],
+        ["prune", "sigmoid", model, *pairs, *judged, "--keep", "48", "--updates", "2", "--out", "learnt"],
         ["evaluate", model, *pairs, *off],
         ["prune", "sweep", model, *pairs, *sweep, "--metric", "length-ratio", "--out", "sweep"],
         ["train", "patient", *pairs, *small, *valid, "--max-updates", "4", "--patient-for", "2", "--out", "trained"],

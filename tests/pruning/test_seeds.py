@@ -12,8 +12,10 @@ from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.plan import analyze
 from headscope.errors import HeadscopeError
 from headscope.formats.base import Checkpoint
+from headscope.pruning.ranking import criterion as criterion_module
 from headscope.pruning.ranking.criterion import (
     CRITERIA,
     MeasuredColumn,
@@ -29,17 +31,27 @@ SLOW = {"causal_head_gating", "streaming", "retrieval", "copy_suppression"}  # m
 
 
 def texts(kind: str, words: str | list[str]) -> Corpus:
-    luck = random.Random(1)
+    draws = random.Random(1)
     two = kind == "small"
     sentences = [
-        Sentence(n, " ".join(luck.choices(words, k=7)), " ".join(luck.choices(words[:7], k=5)) if two else None, None)
+        Sentence(n, " ".join(draws.choices(words, k=7)), " ".join(draws.choices(words[:7], k=5)) if two else None, None)
         for n in range(3)
     ]
     return Corpus("x", 3, "", lambda: iter(sentences), has_target=two)
 
 
 @pytest.mark.parametrize("kind", ["small", "bert", "gpt2", "bert-without-head"])
-def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str) -> None:
+def test_scores_that_are_not_drawn_are_equal_for_two_seeds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns of one analysis are of one run with each seed."""
+    runs: dict[Any, Any] = {}
+
+    def once(*args: Any, analyses: Any, options: Any, **more: Any) -> Any:
+        key = (*(cls.name for cls in analyses), options.seed)
+        if key not in runs:
+            runs[key] = analyze(*args, analyses=analyses, options=options, **more)
+        return runs[key]
+
+    monkeypatch.setattr(criterion_module, "analyze", once)
     its: Checkpoint = checkpoints.small() if kind == "small" else checkpoints.hugging(kind)
     corpus = texts(kind, "abcdefghijk" if kind == "small" else tiny.WORDS)
     objective = OBJECTIVES.get(choose_objective("", its, has_target=corpus.has_target))()
