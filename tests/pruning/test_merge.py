@@ -20,6 +20,7 @@ from headscope.formats.huggingface.plain_class import in_plain_class
 from headscope.heads import HeadId, Site
 from headscope.model.capture import capture
 from headscope.pruning.closed_form.compensate import refitted_model
+from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
@@ -232,7 +233,7 @@ def test_steps_are_chosen_by_what_they_add_for_each_head(
     meter = SimpleNamespace(
         measure=lambda counts: SimpleNamespace(damage=sum(map(dict.__getitem__, damages, counts)))  # layers add up
     )
-    monkeypatch.setattr(merge_allocation.DamageMeter, "of", lambda *_, **__: meter)
+    monkeypatch.setattr(DamageMeter, "of", lambda *_, **__: meter)
     monkeypatch.setattr(merge_allocation, "plan_merge", lambda sites, counts, scores: counts)
     calls = {layer: [SimpleNamespace(groups=4, heads=8)] for layer in range(3)}
     whole: Any = SimpleNamespace(
