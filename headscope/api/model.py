@@ -38,6 +38,7 @@ from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import converted
 from headscope.pruning.options.rank import Allocation
 from headscope.pruning.options.refit import DAMPING, Refit
+from headscope.pruning.options.remove import MergeAllocation
 from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.savings import Timing
 from headscope.pruning.removal.verify import Verification
@@ -189,6 +190,7 @@ class Model(ScoredModel):
         keep_only: Heads | None = None,
         merge_kv: int | Iterable[int] | None = None,
         merge_by: HeadScores | None = None,
+        allocate: MergeAllocation = "uniform",
         text: Text | None = None,
         target: Text | None = None,
         second: Text | None = None,
@@ -208,7 +210,8 @@ class Model(ScoredModel):
         keep_only: instead, the heads that stay, of the sites that they are of.
         merge_kv: instead, all heads stay, and the key/value heads of every layer (of each, by a number for each) become
             so many, each the mean of several: of neighbours, or, with `merge_by`, of neighbours by these scores of
-            heads (a mapping or a file).
+            heads (a mapping or a file). With `allocate="measured"` the number is a mean, and each layer keeps as many
+            as cost least on `text`.
         text, target, second, labels: what both models are compared on, its first `max_sentences`; see `analyze`.
             Default: a sample that ships with headscope.
         refit: `hs.Refit(method="least-squares")` refits what is left of the output projections, in closed form, on
@@ -232,7 +235,7 @@ class Model(ScoredModel):
         done = shrunk_copy(
             self.checkpoint,
             going(self.checkpoint, heads, keep_only=keep_only),
-            merge=merge_of(self.checkpoint, merge_kv, merge_by),
+            merge=merge_of(self.checkpoint, merge_kv, merge_by, allocate=allocate, has_text=text is not None),
             export=export,
             text=texts_of(text, target, second=second, labels=labels),
             max_sentences=max_sentences,

@@ -33,7 +33,7 @@ from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.model_inputs import outputs, texts
 from headscope.pruning.options.refit import Refit, anchor_files
-from headscope.pruning.options.remove import check_merge
+from headscope.pruning.options.remove import MergeAllocation, check_allocation, check_merge
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.engine_speed import engine_timing
 from headscope.pruning.removal.export import as_export, split_export
@@ -73,7 +73,7 @@ def shrunk_copy(
         calibration = replace(calibration, anchor=_pair(own))
     if calibration.check:
         calibration = replace(calibration, check=_pair(calibration.check))
-    if calibration.method == "none" and held_out.empty and calibration.objective:
+    if calibration.method == "none" and held_out.empty and calibration.objective and not (merge and merge.measured):
         raise ConfigError("objective is what a refit is measured by; give a method, or valid")
     corpus, valid = (None if pair.empty else pair.corpus(checkpoint) for pair in (text, held_out))
     with eval_mode(checkpoint.model):
@@ -153,20 +153,29 @@ def going(checkpoint: Checkpoint, heads: Heads | None, *, keep_only: Heads | Non
     return [] if heads is None else head_ids_of(heads, checkpoint.layout)
 
 
-def merge_of(checkpoint: Checkpoint, count: int | Iterable[int] | None, scores: HeadScores | None) -> Merge | None:
+def merge_of(
+    checkpoint: Checkpoint,
+    count: int | Iterable[int] | None,
+    scores: HeadScores | None,
+    *,
+    allocate: MergeAllocation,
+    has_text: bool,
+) -> Merge | None:
     """How key/value heads are merged; None where heads are removed."""
+    counts = () if count is None else (count,) if isinstance(count, int) else tuple(count)
+    check_allocation(allocate, counts, has_text=has_text)
     if count is None:
         if scores is not None:
             raise ConfigError("merge_by says which key/value heads merge_kv merges; give that too")
         return None
-    counts = (count,) if isinstance(count, int) else tuple(count)
+    measured = allocate == "measured"
     if isinstance(scores, (str, PathLike)):
-        return Merge(counts, read_scores(Path(scores), checkpoint.layout)[1])
+        return Merge(counts, read_scores(Path(scores), checkpoint.layout)[1], measured)
     numbers = {} if scores is None else scores
     if not isinstance(numbers, Mapping) or not all(isinstance(number, Real) for number in numbers.values()):
         raise wrong_type("merge_by", scores, "a number for each head, {'decoder-self.0.1': 0.5}, or a file of scores")
     by_head = {HeadId.parse(str(head)): float(score) for head, score in numbers.items()}
-    return Merge(counts, None if scores is None else by_head)
+    return Merge(counts, None if scores is None else by_head, measured)
 
 
 class OldRefit(TypedDict, total=False):

@@ -263,7 +263,9 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
         return path
 
     def quick(config: AnalyzeConfig, **more: Any) -> FinishedRun:
-        options: dict[str, Any] = dict(config.analysis_options) | ({"explained_steps": 3} if "explained" in config.also else {})
+        options: dict[str, Any] = dict(config.analysis_options) | (
+            {"explained_steps": 3} if "explained" in config.also else {}
+        )
         few = replace(config, bootstrap=50, figures=config.out.name == "bert", analysis_options=options)
         return run_analysis(few, **more)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,3 +26,41 @@ def averaged_in_place(model: Any, sets: Sequence[Sequence[Sequence[int]]], width
                         for head in members:
                             heads[head] = mean
     return copied
+
+
+def greedy_counts(model: Any, encoded: Sequence[torch.Tensor], *, groups: int, width: int, total: int) -> list[int]:
+    """Powers of two of key/value heads by layer: the cheapest step a head saved by the loss, until `total` is left.
+
+    Steps from which `total` cannot be reached are left out, by trying all combinations; `encoded`: [1 s] each.
+    """
+    layers = len(model.model.layers)
+    numbers = [2**power for power in range(groups.bit_length())]
+
+    def loss(counts: Sequence[int]) -> float:
+        sets = [[list(range(at, at + groups // n)) for at in range(0, groups, groups // n)] for n in counts]
+        altered, nats, tokens = averaged_in_place(model, sets, width), 0.0, 0
+        for ids in encoded:
+            with torch.no_grad():
+                log_probabilities = altered(ids).logits[0, :-1].log_softmax(-1)
+            nats -= float(log_probabilities.gather(1, ids[0, 1:, None]).sum())
+            tokens += ids.shape[1] - 1
+        return nats / tokens
+
+    counts = [groups] * layers
+    while sum(counts) > total:
+        steps = [
+            [count // (1 + (number == layer)) for number, count in enumerate(counts)]
+            for layer in range(layers)
+            if counts[layer] > 1
+        ]
+        possible = [
+            step
+            for step in steps
+            if any(
+                sum(end) == total and all(less <= most for less, most in zip(end, step, strict=True))
+                for end in itertools.product(numbers, repeat=layers)
+            )
+        ]
+        now = loss(counts)
+        counts = min(possible, key=lambda step: (loss(step) - now) / (sum(counts) - sum(step)))
+    return counts

@@ -20,11 +20,12 @@ from headscope.formats.huggingface.plain_class import in_plain_class
 from headscope.heads import HeadId, Site
 from headscope.model.capture import capture
 from headscope.pruning.closed_form.compensate import refitted_model
+from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal import savings
-from headscope.pruning.removal.merge_plan import plan_merge
+from headscope.pruning.removal import merge_allocation, savings
+from headscope.pruning.removal.merge_plan import Merge, plan_merge
 from headscope.pruning.removal.remove import run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders
@@ -218,6 +219,28 @@ def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> N
     ):
         with pytest.raises(ConfigError, match=message):
             model.remove(**options)
+
+
+@pytest.mark.parametrize(
+    ("last", "wanted"),
+    [(0.35, (2, 2, 2)), (0.30, (1, 1, 4))],
+    ids=["the cost of a head decides, not of a step", "what a step adds decides, not all damage"],
+)
+def test_steps_are_chosen_by_what_they_add_for_each_head(
+    monkeypatch: pytest.MonkeyPatch, last: float, wanted: tuple[int, ...]
+) -> None:
+    damages = ({4: 0.0, 2: 0.2, 1: last}, {4: 0.0, 2: 0.22, 1: 0.9}, {4: 0.0, 2: 0.28, 1: 0.9})
+    meter = SimpleNamespace(
+        measure=lambda counts: SimpleNamespace(damage=sum(map(dict.__getitem__, damages, counts)))  # layers add up
+    )
+    monkeypatch.setattr(DamageMeter, "of", lambda *_, **__: meter)
+    monkeypatch.setattr(merge_allocation, "plan_merge", lambda sites, counts, scores: counts)
+    calls = {layer: [SimpleNamespace(groups=4, heads=8)] for layer in range(3)}
+    whole: Any = SimpleNamespace(
+        attention_sites=SimpleNamespace(calls=calls), with_pooled_groups=lambda plan: SimpleNamespace(model=plan)
+    )
+    text: Any = SimpleNamespace(first=lambda count: None)
+    assert merge_allocation.with_measured_counts(whole, Merge((2,), measured=True), text).counts == wanted
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (

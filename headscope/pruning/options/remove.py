@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 from headscope.config.engines import declared_engines
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
@@ -13,6 +14,9 @@ from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
 from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, HEADS
+from headscope.registry import unknown
+
+MergeAllocation = Literal["uniform", "measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +51,12 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         None,
         "Merge those that are neighbours by these scores of heads; default: those that stand side by side.",
         metavar="FILE.csv|RUN",
+        panel=HEADS,
+    )
+    allocate: MergeAllocation = option(
+        "uniform",
+        "How many key/value heads each layer keeps: N, or N on average, where merging costs least on --source by "
+        "--objective, measured layer by layer (slow; --export deci-hf, gguf, self-contained).",
         panel=HEADS,
     )
     column: str | None = option(None, "Column of --merge-by.", metavar="NAME", panel=HEADS)
@@ -112,7 +122,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
     objective: str = option(
         "",
-        "What a compensation is measured by: {objectives}; default: what fits the model.",
+        "What a compensation, or --allocate, is measured by: {objectives}; default: what fits the model.",
         metavar="NAME",
         panel=DATA,
     )
@@ -154,9 +164,12 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             names=("--compensate", "--damping", "--calibration-sentences", "--sequential", "--anchor", "--check"),
         )
         check_texts(self.calibration, has_text=self.has_text)
-        measured = self.compensate != "none" or self.valid_text is not None
+        measured = self.compensate != "none" or self.valid_text is not None or self.allocate == "measured"
         if self.objective and not measured:
-            raise ConfigError("--objective is what a refit is measured by; give --compensate or --valid-source")
+            raise ConfigError(
+                "--objective is what a refit is measured by; give --compensate or --valid-source, or --allocate "
+                "measured"
+            )
         for name in ("source2", "pairs"):
             if getattr(self, name) and not (self.has_text or self.valid_text):
                 raise ConfigError(f"{flag(name)} is of text that is measured on; give --source or --valid-source")
@@ -180,6 +193,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
 
     def _check_merge(self) -> None:
         """ConfigError for options that do not go with a merge, or only with one."""
+        check_allocation(self.allocate, self.merge_kv, has_text=self.has_text)
         if self.merge_kv:
             check_merge(pad=self.pad, compensate=self.compensate)
         elif self.merge_by is not None:
@@ -200,6 +214,17 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             objective=self.objective,
             anchor=as_text(self.anchor),
             check=as_text(self.check),
+        )
+
+
+def check_allocation(allocate: MergeAllocation, counts: tuple[int, ...], *, has_text: bool) -> None:
+    """ConfigError where numbers of key/value heads are to be measured without one mean, or without text."""
+    if allocate not in (ways := get_args(MergeAllocation)):
+        raise ConfigError(unknown("allocate", allocate, list(ways)))
+    if allocate == "measured" and (len(counts) != 1 or not has_text):
+        raise ConfigError(
+            "--allocate measured chooses key/value heads by layer on text: give --merge-kv N, one number, their mean, "
+            "and --source FILE"
         )
 
 

@@ -18,10 +18,19 @@ GroupSets = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Merge:
-    """Into how many key/value heads every layer, or each, and the scores of heads by which (None: as they stand)."""
+    """Into how many key/value heads every layer, or each, and the scores of heads by which (None: as they stand).
+
+    `measured`: the one number is a mean, and how many each layer keeps is measured.
+    """
 
     counts: tuple[int, ...]
     scores: Mapping[HeadId, float] | None = None
+    measured: bool = False
+
+    @property
+    def alike(self) -> bool:
+        """Whether all layers come to have the same number."""
+        return len(set(self.counts)) == 1 and not self.measured
 
 
 def plan_merge(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,6 +21,7 @@ from headscope.pruning.closed_form.calibration import Compensated
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
 from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.options.refit import anchor_name
+from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.savings import Size, Timing, allowed
 from headscope.pruning.removal.verify import Verification
@@ -239,6 +241,18 @@ def list_made(done: Shrunk) -> dict[str, str | None]:
             "sha256": None,
         }
     return {"option": "--heads", "list": ",".join(map(str, done.removal.removed)), "sha256": None}
+
+
+def list_given(config: RemoveConfig, done: Shrunk) -> dict[str, str | None]:
+    """The list as it was given, and the digest of its file if it is one (a ranking that a method wrote)."""
+    if config.merge_kv:
+        by = config.merge_by
+        table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
+        return {**list_made(done), "sha256": None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()}
+    heads = config.heads or config.keep_only or ""
+    islist_given = "," not in heads and is_file(heads)
+    digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if islist_given else None
+    return {"option": "--heads" if config.heads else "--keep-only", "list": heads, "sha256": digest}
 
 
 def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineExport], options: EngineOptions) -> str:

@@ -26,7 +26,6 @@ from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
 from headscope.files.output_kind import OutputKind
-from headscope.files.reading import is_file
 from headscope.formats.base import (
     Checkpoint,
     Export,
@@ -41,18 +40,20 @@ from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text
+from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, split_text
 from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.engine_speed import timed_engines
 from headscope.pruning.removal.export import export_for, split_export
+from headscope.pruning.removal.merge_allocation import with_measured_counts
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
 from headscope.pruning.removal.record import (
     Removed,
     Shrunk,
     command_made,
+    list_given,
     list_made,
     padding_note,
     pushed,
@@ -110,7 +111,7 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
             rounds=config.rounds,
             batch=config.batch,
             time_engines=config.time_engines,
-            heads=_list_file(config),
+            heads=list_given(config, done),
             command=typed_command(config.checkpoint, shaping(config)),
         )
         pooled = checkpoint.with_pooled_groups(done.removal) if done.removal.merged else checkpoint
@@ -126,7 +127,8 @@ def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[s
     heads: Sequence[HeadId] = ()
     if config.merge_kv:
         by = config.merge_by
-        merge = Merge(config.merge_kv, None if by is None else read_scores(by, layout, column=config.column)[1])
+        scores = None if by is None else read_scores(by, layout, column=config.column)[1]
+        merge = Merge(config.merge_kv, scores, measured=config.allocate == "measured")
     elif config.heads is not None:
         heads = select_heads(config.heads, layout)
     else:
@@ -171,13 +173,16 @@ def remove_heads(
     It is refitted on `corpus` and measured on `valid`, else on what of `corpus` was held out, `otherwise` on the last.
     ConfigError for heads that cannot go and for an export that cannot hold what is left.
     """
-    chosen = export_for(export, checkpoint, merges=merge is not None and len(set(merge.counts)) == 1, pad=pad)
+    chosen = export_for(export, checkpoint, merges=merge is not None and merge.alike, pad=pad)
+    text = fitted = calibration_text(calibration, corpus, valid)
     if merge is None:
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)
     else:
+        if merge.measured and corpus is not None:
+            fitted = text or split_text(corpus, valid, sentences=calibration.sentences)
+            merge = with_measured_counts(checkpoint, merge, fitted.calibration, objective=calibration.objective)
         removal = plan_merge(checkpoint.attention_sites, merge.counts, scores=merge.scores)
-    text = calibration_text(calibration, corpus, valid)
-    measured = (text.held_out if text else valid or (corpus and corpus.first(MEASURED))) or otherwise
+    measured = (fitted.held_out if fitted else valid or (corpus and corpus.first(MEASURED))) or otherwise
     asked, why = quality_question(checkpoint, measured, metric=metric, margin=margin)
     return shrink(
         checkpoint,
@@ -346,19 +351,6 @@ def shaping(config: CheckpointOptions) -> dict[str, Any]:
     """The options that were given and shape the result; not where it was written to, nor on what machine it ran."""
     entries = [entry for entry in fields(config) if entry.metadata.get("identity")]
     return {entry.name: value for entry in entries if (value := getattr(config, entry.name)) != entry.default}
-
-
-def _list_file(config: RemoveConfig) -> dict[str, str | None]:
-    """The list as it was given, and the digest of its file if it is one (a ranking that a method wrote)."""
-    if config.merge_kv:
-        by = config.merge_by
-        table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
-        scores = None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()
-        return {"option": "--merge-kv", "list": ",".join(map(str, config.merge_kv)), "sha256": scores}
-    heads = config.heads or config.keep_only or ""
-    is_list_file = "," not in heads and is_file(heads)
-    digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list_file else None
-    return {"option": "--heads" if config.heads else "--keep-only", "list": heads, "sha256": digest}
 
 
 def _reloaded(done: Shrunk, written: SavedFiles, wanted: Tensor) -> float:

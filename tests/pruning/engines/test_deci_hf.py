@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, dynamic_module_utils
+from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
+import headscope as hs
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
@@ -19,6 +20,7 @@ from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
 from tests.makers import decoders
+from tests.oracles.merged import greedy_counts
 
 EMPTY = "decoder-self.0.*,decoder-self.1.*,decoder-self.2.0,decoder-self.2.3,decoder-self.2.4,decoder-self.2.7"
 
@@ -55,6 +57,49 @@ def test_a_number_of_key_value_heads_for_each_layer(tmp_path: Path) -> None:
     assert again.model.layers[1].self_attn.k_proj.weight.shape == (16, 64)
     record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
     assert record["heads"]["list"] == "4,1,2"
+
+
+def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
+    path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
+    text = tmp_path / "text.en"
+    text.write_text("".join(f"{word} man is in the {word} street with {word * 3} dogs\n" for word in "abcdefghij"))
+    given: dict[str, Any] = {"merge_kv": (2,), "allocate": "measured", "source": text, "objective": "loss"}
+    (file,) = removed(path, tmp_path / "small", **given).engines
+    model: Any = decoders.decoder("llama").double()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    lines = text.read_text(encoding="utf-8").splitlines()[:8]  # a fifth is held out
+    encoded = [tokenizer(line, return_tensors="pt").input_ids for line in lines]
+    wanted = greedy_counts(model, encoded, groups=4, width=16, total=6)
+    record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
+    assert record["heads"]["list"] == ",".join(map(str, wanted)) and sum(wanted) == 6 and len(set(wanted)) > 1
+    assert file.sizes == f"8 query heads over {', '.join(map(str, wanted))} key/value heads"
+    assert record["quality"] is not None
+    small = hs.load(path, device="cpu").remove(
+        merge_kv=2, allocate="measured", text=text, refit=hs.Refit(method="none", objective="loss"), max_sentences=4
+    )
+    counts = [site.groups for site in small.checkpoint.attention_sites.order]
+    assert counts == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"merge_kv": (4, 2, 1), "source": "text"}, "give --merge-kv N, one number"),
+        ({"merge_kv": (2,)}, "and --source FILE"),
+        ({"heads": EMPTY, "source": "text"}, "give --merge-kv N, one number"),
+        ({"merge_kv": (5,), "source": "text"}, "divisors of 4, 4, 4 key/value heads never make 15"),
+    ],
+)
+def test_numbers_that_cannot_be_measured_are_refused(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+    path, text = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level()), tmp_path / "text"
+    text.write_text("a b c d e f\n" * 12)
+    given = {**options, **({"source": text} if "source" in options else {})}
+    with pytest.raises(ConfigError, match=reason):
+        removed(path, tmp_path / "small", allocate="measured", **given)
+    assert not (tmp_path / "small").exists()
+    wrong: Any = "meassured"
+    with pytest.raises(ConfigError, match="unknown allocate 'meassured'; did you mean 'measured'"):
+        hs.load(path, device="cpu").remove(merge_kv=2, allocate=wrong)
 
 
 def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None
         raise ConfigError(f"--merge-kv: a norm over all heads makes the keys or values of {named}, so none has a mean")
     if any(plan.merged.get(reader) != plan.merged[place] for reader in parts.readers):
         others = ", ".join(f"{site}.{layer}" for site, layer in parts.readers)
-        raise ConfigError(f"--merge-kv: the keys and values of {named} are those of {others} too; leave out --merge-by")
+        raise ConfigError(
+            f"--merge-kv: the keys and values of {named} are those of {others} too; give one number, and no "
+            "--merge-by or --allocate measured"
+        )
 
 
 @torch.no_grad()
