@@ -144,8 +144,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_writes_a_plain_model_with_a_smaller_cache(
-    folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+    folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     options = (
         "--merge-by",
         folder.parent,

@@ -363,8 +363,9 @@ def test_a_site_that_the_model_lacks_is_named_with_those_it_has(
 
 
 def test_the_command_prints_proof_savings_and_times(
-    command: Callable[..., tuple[int, str, str]], tmp_path: Path
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     path = bert(tmp_path / "bart", kind="bart")
     arguments = ("--heads", "cross.0.1,encoder-self.1.*", "--rounds", 1, "--batch", 4)
     status, out, _ = command("prune", "remove", path, "--out", tmp_path / "small", *arguments)
