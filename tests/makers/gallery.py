@@ -56,7 +56,8 @@ def measure(words: list[str]) -> None:
     if "$MODEL" in words:  # where it lies says nothing
         kept["checkpoint"]["path"] = Path(kept["checkpoint"]["path"]).parent.name
     kept |= {"options": {}, "left_out": []}
-    (out / "run.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    text = json.dumps(kept, indent=1).replace(f"{ROOT}/", "")  # no path of this machine
+    (out / "run.json").write_text(text + "\n", encoding="utf-8")
 
 
 def drawn(words: list[str], *, write: bool) -> Figure:
