@@ -48,7 +48,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
 
     screen = console.out()
     proof = removed.verified
-    columns = ("before", "after", "less, faster", "at most")
+    columns = ("before", "after", "less, faster", *(["at most"] if removed.timings else []))
     table = console.table(["", *columns], _quality_rows(removed), numbers=columns, whole=columns)
     table.columns[0].overflow = "fold"
     for title, name in _SIZES.items():
