@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from headscope.model.interface import suppress_warnings
-from headscope.pruning.engines.base import refuse_difference
+from headscope.pruning.engines.base import EngineFile, refuse_difference
 from headscope.pruning.model_inputs import InputTexts, prompts
 
 QUANTITY = "log-probabilities differ by"
@@ -33,6 +34,19 @@ class Continued:
     def greedy(self) -> str:
         """A line on greedy text."""
         return f"transformers, with its cache, continues {self.same} of {self.prompts} texts greedily as the model does"
+
+    def file(self, export: str, folder: str, *, filled: int, **more: Any) -> EngineFile:
+        """What is said of a folder of that export, `filled` up with so many heads of zeros."""
+        return EngineFile(
+            export=export,
+            file=folder,
+            runtime=f"transformers {transformers.__version__}",
+            quantity=QUANTITY,
+            difference=self.difference,
+            limit=self.limit,
+            notes=(self.greedy, *([f"filled up with {filled} heads of zeros"] if filled else [])),
+            **more,
+        )
 
 
 def proved(model: Any, again: Any, data: InputTexts) -> Continued:

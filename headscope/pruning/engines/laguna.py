@@ -26,7 +26,7 @@ from headscope.formats.exports import Card, write_card
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
-from headscope.pruning.engines.continued import QUANTITY, proved
+from headscope.pruning.engines.continued import proved
 from headscope.pruning.engines.decoder_layers import PARTS, DecoderLayer, decoder_layer
 from headscope.pruning.model_inputs import InputTexts
 
@@ -78,20 +78,16 @@ class Laguna(EngineExport):
         _write_servers(stock, weights, gate, folder)
         counts = stock.config.num_attention_heads_per_layer
         filled = sum(counts) - sum(layer.heads for layer in layers)
-        file = EngineFile(
-            export=self.name,
-            file=FOLDER,
-            runtime=f"transformers {transformers.__version__}",
-            quantity=QUANTITY,
-            difference=measured.difference,
-            limit=measured.limit,
+        file = measured.file(
+            self.name,
+            FOLDER,
+            filled=filled,
             sizes=f"query heads {', '.join(map(str, counts))} over {stock.config.num_key_value_heads} groups",
             opens=(
                 f"`{FOLDER}`: transformers, `AutoModelForCausalLM.from_pretrained`, without any code of its own",
                 f"`{SERVERS}`: {SERVER_PROGRAMS}, by what their sources say; nothing here ran them",
             ),
             limits=_limits(stored.model.dtype, gate),
-            notes=(measured.greedy, *([f"filled up with {filled} heads of zeros"] if filled else [])),
         )
         write_card(_server_card(file), folder / SERVERS)
         return file

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import transformers
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
@@ -19,7 +18,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
-from headscope.pruning.engines.continued import QUANTITY, proved
+from headscope.pruning.engines.continued import proved
 from headscope.pruning.engines.deci_hf import modeling_decilm
 from headscope.pruning.engines.deci_hf.modeling_decilm import MULTIPLE, DeciLMConfig, DeciLMForCausalLM
 from headscope.pruning.engines.decoder_layers import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
@@ -64,20 +63,16 @@ class DeciHf(EngineExport):
             again: Any = DeciLMForCausalLM.from_pretrained(path, local_files_only=True)
         measured = proved(stored.model, again.to(stored.model.device).eval(), data)
         filled = sum(heads - layer.heads for layer, count in zip(layers, groups, strict=True) if count)
-        return EngineFile(
-            export=self.name,
-            file=FOLDER,
-            runtime=f"transformers {transformers.__version__}",
-            quantity=QUANTITY,
-            difference=measured.difference,
-            limit=measured.limit,
+        return measured.file(
+            self.name,
+            FOLDER,
+            filled=filled,
             sizes=f"{heads} query heads over {', '.join(map(str, groups))} key/value heads",
             opens=(
                 f"`{FOLDER}`: transformers, with the modelling file beside the weights (`trust_remote_code=True`)",
                 f"`{FOLDER}`: vLLM, SGLang, TensorRT-LLM (`nemotron-nas`), by what their sources say; nothing here ran "
                 "them",
             ),
-            notes=(measured.greedy, *([f"filled up with {filled} heads of zeros"] if filled else [])),
         )
 
 
