@@ -31,6 +31,7 @@ def analyze(values: Mapping[str, Any], *, json: bool) -> None:
     sentences that are typed or piped in, and writes the page of their attention too.
     """
     from headscope.api.analysis import run_analysis
+    from headscope.cli.summary import summary
 
     own = {name: value_of(option.field, option.type, values[name]) for name, option in ANALYSIS_OPTIONS.items()}
     typed = typed_text(values)
@@ -41,7 +42,7 @@ def analyze(values: Mapping[str, Any], *, json: bool) -> None:
     if json:
         console.print_json(_as_json(finished))
     else:
-        _show(finished)
+        console.show(summary(finished))
     if not finished.study.complete:
         done = finished.study.sentences
         console.say(f"interrupted: {finished.folder} holds what {done} sentences gave; run.json says complete: false")
@@ -61,10 +62,3 @@ def _as_json(finished: FinishedRun) -> dict[str, Any]:
         "left_out": [{"analysis": omission.analysis, "why": omission.why} for omission in finished.study.left_out],
         "heads": table.to_json(),
     }
-
-
-def _show(finished: FinishedRun) -> None:
-    """The summary on the terminal: functions, the sharpest heads, what was left out and why."""
-    from headscope.cli.summary import summary
-
-    console.show(summary(finished))

@@ -72,7 +72,8 @@ def made_of(
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         options = [option_of(entry, hint) for cls in classes for entry, hint in declared_options(cls)]
         options += [*more, *ending]
-        arguments = [option for option in options if _is_argument(option)]
+        is_argument = type(typer.Argument())
+        arguments = [option for option in options if isinstance(get_args(option.annotation)[-1], is_argument)]
         return declared(command, [*arguments, *(option for option in options if option not in arguments)])
 
     return decorate
@@ -106,10 +107,6 @@ def check_texts(values: Mapping[str, Any], *, typed: tuple[str, ...] = ()) -> No
             words = f"only {' and '.join(map(flag, typed))} read it" if typed else "only analyze and translate read it"
             raise DataError(f"{flag(entry.name)} - would be stdin, and {words}; give a file")
         raise DataError(f"there is no file {path}")
-
-
-def _is_argument(option: inspect.Parameter) -> bool:
-    return isinstance(get_args(option.annotation)[-1], type(typer.Argument()))
 
 
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

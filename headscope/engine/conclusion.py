@@ -45,8 +45,12 @@ def conclude(
     )
     labels = _joined([report.labels for report in reports])
     unsupported = _joined([report.unsupported for report in reports])
-    heads = heads_table(_measured(aggregator, layout), reports, labels, unsupported)
-    tables = _tables(reporting, reports)
+    observed = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
+    measured = {layer: heads for layer, heads in layout.items() if layer in observed or not observed}
+    heads = heads_table(list(all_heads(measured)), reports, labels, unsupported)
+    tables = {name: frame for report in reports for name, frame in report.tables.items()}
+    if any(analysis.functions for analysis in reporting):
+        tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
     tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
     if "explained" in heads:
         heads["description"] = descriptions(heads, tables)
@@ -78,14 +82,6 @@ def _joined(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, list[st
         for head, added in part.items():
             texts.setdefault(head, []).extend(added)
     return texts
-
-
-def _tables(reporting: Sequence[Analysis], reports: Sequence[AnalysisReport]) -> dict[str, pd.DataFrame]:
-    """The tables of the analyses, and the evidence of all labels where any analysis gives some."""
-    tables = {name: frame for report in reports for name, frame in report.tables.items()}
-    if any(analysis.functions for analysis in reporting):
-        tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
-    return tables
 
 
 def _importances(reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums) -> dict[str, pd.DataFrame]:
@@ -138,9 +134,3 @@ def _detail(aggregator: Aggregator, reports: Sequence[AnalysisReport]) -> dict[s
         for name, arrays in report.detail.items():
             detail.setdefault(name, {}).update(arrays)
     return detail
-
-
-def _measured(aggregator: Aggregator, layout: Layout) -> list[HeadId]:
-    """Heads of the layers that were observed; all of them where only parameters were looked at."""
-    observed = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
-    return list(all_heads({layer: heads for layer, heads in layout.items() if layer in observed or not observed}))

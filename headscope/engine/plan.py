@@ -306,6 +306,7 @@ def _streams(
 ) -> Generator[Batch, None, None]:
     passes = {name for analysis in running for name in analysis.passes}
     if "text" in passes:
+        needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
         yield from batches(
             corpus,
             checkpoint,
@@ -313,16 +314,10 @@ def _streams(
             limit=limit,
             long=batching.long,
             losses=losses,
-            labels=_labelled(checkpoint, corpus, running),
+            labels=needed and gives_labels(checkpoint, corpus),
         )
     if "random" in passes and (corpus.has_target or not checkpoint.two_sided):
         yield from random_batches(checkpoint, seed=options.seed, limit=limit, tokens=batching.tokens)
-
-
-def _labelled(checkpoint: Checkpoint, corpus: Corpus, running: Sequence[Analysis]) -> bool:
-    """Whether batches must say what the model should predict."""
-    needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
-    return needed and gives_labels(checkpoint, corpus)
 
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:

@@ -56,11 +56,6 @@ def run_signature(
     )
 
 
-def analysis_signature(common: Signature, study: AnalysisResult, name: str) -> Signature:
-    """The signature of one analysis: its name and own settings, then the common part."""
-    return common.having(**study.signatures[name])
-
-
 @dataclass(frozen=True)
 class RunDescription:
     """How the numbers of a run came about: the signature of all of them, and what `run.json` says."""
@@ -129,7 +124,7 @@ def _meta(
         "headscope": VERSION,
         "complete": study.complete,
         "signature": str(signature),
-        "signatures": {name: str(analysis_signature(common, study, name)) for name in study.signatures},
+        "signatures": {name: str(common.having(**study.signatures[name])) for name in study.signatures},
         "command": list(command),
         "checkpoint": {
             "path": str(Path(checkpoint.path).resolve()) if Path(checkpoint.path).exists() else checkpoint.path,

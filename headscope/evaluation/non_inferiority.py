@@ -70,14 +70,9 @@ def judge(worse: Array, *, margin: float, baseline: float, level: float = LEVEL)
     if high <= margin:
         verdict = NON_INFERIOR if len(losses) >= FEWEST else OPEN
     else:
-        verdict = WORSE if observed > margin and _lower_limit(worse, losses, level) > margin else OPEN
+        below = math.hypot(sentence_reach(-losses, -math.inf, level), seed_reach(worse[:, 0], level))
+        verdict = WORSE if observed > margin and float(worse[:, 0].mean()) - below > margin else OPEN
     return NonInferiority(observed, high, margin, above + normal_quantile(POWER) * error, verdict, level)
-
-
-def _lower_limit(worse: Array, losses: Array, level: float) -> float:
-    """As the upper one, with nothing known of the largest gain."""
-    below = math.hypot(sentence_reach(-losses, -math.inf, level), seed_reach(worse[:, 0], level))
-    return float(worse[:, 0].mean()) - below
 
 
 def influences(worse: Array) -> Array:

@@ -155,11 +155,14 @@ class Page:
         It has a point at an end beyond which some of the `values` lie.
         """
         axes = self.axes(left, top, 0.1, height)
+        finite = np.concatenate([array[np.isfinite(array)] for array in values]) if values else np.zeros(0)
+        low, high = shades.get_clim()
+        below, above = ((finite < (low or 0) - 1e-9).any(), (finite > (high or 0) + 1e-9).any())
         bar = self.figure.colorbar(
             shades,
             cax=axes,
             ticks=MaxNLocator(5 if height > 0.8 else 2),
-            extend=_beyond(shades, values),
+            extend="both" if below and above else "min" if below else "max" if above else "neither",
             extendfrac=min(0.04, 0.05 / height),
         )
         bar.formatter = ScalarFormatter(useOffset=False)  # an offset would be printed over the panel's title
@@ -243,13 +246,6 @@ def _page_width(width: float, style: FigureStyle) -> float:
         smaller = "" if style.name == "paper" else ", or --style paper"
         raise ConfigError(f"--width {style.width:g} is too narrow for this figure; give at least {least:.1f}{smaller}")
     return style.room
-
-
-def _beyond(shades: ScalarMappable, values: Sequence[NDArray[np.float64]]) -> Literal["neither", "min", "max", "both"]:
-    finite = np.concatenate([array[np.isfinite(array)] for array in values]) if values else np.zeros(0)
-    low, high = shades.get_clim()
-    below, above = ((finite < (low or 0) - 1e-9).any(), (finite > (high or 0) + 1e-9).any())
-    return "both" if below and above else "min" if below else "max" if above else "neither"
 
 
 def _breakable(text: str, width: float, size: float, weight: str) -> list[str]:
