@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from headscope.engine.result import AnalysisResult
+    from headscope.engine.conclusion import AnalysisResult
 
 
 MEASURED = ("ablation", "shapley", "integrated_gradients")

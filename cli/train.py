@@ -105,7 +105,7 @@ def _run(variant: type[Variant], classes: Mapping[str, type[Any]], arguments: di
     import sys
 
     from headscope.training.config import preset
-    from headscope.training.files.resumed_options import resumed_options
+    from headscope.training.files.outputs import resumed_options
 
     context, resume, force, json = (arguments.pop(name) for name in ("context", "resume", "force", "json"))
     del arguments["config"]

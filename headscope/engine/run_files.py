@@ -14,8 +14,8 @@ import pandas as pd
 
 from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
-from headscope.engine.result import AnalysisResult
-from headscope.files.output_kind import OutputKind
+from headscope.engine.conclusion import AnalysisResult
+from headscope.files.output_checks import OutputKind
 from headscope.files.tables import Example, as_arrays
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import Checkpoint

@@ -14,8 +14,16 @@ from typing import Any, NamedTuple
 
 from headscope.errors import OutputError
 from headscope.files.interrupts import deferred
-from headscope.files.output_checks import Input, check_file, check_folder, check_inputs
-from headscope.files.output_kind import Contents, OutputKind, contents, matches
+from headscope.files.output_checks import (
+    Contents,
+    Input,
+    OutputKind,
+    check_file,
+    check_folder,
+    check_inputs,
+    contents,
+    matches,
+)
 from headscope.files.replace import BUILD, discard, locked, recover, relocate, remove_temporary, seal, swap_in
 from headscope.files.writing import write_atomically, write_errors
 
