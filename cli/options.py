@@ -134,12 +134,7 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
         made: Any = typer.Argument(help=_help(entry), metavar=metavar)
     else:
         own = [flag_of(entry)] if about.get("name") or (kind is bool and not default) else []
-        made = typer.Option(
-            *own,
-            help=_help(entry),
-            metavar=metavar,
-            rich_help_panel=about.get("panel") or panel,
-        )
+        made = typer.Option(*own, help=_help(entry), metavar=metavar, rich_help_panel=about.get("panel") or panel)
     kind = kind | None if optional else kind
     annotation = Annotated[kind, made] if about["common"] else Annotated[kind, RARE, made]
     return parameter(entry.name, annotation, default)

@@ -229,12 +229,7 @@ def _contrasts(group: list[_EncodedSentence]) -> Contrasts | None:
 
 
 def _align(
-    parse: Parse,
-    text: str,
-    encoded: Encoded,
-    side: Literal["source", "target"],
-    encoder: Encoder,
-    losses: Omissions,
+    parse: Parse, text: str, encoded: Encoded, side: Literal["source", "target"], encoder: Encoder, losses: Omissions
 ) -> Aligned | None:
     spans = encoder.spans(text, encoded.ids, side=side)
     aligned = "pieces cannot be located in the text" if spans is None else align(parse, spans)

@@ -179,11 +179,7 @@ def _of_block(block: Block, projected: Tables) -> tuple[Tensor, Tensor]:
 
 
 def loss_and_gradient(
-    description: Description,
-    blocks: Sequence[Block],
-    features: Sequence[int],
-    rows: Sequence[Tensor],
-    tables: Tables,
+    description: Description, blocks: Sequence[Block], features: Sequence[int], rows: Sequence[Tensor], tables: Tables
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Σ −w ln p of chosen rows [h] with its gradient [d h], and that of the other counted rows [h].
 

@@ -344,12 +344,7 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
         of_site = [call for call, call_site in zip(calls, sites, strict=True) if call_site is site]
         for layer, call in zip(_layers([call.module for call in of_site]), of_site, strict=True):
             attention_site = AttentionSite(
-                site,
-                layer,
-                call.query.shape[1],
-                call.key.shape[1],
-                call.query.shape[3],
-                names.get(id(call.module), ""),
+                site, layer, call.query.shape[1], call.key.shape[1], call.query.shape[3], names.get(id(call.module), "")
             )
             order.append(attention_site)
             by_module.setdefault(id(call.module), []).append(attention_site)

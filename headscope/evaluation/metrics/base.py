@@ -228,12 +228,7 @@ def metric(cls: type[Metric]) -> type[Metric]:
     return cls
 
 
-DEFAULTS = {
-    "words": ("bleu", "perplexity"),
-    "classes": ("accuracy",),
-    "tags": ("accuracy",),
-    "nothing": ("cosine",),
-}
+DEFAULTS = {"words": ("bleu", "perplexity"), "classes": ("accuracy",), "tags": ("accuracy",), "nothing": ("cosine",)}
 """The metric of a model by what it predicts: the first that applies."""
 
 

@@ -92,11 +92,7 @@ class Scatter:
 
 
 def compare_figure(
-    run_a: AnalysisRun,
-    run_b: AnalysisRun,
-    measure: str = "confidence",
-    *,
-    range: Sequence[float] = (),
+    run_a: AnalysisRun, run_b: AnalysisRun, measure: str = "confidence", *, range: Sequence[float] = ()
 ) -> Figure:
     """Site by site: run A, run B, B − A where the layouts agree, and a scatter.
 

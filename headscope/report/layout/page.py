@@ -81,12 +81,7 @@ class Page:
         """Axes whose upper left corner is at (left, top) of the body."""
         full_width = self.figure.get_figwidth()
         bottom = self.height - self.top - top - height
-        box = (
-            (MARGIN + left) / full_width,
-            bottom / self.height,
-            width / full_width,
-            height / self.height,
-        )
+        box = ((MARGIN + left) / full_width, bottom / self.height, width / full_width, height / self.height)
         axes = self.figure.add_axes(box)
         axes.tick_params(length=0, pad=2.5, labelsize=TICK, labelcolor=INK)
         for spine in axes.spines.values():
@@ -94,14 +89,7 @@ class Page:
         return axes
 
     def text(
-        self,
-        left: float,
-        top: float,
-        text: str,
-        *,
-        size: float = LABEL,
-        color: str = INK,
-        weight: str = "normal",
+        self, left: float, top: float, text: str, *, size: float = LABEL, color: str = INK, weight: str = "normal"
     ) -> None:
         """One line whose upper left corner is at (left, top) of the body; `$` is just a letter."""
         x = (MARGIN + left) / self.figure.get_figwidth()

@@ -32,13 +32,7 @@ STYLE: dict[Any, Any] = {
     "axes.unicode_minus": True,
 }
 # pieces of texts in scripts that DejaVu Sans lacks, drawn where one of these is installed
-FALLBACKS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans Devanagari",
-    "WenQuanYi Zen Hei",
-    "Arial Unicode MS",
-)
+FALLBACKS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Devanagari", "WenQuanYi Zen Hei", "Arial Unicode MS")
 
 
 def check_path(path: Path, *, force: bool = False) -> Path:
