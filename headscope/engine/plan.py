@@ -14,17 +14,25 @@ from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.config import AnalyzeOptions
 from headscope.data.ahead import ahead
-from headscope.data.batch_memory import Memory, fitting_tokens, memory_of
-from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.batching import (
+    DEFAULT_TOKENS,
+    BatchingOptions,
+    Memory,
+    Omissions,
+    batches,
+    fitting_tokens,
+    memory_of,
+    sentence_limit,
+)
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
+from headscope.engine.conclusion import AnalysisResult, LeftOut
 from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
-from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.engine.runner import AnalysisRunner
 from headscope.errors import ConfigError
 from headscope.files.reading import read_lines
@@ -306,6 +314,7 @@ def _streams(
 ) -> Generator[Batch, None, None]:
     passes = {name for analysis in running for name in analysis.passes}
     if "text" in passes:
+        needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
         yield from batches(
             corpus,
             checkpoint,
@@ -313,16 +322,10 @@ def _streams(
             limit=limit,
             long=batching.long,
             losses=losses,
-            labels=_labelled(checkpoint, corpus, running),
+            labels=needed and gives_labels(checkpoint, corpus),
         )
     if "random" in passes and (corpus.has_target or not checkpoint.two_sided):
         yield from random_batches(checkpoint, seed=options.seed, limit=limit, tokens=batching.tokens)
-
-
-def _labelled(checkpoint: Checkpoint, corpus: Corpus, running: Sequence[Analysis]) -> bool:
-    """Whether batches must say what the model should predict."""
-    needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
-    return needed and gives_labels(checkpoint, corpus)
 
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:

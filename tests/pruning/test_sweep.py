@@ -24,7 +24,7 @@ from headscope.cli import main
 from headscope.data.corpus import Corpus, Labels, Sentence
 from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.evaluation.comparison import compare_scores
+from headscope.evaluation.before_after import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, Translations, ValidationText, grouped
 from headscope.formats.base import open_checkpoint
