@@ -186,7 +186,7 @@ def test_direct_logit_refuses(kind: str, why: str) -> None:
 
 def test_direct_logit_needs_words() -> None:
     its = tiny.checkpoint("mistral", 1)
-    with pytest.raises(ConfigError, match="needs a model that predicts words"):
+    with pytest.raises(ConfigError, match="predicts"):
         analyze(its, tiny.corpus(1), analyses=choose_analyses(only=["direct_logit"]), options=RunOptions())
 
 

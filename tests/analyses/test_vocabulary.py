@@ -70,7 +70,7 @@ def test_named_tokens() -> None:
         row = table[(table["layer"] == 1) & (table["head"] == 0) & (table["relation"] == relation)].iloc[0]
         best = plain[scores[plain].topk(TOKENS)[1]]
         assert row["tokens"] == BETWEEN.join(reader.shown(int(token)) for token in best)
-    with pytest.raises(ConfigError, match="--vocabulary-tokens no such thing: the vocabulary has no such token"):
+    with pytest.raises(ConfigError, match="--vocabulary-tokens"):
         run(kind, vocabulary_tokens=("no such thing",))
 
 

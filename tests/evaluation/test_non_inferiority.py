@@ -179,5 +179,5 @@ def test_margins(text: str, value: float, words: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "-0.5%", "nan", "inf", "x", "1%%", "1 BLEU", "%"])
 def test_margins_that_are_none(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--margin .* must be a number of at least 0, in the metric's unit"):
+    with pytest.raises(ConfigError, match=r"^--margin"):
         Margin.parse(text)

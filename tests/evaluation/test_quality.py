@@ -193,7 +193,7 @@ def test_what_a_length_limit_cuts_off_is_not_counted_and_is_told(run: Evaluate) 
     cut = run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",), max_length=4)
     assert (whole.tokens, cut.tokens) == (7, 4)
     assert "cut off at the length limit: 1" in cut.remarks[0]
-    with pytest.raises(DataError, match=r"the target of .*source:1: 7 pieces, the limit is 4"):
+    with pytest.raises(DataError, match=r"source:1: 7.*4"):
         run(checkpoint, ["a b"], ["a b c d e f"], metrics=("perplexity",), max_length=4, long="refuse")
 
 
@@ -422,15 +422,15 @@ def test_mistakes_end_with_one_line_and_status_2(
 
 
 def test_what_a_model_cannot_be_asked_for_is_refused(run: Evaluate, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs --target"):
+    with pytest.raises(ConfigError, match="--target"):
         run(checkpoints.small(), SOURCES)
-    with pytest.raises(ConfigError, match="leave out --target"):
+    with pytest.raises(ConfigError, match="--target"):
         run(checkpoints.hugging("bert"), TEXTS, TEXTS)
-    with pytest.raises(ConfigError, match="bleu needs a model that translates"):
+    with pytest.raises(ConfigError, match="bleu"):
         run(checkpoints.hugging("gpt2"), TEXTS, metrics=("bleu",))
-    with pytest.raises(ConfigError, match="perplexity needs a model that predicts words; a model of type 'bert' can"):
+    with pytest.raises(ConfigError, match=r"perplexity.*'bert'"):
         run(checkpoints.hugging("bert-without-head"), TEXTS, metrics=("perplexity",))
-    with pytest.raises(OutputError, match="is a directory"):
+    with pytest.raises(OutputError, match="directory"):
         run(checkpoints.hugging("gpt2"), TEXTS, per_sentence=tmp_path)
 
 

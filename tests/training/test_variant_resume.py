@@ -183,13 +183,13 @@ def test_options_of_swaps_that_mean_nothing(options: dict[str, Any], message: st
 
 
 def test_runs_that_cannot_swap(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nothing says which heads change places"):
+    with pytest.raises(ConfigError):
         lessons.begin(tmp_path, "swap")
     (tmp_path / "late.toml").write_text(SWAPS.replace("2", "7", 1))
-    with pytest.raises(ConfigError, match=r"late.toml: swaps of epoch 7, and the run ends after 6"):
+    with pytest.raises(ConfigError, match=r"late\.toml.*7.*6"):
         lessons.begin(tmp_path, "swap", swap_schedule=tmp_path / "late.toml")
     cls = VARIANTS.get("swap")
     config = lessons.config(tmp_path)
     alone = type(config)(**{**vars(config), "valid_source": None, "valid_target": None})
-    with pytest.raises(ConfigError, match="--dynamic ranks heads on the validation text"):
+    with pytest.raises(ConfigError, match="--dynamic"):
         make_run(alone, cls(cls.Options(dynamic=("hard",))))
