@@ -157,7 +157,7 @@ def measure_heads(
     such as where the text comes from. HeadscopeError for whatever the user can fix.
     """
     began = time.monotonic()
-    analyses = chosen_analyses(options, prompts=corpus.has_contrast, parsed=corpus.has_parses)
+    analyses = chosen_analyses(options, prompts=corpus.has_contrast)
     options = replace(options, analysis_options=checked_options(options.analysis_options))
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
     batching = BatchingOptions(limit=options.max_length, long=options.long)

@@ -70,11 +70,8 @@ def _members(names: Sequence[str]) -> set[str]:
     return {member for name in names for member in groups.get(name) or {ANALYSES.get(name).name}}
 
 
-def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False, parsed: bool = False) -> list[type[Analysis]]:
-    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them.
-
-    `parsed`: the text has parses already.
-    """
+def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
+    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
     importance = options.importance
     if importance == "none" and options.faithfulness and not options.only:
         importance = "cheap"
@@ -85,8 +82,8 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False, parsed: b
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
-    parsed = parsed or options.parse is not None or options.target_parse is not None
-    refuse_idle_options(checked_options(options.analysis_options), analyses, parsed=parsed)
+    others = {name: f"ask for it (--also {name})" for name, cls in ANALYSES if cls not in analyses}
+    refuse_idle_options(checked_options(options.analysis_options), [cls.name for cls in analyses], others)
     return analyses
 
 
@@ -274,11 +271,13 @@ def _applicable(
         left_out.append(LeftOut(" and ".join(unmeasured), "need a --target, which the decoder is to read"))
     running = []
     for cls in analyses:
-        reason = _missing(cls, corpus, options) or _elsewhere(cls, measured) or cls.applies(checkpoint)
+        reason = _missing(cls, corpus, options) or _elsewhere(cls, sites, measured) or cls.applies(checkpoint)
         if reason:
             left_out.append(LeftOut(cls.name, reason))
         else:
             running.append(cls(options))
+    idle = {omission.analysis: f"it {omission.why}" for omission in left_out}
+    refuse_idle_options(options.analysis_options, [analysis.name for analysis in running], idle)
     if not running:
         raise ConfigError(
             "no analysis can run: " + "; ".join(f"{omission.analysis}: {omission.why}" for omission in left_out)
@@ -296,8 +295,10 @@ def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | 
     return None
 
 
-def _elsewhere(cls: type[Analysis], measured: set[Site]) -> str | None:
+def _elsewhere(cls: type[Analysis], sites: set[Site], measured: set[Site]) -> str | None:
     if cls.passes and not cls.sites & measured:
+        if cls.sites & sites:
+            return "needs a --target"
         supported = " or ".join(site.value for site in SITES if site in cls.sites)
         return f"is for {supported}; measured here: {', '.join(site.value for site in SITES if site in measured)}"
     return None
