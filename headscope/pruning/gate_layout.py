@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -79,6 +81,17 @@ class GateLayout:
         """The heads whose units are not `kept` [n], in the order of sites, layers, heads."""
         removed = {head for unit, stays in zip(self.units, kept.tolist(), strict=True) if not stays for head in unit}
         return [head for head in all_heads(self.counts) if head in removed]
+
+    def ranking(self, order: Iterable[int], *, score: Sequence[float], kept: Tensor, **more: Any) -> pd.DataFrame:
+        """A row a gated head, in the `order` of their gates, the best first; `more` columns have a value a gate [n]."""
+        rows = [
+            {"site": head.site.value, "layer": head.layer, "head": head.head, "score": score[number], "rank": rank}
+            | {"kept": int(kept[number])}
+            | {name: values[number] for name, values in more.items()}
+            for rank, number in enumerate(order, start=1)
+            for head in self.units[number]
+        ]
+        return pd.DataFrame(rows)
 
     def kept_units(self, keep: int) -> int:
         """How many units stay where `keep` heads do; ConfigError where that cannot be."""
