@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pandas as pd
 from variants.collect import collect, collect_repeats
-from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, SEEDS, SWAPS, Arm, swap_schedule
+from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, REGIME_ARMS, SEEDS, SWAPS, Arm, swap_schedule
 from variants.page import write_page
 from variants.runs import Setting, commit_of_checkout, complete, finished, machine, parsed, result_of
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--parse", type=Path, help="German treebank in CoNLL-U, for syntax")
     parser.add_argument("--out", type=Path, required=True, help="directory of the study")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where tables and figures go")
-    parser.add_argument("--arms", help="some of the arms, with commas")
+    parser.add_argument("--arms", help="some of the arms, with commas; those of PLAN-regimes.md only so")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds 1 to N; arms of fewer seeds end earlier")
     parser.add_argument("--first-seed", type=int, default=1, help="leave out the seeds before")
     parser.add_argument("--rounds", type=int, default=10, help="of cost")
@@ -51,8 +51,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     names = asked.arms.split(",") if asked.arms else [arm.name for arm in ARMS]
-    if unknown := sorted(set(names) - {arm.name for arm in ARMS}):
-        parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(arm.name for arm in ARMS)}")
+    known = {arm.name: arm for arm in (*ARMS, *REGIME_ARMS)}
+    if unknown := sorted(set(names) - set(known)):
+        parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(known)}")
     if asked.what in ("grid", "train", "cost") and asked.data is None:
         parser.error("--data says where the texts are")
     if asked.what == "syntax" and asked.parse is None:
@@ -61,7 +62,7 @@ def main() -> None:
         parser.error(f"{asked.what} is of all arms that have runs; leave out --arms")
     if asked.what == "grid" and asked.max_epochs is None:
         asked.max_epochs = GRID_EPOCHS
-    arms = [arm for arm in ARMS if arm.name in names]
+    arms = [known[name] for name in known if name in names]
     STEPS[asked.what](asked, arms)
 
 
@@ -91,7 +92,7 @@ def train_all(asked: argparse.Namespace, arms: list[Arm]) -> None:
     for seed in range(asked.first_seed, asked.seeds + 1):
         for arm in arms:
             if seed <= arm.seeds:
-                complete(setting, arm, seed)
+                complete(setting, arm, seed, measured=arm in ARMS)
 
 
 def grid(asked: argparse.Namespace, arms: list[Arm]) -> None:

@@ -24,8 +24,7 @@ from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
-from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.formats.base import (
     Checkpoint,
     Export,

@@ -20,8 +20,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.before_after import quality_change
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
-from headscope.files.output_checks import check_folder, check_inputs, inputs_of
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind, check_folder, check_inputs, inputs_of
 from headscope.files.reading import read_record
 from headscope.files.writing import write_json
 from headscope.formats.exports import MODEL_FILES
