@@ -185,9 +185,7 @@ class RefitBench:
     def _candidate(self, options: RefitOptions, copy: RefittedCopy, few: Candidate | None = None) -> Candidate:
         held_out, check = (None, None) if few is None else (few.held_out, few.check)
         return Candidate(
-            options,
-            self.held_out.measure(copy.model, few=held_out),
-            self.check[0].measure(copy.model, few=check),
+            options, self.held_out.measure(copy.model, few=held_out), self.check[0].measure(copy.model, few=check)
         )
 
     def _at_first(self, options: RefitOptions, model: nn.Module | None, heads: Sequence[HeadId] = ()) -> Candidate:

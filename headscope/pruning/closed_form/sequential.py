@@ -159,12 +159,7 @@ def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMom
 
 
 def _refit(
-    part: LinearPart,
-    pair: PairMoments,
-    heads: Collection[HeadId],
-    options: RefitOptions,
-    *,
-    altered: bool,
+    part: LinearPart, pair: PairMoments, heads: Collection[HeadId], options: RefitOptions, *, altered: bool
 ) -> ModuleRefit:
     if not pair.tokens:
         raise unreached(part.places[0])

@@ -15,14 +15,7 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.model.native.layers import SinusoidalPositions
-from headscope.pruning.engines.base import (
-    EngineExport,
-    EngineFile,
-    EngineOptions,
-    EngineRun,
-    engine,
-    refuse_difference,
-)
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, EngineRun, engine, refuse_difference
 from headscope.pruning.engines.onnx_decoder import (
     STEPS,
     CacheShape,
@@ -105,11 +98,7 @@ class OnnxGraph(EngineExport):
             assert shape is not None
             decoder, length = GraphDecoder(session, shape), prompt.shape[1]
             written = f"{length} tokens read, {STEPS} written"
-            yield EngineRun(
-                what=written,
-                sentences=2,
-                work=lambda: 2 * (greedy(decoder, prompt)[0].shape[1] - length),
-            )
+            yield EngineRun(what=written, sentences=2, work=lambda: 2 * (greedy(decoder, prompt)[0].shape[1] - length))
         else:
             feed = _feed(session, batch)
 

@@ -156,10 +156,7 @@ def export_seq2seq(checkpoint: Checkpoint, caches: TwoCaches, data: InputTexts, 
         _NextStep(model, caches, states.shape[2]),
         (ids, mask, target, source),
         folder / NEXT,
-        names=(
-            ["input_ids", "encoder_attention_mask", *pasts],
-            ["logits", *presents[: len(target)]],
-        ),
+        names=(["input_ids", "encoder_attention_mask", *pasts], ["logits", *presents[: len(target)]]),
         axes=(IDS, MASK, (OF_TARGET,) * len(target), (OF_SOURCE,) * len(source)),
     )
     return _difference(SeqToSeqGraphs(encoder, first, following), checkpoint, data)

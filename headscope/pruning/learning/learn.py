@@ -29,14 +29,7 @@ from headscope.pruning.learning.training_examples import TrainingExamples, train
 from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss, training_loss
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.shared import Freeze, PruningOptions
-from headscope.pruning.selection import (
-    CHOICE,
-    STATE,
-    Selection,
-    open_selection,
-    selection_signature,
-    write_selection,
-)
+from headscope.pruning.selection import CHOICE, STATE, Selection, open_selection, selection_signature, write_selection
 
 POINTS = 50  # of the trajectory
 
@@ -256,12 +249,7 @@ def _ranking(learner: GateLearner) -> pd.DataFrame:
 
 
 def _facts(
-    config: LearnConfig,
-    learner: GateLearner,
-    freeze: Freeze,
-    recipe: Recipe,
-    loss: PruningLoss,
-    data: TrainingExamples,
+    config: LearnConfig, learner: GateLearner, freeze: Freeze, recipe: Recipe, loss: PruningLoss, data: TrainingExamples
 ) -> dict[str, Any]:
     return {
         **learner.facts(),

@@ -37,10 +37,7 @@ class HeadChoice(ValidatedTextFiles, CheckpointOptions):
     valid_sentences: int = option(1000, "Lines to measure on.", panel=DATA, minimum=1)
     max_length: int | None = option(None, "Subwords a side may have; longer sentences are cut.", panel=DATA, minimum=2)
     sites: tuple[str, ...] = option(
-        (),
-        "Where heads may go: encoder-self,decoder-self,cross; default: everywhere.",
-        metavar="LIST",
-        panel=HEADS,
+        (), "Where heads may go: encoder-self,decoder-self,cross; default: everywhere.", metavar="LIST", panel=HEADS
     )
     protect: str | None = option(
         None,

@@ -15,14 +15,7 @@ from torch import Tensor
 from headscope.errors import CheckpointError, one_line
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.alignment import alignment_heads
-from headscope.pruning.engines.base import (
-    EngineExport,
-    EngineFile,
-    EngineOptions,
-    EngineRun,
-    engine,
-    refuse_difference,
-)
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, EngineRun, engine, refuse_difference
 from headscope.pruning.engines.ctranslate2.alignment import align
 from headscope.pruning.engines.ctranslate2.specification import specification
 from headscope.pruning.engines.ctranslate2.translations import source_tokens, translated

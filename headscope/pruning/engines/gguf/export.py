@@ -17,14 +17,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.selfcontained import with_stored_dtype
 from headscope.formats.weights import refuse_overflow
 from headscope.model.nonfinite import is_finite
-from headscope.pruning.engines.base import (
-    EngineExport,
-    EngineFile,
-    EngineOptions,
-    EngineRun,
-    engine,
-    refuse_difference,
-)
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, EngineRun, engine, refuse_difference
 from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.layers import FAMILIES, LLAMA, LlamaDecoder, check_family, context_length
 from headscope.pruning.engines.gguf.vocabulary import GgufVocabulary
