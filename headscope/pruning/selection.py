@@ -28,11 +28,10 @@ from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configu
 from headscope.formats.exports import MODEL_FILES
 from headscope.formats.huggingface.alignment import alignment_heads
 from headscope.heads import HeadId, select_heads
-from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
+from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.options.shared import PruningOptions, SelectionConfig
-from headscope.pruning.options.shrink import ShrinkConfig
-from headscope.pruning.removal.export import choose_export
+from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig
+from headscope.pruning.removal.export import choose_export, split_export
 from headscope.results import Signature, signature_of
 from headscope.version import VERSION
 
@@ -83,8 +82,7 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
         valid = with_labels(checkpoint, valid, labels, option=option)
     if isinstance(config, SelectionConfig):
         _check_export(config, checkpoint)
-    whole = getattr(config, "allocate", "") != "per-group"
-    gating = gates_for(checkpoint, config, whole_groups=whole)
+    gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
     limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
     remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
     if held_out is None and trains:
@@ -92,7 +90,7 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks)
 
 
-def gates_for(checkpoint: Checkpoint, config: PruningOptions | ShrinkConfig, *, whole_groups: bool) -> GateLayout:
+def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool) -> GateLayout:
     """The gates that `sites` and `protect` of a config leave; ConfigError where none is left.
 
     The word `alignment` in `protect` stands for the heads that the model's generation settings name.
@@ -124,9 +122,8 @@ def _check_export(config: SelectionConfig, checkpoint: Checkpoint) -> None:
     if config.export and not config.remove:
         raise ConfigError("--export says what --remove writes; give --remove too")
     if config.remove:
-        engines = [name for name in config.export if name in ENGINES.names()]
-        kinds = [name for name in config.export if name not in engines]
-        choose_export(kinds[0] if kinds else None, checkpoint)
+        kind, engines = split_export(config.export)
+        choose_export(kind, checkpoint)
         for engine in engines_named(engines, EngineOptions()):
             engine.check(checkpoint)
 

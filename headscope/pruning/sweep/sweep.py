@@ -70,10 +70,7 @@ SWEEP = OutputKind(
     "sweep",
     "run of `headscope prune sweep`",
     RECORD,
-    (
-        *(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.json"),
-        *OF_CELL.in_folder(f"{RUNS}/*"),
-    ),
+    (*(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.json"), *OF_CELL.in_folder(f"{RUNS}/*")),
     extensible=True,
 )
 POLL = 0.5  # seconds
