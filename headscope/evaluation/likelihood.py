@@ -107,7 +107,16 @@ def likelihood(
         with torch.inference_mode():
             for number, part in enumerate(labelled(checkpoint, corpus, options, sums.losses)):
                 if processes.owns(number):
-                    _add(sums, checkpoint, part, masks)
+                    indices = part.batch.indices
+                    with threads_for_pass(checkpoint.model, part.batch.positions):
+                        nll, right, count, classes = _under_masks(checkpoint, part, masks)
+                    sums.nll.add(indices, Ratio(nll, count[:, None]))
+                    sums.right.add(indices, Ratio(right, count[:, None]))
+                    if checkpoint.label_names:
+                        sums.classes.add(indices, Ratio(classes, count[:, None]))
+                    np.add.at(sums.first, indices.numpy(), nll[:, 0].numpy())
+                    np.add.at(sums.counts, indices.numpy(), count.numpy())
+                    sums.sentences += part.done
                 progress(part.done)
     except KeyboardInterrupt:
         sums.complete = False
@@ -115,20 +124,6 @@ def likelihood(
     if not (sums.complete or sums.sentences):
         raise KeyboardInterrupt
     return sums
-
-
-def _add(sums: Likelihood, checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]]) -> None:
-    """Score a batch."""
-    indices = part.batch.indices
-    with threads_for_pass(checkpoint.model, part.batch.positions):
-        nll, right, count, classes = _under_masks(checkpoint, part, masks)
-    sums.nll.add(indices, Ratio(nll, count[:, None]))
-    sums.right.add(indices, Ratio(right, count[:, None]))
-    if checkpoint.label_names:
-        sums.classes.add(indices, Ratio(classes, count[:, None]))
-    np.add.at(sums.first, indices.numpy(), nll[:, 0].numpy())
-    np.add.at(sums.counts, indices.numpy(), count.numpy())
-    sums.sentences += part.done
 
 
 def _merged(parts: Sequence[Likelihood]) -> Likelihood:

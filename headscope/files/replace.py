@@ -71,7 +71,15 @@ def swap_in(new: Path, out: Path, kind: OutputKind) -> None:
     out = out.resolve()
     new.chmod(0o755)
     if new.resolve().parent == out:
-        _move_in(new, out, kind)
+        inner = out / OLD
+        inner.mkdir()
+        known = {name.split("/")[0] for name in contents(out, kind).known}
+        for name in sorted(known, key=lambda entry: entry != kind.record):
+            (out / name).rename(inner / name)
+        for path in sorted(new.iterdir(), key=lambda entry: entry.name == kind.record):
+            path.rename(out / path.name)
+        _remove_replaced(inner, out, kind)
+        new.rmdir()
         return
     if not out.exists() or not any(out.iterdir()):
         new.rename(out)
@@ -175,18 +183,6 @@ def relocate(folder: Path, out: Path) -> None:
 
 def _old_path(out: Path) -> Path:
     return out.with_name(f"{OLD}-{out.name}")
-
-
-def _move_in(new: Path, out: Path, kind: OutputKind) -> None:
-    inner = out / OLD
-    inner.mkdir()
-    known = {name.split("/")[0] for name in contents(out, kind).known}
-    for name in sorted(known, key=lambda entry: entry != kind.record):
-        (out / name).rename(inner / name)
-    for path in sorted(new.iterdir(), key=lambda entry: entry.name == kind.record):
-        path.rename(out / path.name)
-    _remove_replaced(inner, out, kind)
-    new.rmdir()
 
 
 def _restore(inner: Path, out: Path) -> None:

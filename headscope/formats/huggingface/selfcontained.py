@@ -71,17 +71,13 @@ def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:
     """Write the modelling file of a narrowed model; returns what `auto_map` in config.json must say."""
     classes = _classes(config)
     names = sorted({*classes.values(), plain_name(model)})
-    text = inspect.getsource(narrowing) + "\n\n" + _subclasses(names)
-    (folder / f"{MODULE}.py").write_text(text, encoding="utf-8")
-    return {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
-
-
-def _subclasses(names: list[str]) -> str:
     start = "# The classes that config.json names in auto_map.\n\nimport transformers  # noqa: E402\n"
-    return start + "".join(
+    subclasses = start + "".join(
         f'\n\nclass {name}(Narrowed, transformers.{name}):\n    """{name} with the heads that config.json lists."""\n'
         for name in names
     )
+    (folder / f"{MODULE}.py").write_text(f"{inspect.getsource(narrowing)}\n\n{subclasses}", encoding="utf-8")
+    return {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
 
 
 def plain_name(model: Any) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -153,7 +153,13 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     with torch.device("meta"):
         expected = Transformer(shape.config).state_dict()
     table = _rows(shape, loss_scope(arrays, hp))
-    _refuse_unread(arrays, hp, {row.array for row in table})
+    weights = {row.array for row in table}
+    other_names = sorted(arrays.names - weights)
+    if unread := [name for name in other_names if not is_training_state(name, weights) and not set_aside(hp, name)]:
+        raise CheckpointError(
+            f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
+            f"{shortlist([name[:80] for name in unread])}; correct the --hp file (num_layers, say)"
+        )
     if missing := [row.array for row in table if row.array not in arrays.names]:
         raise CheckpointError(f"{arrays.path} lacks arrays of the model: {shortlist(missing)}")
     state: dict[str, Tensor] = {}
@@ -170,16 +176,6 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
         words = shape.config.decoder.vocabulary  # the first rows of the common table
         state["decoder.embeddings.tokens.weight"] = state["encoder.embeddings.tokens.weight"][:words].clone()
     return state | _alive(hp, shape)
-
-
-def _refuse_unread(arrays: Arrays, hp: Hp, weights: Collection[str]) -> None:
-    """CheckpointError for arrays that the model of these hyper-parameters has no place for."""
-    other_names = sorted(arrays.names - set(weights))
-    if unread := [name for name in other_names if not is_training_state(name, weights) and not set_aside(hp, name)]:
-        raise CheckpointError(
-            f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
-            f"{shortlist([name[:80] for name in unread])}; correct the --hp file (num_layers, say)"
-        )
 
 
 def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:

@@ -163,19 +163,13 @@ def sentence_figure(
     run: AnalysisRun, *, heads: str, sentence: str | None = None, index: int | None = None, target: str | None = None
 ) -> Figure:
     """The weights of `heads` on one sentence, for which the run's checkpoint is opened once more."""
-    chosen = _of_one_site(heads, run)
-    maps = sentence_attention(run, sentence=sentence, index=index, target=target, heads=chosen)
-    return attention_figure(maps.weights, maps.subwords_t, maps.subwords_s, maps.names, run=run)
-
-
-def _of_one_site(names: str, run: AnalysisRun) -> list[HeadId]:
-    """The heads that are named; subwords differ between sites, so a figure shows only one."""
-    head_ids = select_heads(names, run.head_layout)
-    sites = sorted({str(head.site) for head in head_ids})
+    chosen = select_heads(heads, run.head_layout)
+    sites = sorted({str(head.site) for head in chosen})
     if len(sites) != 1:
         problem = f"are of {', '.join(sites)}" if sites else "are none"
-        raise ConfigError(f"--heads {names!r} {problem}; a figure shows heads of one site, draw one for each")
-    return head_ids
+        raise ConfigError(f"--heads {heads!r} {problem}; a figure shows heads of one site, draw one for each")
+    maps = sentence_attention(run, sentence=sentence, index=index, target=target, heads=chosen)
+    return attention_figure(maps.weights, maps.subwords_t, maps.subwords_s, maps.names, run=run)
 
 
 def attention_figure(

@@ -34,7 +34,14 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
         raise ConfigError(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")
     left_out = table["label"].nunique() - len(labels)
     words = ("Accuracy of heads on syntactic relations", "accuracy")
-    return _figure(run, table, labels, words, _entries(), note=f" · {left_out} rows not shown" if left_out else "")
+    entries = [
+        ("b", "", "baseline: the best fixed offset for the relation"),
+        ("●", "", "head at least 10 points above the baseline, and labelled so"),
+        ("○", "", "the same, but the label was withheld for lack of evidence (labels.csv)"),
+        (">", "", "from head word to dependent (verb to subject)"),
+        ("<", "", "from dependent to head word"),
+    ]
+    return _figure(run, table, labels, words, entries, note=f" · {left_out} rows not shown" if left_out else "")
 
 
 def _figure(
@@ -146,13 +153,3 @@ def _draw(
     axes.set_xlabel("head", size=LABEL, labelpad=1.5)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _entries() -> list[tuple[str, str, str]]:
-    return [
-        ("b", "", "baseline: the best fixed offset for the relation"),
-        ("●", "", "head at least 10 points above the baseline, and labelled so"),
-        ("○", "", "the same, but the label was withheld for lack of evidence (labels.csv)"),
-        (">", "", "from head word to dependent (verb to subject)"),
-        ("<", "", "from dependent to head word"),
-    ]

@@ -67,7 +67,14 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
         wanting = [key for key in missing if "embed_positions" not in key and key not in tied]
         assert not unexpected and not wanting, f"{target.name}: {unexpected[:3]} left over, {wanting[:3]} missing"
         model.tie_weights()
-        model.generation_config = _generation(checkpoint, config, ids)
+        from transformers import GenerationConfig
+
+        settings: dict[str, Any] = {"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end}
+        if config.encoder is not None:
+            search = checkpoint.search
+            settings |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
+            settings |= {"max_new_tokens": search.max_extra, "early_stopping": True}
+        model.generation_config = GenerationConfig(**settings)
         model.save_pretrained(folder)
     return target.name
 
@@ -216,17 +223,6 @@ def _positions(stack: StackConfig, learned: Tensor | None, like: Tensor) -> Tens
 
 def _rows(stack: StackConfig) -> int:
     return (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
-
-
-def _generation(checkpoint: TransformerCheckpoint, config: TransformerConfig, ids: Ids) -> Any:
-    from transformers import GenerationConfig
-
-    settings: dict[str, Any] = {"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end}
-    if config.encoder is not None:
-        search = checkpoint.search
-        settings |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
-        settings |= {"max_new_tokens": search.max_extra, "early_stopping": True}
-    return GenerationConfig(**settings)
 
 
 OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision

@@ -99,30 +99,28 @@ def tokenizer_of(vocabulary: Vocabulary) -> Any:
 
     messages: Any = sentencepiece.sentencepiece_model_pb2
     model = messages.ModelProto.FromString(vocabulary.splitter.codes)
-    if not _expressible(model, vocabulary):
-        return None
-    tokenizer = _assembled(model, vocabulary.splitter.codes)
-    return tokenizer if _same_ids(tokenizer, vocabulary) else None
-
-
-def _expressible(model: Any, vocabulary: Vocabulary) -> bool:
-    """Whether `tokenizers` can say what a model does."""
     usual = {NORMAL, UNKNOWN, CONTROL, UNUSED}
-    return (
+    expressible = (
         tuple(piece.piece for piece in model.pieces) == vocabulary.subwords
         and all(piece.type in usual for piece in model.pieces)
         and model.trainer_spec.model_type in (BPE, UNIGRAM)
         and not model.trainer_spec.treat_whitespace_as_suffix
         and model.normalizer_spec.escape_whitespaces
     )
+    if not expressible:
+        return None
+    tokenizer = _assembled(model, vocabulary.splitter.codes)
+    texts = [line for kind in ("en", "de") for line in sample(kind).read_text(encoding="utf-8").splitlines()]
+    texts += UNUSUAL
+    found = tokenizer.encode_batch(texts, add_special_tokens=False)
+    same_ids = all(ids.ids == vocabulary.encode(text) for text, ids in zip(texts, found, strict=True))
+    return tokenizer if same_ids else None
 
 
 def _assembled(model: Any, codes: bytes) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     unigram = model.trainer_spec.model_type == UNIGRAM
-    from tokenizers import models
-
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=model.trainer_spec.unk_id) if unigram else _bpe(model))
     tokenizer.normalizer = _normalizer(model, codes)
@@ -174,11 +172,3 @@ def _bpe(model: Any) -> Any:
 def _controls(model: Any) -> list[str]:
     """Pieces that no text is split into."""
     return [piece.piece for piece in model.pieces if piece.type in (UNKNOWN, CONTROL) and len(piece.piece) > 1]
-
-
-def _same_ids(tokenizer: Any, vocabulary: Vocabulary) -> bool:
-    """Whether ids of the sample corpus, and of a few unusual texts, are the vocabulary's own."""
-    texts = [line for kind in ("en", "de") for line in sample(kind).read_text(encoding="utf-8").splitlines()]
-    texts += UNUSUAL
-    found = tokenizer.encode_batch(texts, add_special_tokens=False)
-    return all(ids.ids == vocabulary.encode(text) for text, ids in zip(texts, found, strict=True))
