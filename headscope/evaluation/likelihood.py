@@ -120,20 +120,14 @@ def likelihood(
                 progress(part.done)
     except KeyboardInterrupt:
         sums.complete = False
-    sums = _merged(processes.all(sums))
+    sums, *others = processes.all(sums)  # of all processes, which have read the same text
+    for other in others:
+        for name in ("nll", "right", "classes"):
+            getattr(sums, name).merge(getattr(other, name))
+        sums.first, sums.counts = sums.first + other.first, sums.counts + other.counts
+        sums.sentences, sums.complete = sums.sentences + other.sentences, sums.complete and other.complete
     if not (sums.complete or sums.sentences):
         raise KeyboardInterrupt
-    return sums
-
-
-def _merged(parts: Sequence[Likelihood]) -> Likelihood:
-    """The sums of all processes, which have read the same text."""
-    sums, *others = parts
-    for part in others:
-        for name in ("nll", "right", "classes"):
-            getattr(sums, name).merge(getattr(part, name))
-        sums.first, sums.counts = sums.first + part.first, sums.counts + part.counts
-        sums.sentences, sums.complete = sums.sentences + part.sentences, sums.complete and part.complete
     return sums
 
 
@@ -218,7 +212,15 @@ def labelled(
         make_rows = _given
     while window := list(islice(sentences, size)):
         rows = make_rows(checkpoint, window, options, losses)
-        _count_cut(rows, corpus, options, losses)
+        for sentence in rows:
+            cut = max(sentence.source.cut, sentence.target.cut if sentence.target else 0)
+            if cut and options.long == "refuse":
+                text = corpus.name if sentence.source.cut else f"the target of {corpus.name}"
+                raise DataError(
+                    f"{text}:{sentence.number + 1}: {options.limit + cut} pieces, the limit is {options.limit}; "
+                    "shorten the line, raise --max-length, or take --long truncate"
+                )
+            losses.truncated += bool(cut) and sentence.last
         group: list[LabelledSentence] = []
         for row in sorted(rows, key=LabelledSentence.length):
             if group and row.length() * (len(group) + 1) > options.tokens:
@@ -281,18 +283,6 @@ def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> lis
     shuffled = np.random.default_rng([seed, number]).permutation(np.asarray(positions, dtype=int))
     hidden: list[int] = shuffled[: max(1, round(SHARE * len(positions)))].tolist()
     return hidden
-
-
-def _count_cut(rows: list[LabelledSentence], corpus: Corpus, options: LikelihoodOptions, losses: Omissions) -> None:
-    for row in rows:
-        cut = max(row.source.cut, row.target.cut if row.target else 0)
-        if cut and options.long == "refuse":
-            text = corpus.name if row.source.cut else f"the target of {corpus.name}"
-            raise DataError(
-                f"{text}:{row.number + 1}: {options.limit + cut} pieces, the limit is {options.limit}; "
-                "shorten the line, raise --max-length, or take --long truncate"
-            )
-        losses.truncated += bool(cut) and row.last
 
 
 def _collate(group: list[LabelledSentence]) -> Labelled:

@@ -131,7 +131,11 @@ def recover(out: Path, kind: OutputKind) -> None:
         if inner.is_dir():
             with locked(out):
                 if not (out / kind.record).is_file():
-                    _restore(inner, out)
+                    for moved in inner.iterdir():
+                        new = out / moved.name
+                        if new.is_dir() and not new.is_symlink():
+                            shutil.rmtree(new)
+                        moved.replace(new)
                 shutil.rmtree(inner, ignore_errors=True)
     for folder in (out.parent, out):
         with suppress(OSError):
@@ -183,14 +187,6 @@ def relocate(folder: Path, out: Path) -> None:
 
 def _old_path(out: Path) -> Path:
     return out.with_name(f"{OLD}-{out.name}")
-
-
-def _restore(inner: Path, out: Path) -> None:
-    for path in inner.iterdir():
-        new = out / path.name
-        if new.is_dir() and not new.is_symlink():
-            shutil.rmtree(new)
-        path.replace(new)
 
 
 def _remove_replaced(old: Path, out: Path, kind: OutputKind) -> None:

@@ -133,7 +133,11 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (path := Path(checkpoint.path) / name).is_file():
             shutil.copyfile(path, folder / name)
-    _drop_auto_map_of_others(folder)
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file():
+        content = json.loads(settings.read_text(encoding="utf-8"))
+        if content.pop("auto_map", None) is not None:
+            settings.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return narrowed
 
 
@@ -163,12 +167,3 @@ def _stored_dtype(path: str) -> torch.dtype | None:
     except (OSError, ValueError):
         return None
     return dtype if isinstance(dtype, torch.dtype) else None
-
-
-def _drop_auto_map_of_others(folder: Path) -> None:
-    """A tokenizer's own remote code does not come along, so nothing may refer to it."""
-    path = folder / "tokenizer_config.json"
-    if path.is_file():
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("auto_map", None) is not None:
-            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

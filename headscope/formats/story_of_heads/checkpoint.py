@@ -117,8 +117,12 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         if reason := _unfit(checkpoint):
             return replace(NATIVE.write(checkpoint, folder, companions), notes=(reason,))
         path = folder / Path(checkpoint.path).name
+        state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
+        packed = io.BytesIO()
+        arrays = {row.array: row.pack(state).contiguous().numpy() for row in _rows(checkpoint.shape, checkpoint.loss)}
+        np.savez(packed, **arrays)  # type: ignore[arg-type]
         content = {
-            path: _npz(checkpoint),
+            path: packed.getvalue(),
             folder / "hp.json": (json.dumps(dict(checkpoint.hp), indent=1) + "\n").encode(),
         }
         for name, short in SIDES.items():
@@ -252,14 +256,6 @@ def _unfit(checkpoint: StoryCheckpoint) -> str | None:
         if not torch.equal(source[: len(target)], target):
             return "its source and target share one table of embeddings, and training made them differ: a native one"
     return None
-
-
-def _npz(checkpoint: StoryCheckpoint) -> bytes:
-    state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
-    content = io.BytesIO()
-    arrays = {row.array: row.pack(state).contiguous().numpy() for row in _rows(checkpoint.shape, checkpoint.loss)}
-    np.savez(content, **arrays)  # type: ignore[arg-type]
-    return content.getvalue()
 
 
 def _pickled(vocabulary: Vocabulary) -> bytes:

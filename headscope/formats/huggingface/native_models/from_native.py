@@ -183,9 +183,13 @@ def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor])
         ]:
             weights.setdefault(f"{key.removesuffix('weight')}bias", like.new_zeros(len(weights[key])))
         if "learned" in target.positions:
-            weights[f"{prefix}.embed_positions.weight"] = _positions(
-                stack, weights.get(f"{prefix}.embed_positions.weight"), like
-            )
+            table = weights.get(f"{prefix}.embed_positions.weight")
+            if stack.positions == "none":
+                table = like.new_zeros(_rows(stack), stack.d_model)
+            elif table is None:
+                table = sinusoids(_rows(stack), stack.d_model, dtype=like.dtype, device=like.device)
+            used = table[stack.position_offset :]
+            weights[f"{prefix}.embed_positions.weight"] = torch.cat([used.new_zeros(2, used.shape[1]), used])
         name = f"{prefix}.embed_tokens.weight"
         if target.one_vocabulary and len(weights[name]) < config.decoder.vocabulary:
             rows = config.decoder.vocabulary - len(weights[name])
@@ -208,17 +212,6 @@ def _fold_scale(target: Target, config: TransformerConfig, weights: dict[str, Te
     last = target.final_norm if decoder.norm == "pre" else f"layers.{decoder.layers - 1}.final_layer_norm"
     for part in ("weight", "bias"):
         weights[f"{prefix}.{last}.{part}"] = weights[f"{prefix}.{last}.{part}"] / scale
-
-
-def _positions(stack: StackConfig, learned: Tensor | None, like: Tensor) -> Tensor:
-    """A table for classes whose first token reads row 2."""
-    rows = learned
-    if stack.positions == "none":
-        rows = like.new_zeros(_rows(stack), stack.d_model)
-    elif rows is None:
-        rows = sinusoids(_rows(stack), stack.d_model, dtype=like.dtype, device=like.device)
-    used = rows[stack.position_offset :]
-    return torch.cat([used.new_zeros(2, used.shape[1]), used])
 
 
 def _rows(stack: StackConfig) -> int:

@@ -35,7 +35,12 @@ def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
             _write_tokenizer(inner, checkpoint, folder, split_special_tokens=True)
             return "the tokenizer gives the ids of the SentencePiece model, without SentencePiece"
         if target.unknown is not None and target.splitter.kind in ("words", "bpe"):
-            _write_tokenizer(_words(target), checkpoint, folder)
+            from tokenizers import Tokenizer, models, pre_tokenizers
+
+            ids = {subword: number for number, subword in enumerate(target.subwords)}
+            words = Tokenizer(models.WordLevel(ids, target.subwords[target.unknown]))
+            words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+            _write_tokenizer(words, checkpoint, folder)
             return "the tokenizer takes text that is already split into subwords; split and join it with your BPE codes"
     for name, vocabulary in (("source", source), ("target", target)):
         if vocabulary is not None:
@@ -46,17 +51,6 @@ def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
         "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the subwords in the order of "
         "their ids, and a source text ends with the id of the end"
     )
-
-
-def _words(vocabulary: Vocabulary) -> Any:
-    """A tokenizer of text that is split already."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    assert vocabulary.unknown is not None
-    ids = {subword: number for number, subword in enumerate(vocabulary.subwords)}
-    inner = Tokenizer(models.WordLevel(ids, vocabulary.subwords[vocabulary.unknown]))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return inner
 
 
 def _write_tokenizer(inner: Any, checkpoint: TransformerCheckpoint, folder: Path, **more: Any) -> None:
