@@ -191,7 +191,7 @@ class Prompt:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str, needle: str, answer: str) -> Prompt | None:
-        """A text as a prompt, None where its answer cannot be found again among its ids."""
+        """A text as a prompt. Returns None if its answer cannot be found again among its ids."""
         ids = prompt_ids(checkpoint, text)
         first = text.index(needle) + needle.index(answer)
         spans = checkpoint.spans(text, ids)

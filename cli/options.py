@@ -87,8 +87,8 @@ def made_of(
 def read(cls: type[C], values: Mapping[str, Any], **made: Any) -> C:
     """A config of what typer gives for its options, and of fields that are `made` of others."""
     hints = get_type_hints(cls)
-    given = {entry.name: value_of(entry, hints[entry.name], values[entry.name]) for entry, _ in declared_options(cls)}
-    config = cls(**{**given, **made})
+    chosen = {entry.name: value_of(entry, hints[entry.name], values[entry.name]) for entry, _ in declared_options(cls)}
+    config = cls(**{**chosen, **made})
     check_options(config)
     return config
 

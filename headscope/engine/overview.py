@@ -66,14 +66,14 @@ def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 def _objectives(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """What importances explain and gates learn by: whether it fits, and with which option."""
-    given = {
+    texts_of = {
         "": {"has_target": False, "has_labels": False},
         "--target": {"has_target": True, "has_labels": False},
         "--labels": {"has_target": False, "has_labels": True},
     }
     rows = []
     for name, cls in OBJECTIVES:
-        reasons = {option: cls.applies(checkpoint, **texts) for option, texts in given.items()}
+        reasons = {option: cls.applies(checkpoint, **texts) for option, texts in texts_of.items()}
         needs = next((option for option, reason in reasons.items() if reason is None), None)
         needs = "--clean" if needs == "" and cls.needs_prompts else needs
         refusal = "" if needs is not None else f"no: {reasons['']}"

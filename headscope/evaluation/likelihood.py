@@ -209,7 +209,7 @@ def labelled(
     sentences = iter(corpus)
     make_rows, size = (_hidden, WINDOW["hidden"]) if hides_tokens(checkpoint) else (_texts, WINDOW["text"])
     if checkpoint.label_names:
-        make_rows = _given
+        make_rows = _labels_of_lines
     while window := list(islice(sentences, size)):
         rows = make_rows(checkpoint, window, options, losses)
         for sentence in rows:
@@ -246,7 +246,7 @@ def _texts(
     return [LabelledSentence(*row) for row in zip(numbers, sources, targets, labels, strict=True)]
 
 
-def _given(
+def _labels_of_lines(
     checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
 ) -> list[LabelledSentence]:
     """A row per sentence with the labels that the corpus has."""

@@ -52,7 +52,7 @@ class MeasuredMetrics:
 
     @property
     def done(self) -> int | None:
-        """How many sentences all passes have done; None where there was none but translating."""
+        """How many sentences all passes have done; None if there was none but translating."""
         return min((read.sentences for read in (self.scored, self.compared) if read is not None), default=None)
 
 

@@ -83,7 +83,7 @@ class CallTracker:
     turns: Counter[int] = field(default_factory=Counter)
 
     def attention_site(self, module: nn.Module) -> AttentionSite | None:
-        """The site of this call, None where `module` is not of this model."""
+        """The site of this call. Returns None if `module` is not of this model."""
         sites = self.attention_sites.calls.get(id(module))
         if sites is None:
             return None

@@ -158,7 +158,7 @@ def check_memory(shape: TransformerConfig) -> None:
 
 
 def _memory() -> int | None:
-    """Bytes of memory, None where the system does not say."""
+    """Bytes of memory. Returns None if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -152,7 +152,7 @@ def with_stored_dtype(checkpoint: Checkpoint) -> nn.Module:
 
 
 def _stored_dtype(path: str) -> torch.dtype | None:
-    """The one type of all weights of a local folder, what config.json says elsewhere; None where there are several."""
+    """The one type of all weights of a local folder, what config.json says elsewhere; None if there are several."""
     from transformers import AutoConfig
 
     if files := list(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []:

@@ -76,7 +76,7 @@ def _figure(
         wide = (1 + GAP + count) * pitch
         axes = page.axes(left + gutter, top + ABOVE, wide, len(labels) * PITCH)
         rows = table[(table["site"] == site) & (table["layer"] == layer)]
-        _draw(axes, rows, labels, (count, pitch), norm, _given(run, site, layer))
+        _draw(axes, rows, labels, (count, pitch), norm, _supported(run, site, layer))
         axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     height = min(len(labels) * PITCH, 2.0)
@@ -117,7 +117,7 @@ def relation_matrix(table: pd.DataFrame, labels: list[str], heads: int, column: 
     return values
 
 
-def _given(run: AnalysisRun, site: str, layer: int) -> set[tuple[int, str]]:
+def _supported(run: AnalysisRun, site: str, layer: int) -> set[tuple[int, str]]:
     """Heads of a layer with the relations that they are labelled by."""
     heads = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]
     return {
@@ -133,7 +133,7 @@ def _draw(
     labels: list[str],
     size: tuple[int, float],
     norm: Normalize,
-    given: set[tuple[int, str]],
+    supported: set[tuple[int, str]],
 ) -> None:
     heads, pitch = size
     accuracy = relation_matrix(table, labels, heads, "accuracy")
@@ -143,7 +143,7 @@ def _draw(
     margin = relation_matrix(table, labels, heads, "margin")
     for row, head in zip(*np.nonzero(margin >= CLEAR - 1e-12), strict=True):
         ink = contrast(shades.to_rgba(accuracy[row, head]))
-        fill = ink if (int(head), labels[row]) in given else "none"
+        fill = ink if (int(head), labels[row]) in supported else "none"
         place = (1 + GAP + head + 0.5, row + 0.5)
         axes.plot(*place, marker="o", markersize=2.6, color=ink, markerfacecolor=fill, markeredgewidth=0.5)
     axes.set_xlim(0, 1 + GAP + heads)

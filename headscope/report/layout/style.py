@@ -57,7 +57,7 @@ class FigureStyle:
 
     @property
     def room(self) -> float | None:
-        """Inches between the margins, before the figure is enlarged; None where it may be as wide as it needs."""
+        """Inches between the margins, before the figure is enlarged; None if it may be as wide as it needs."""
         return None if self.width is None else self.width / self.scale - 2 * MARGIN
 
 

@@ -46,7 +46,7 @@ class ParameterSlice(NamedTuple):
 
 
 def check_swap(swap: Swap, layout: Layout) -> str | None:
-    """What is wrong with a swap in a model with these heads, None where nothing is."""
+    """What is wrong with a swap in a model with these heads. Returns None if nothing is."""
     for head in (swap.first, swap.second):
         if (head.site, head.layer) not in layout:
             return f"{head} is in a layer that is not there; the model has {describe_heads(layout)}"
