@@ -200,7 +200,7 @@ def _forget_kernels(config: Any) -> None:
 
 
 def _hub_has(name: str) -> bool | None:
-    """Whether the hub has a model of this name (a few have no owner); None where the hub does not answer.
+    """Whether the hub has a model of this name (a few have no owner). Returns None if the hub does not answer.
 
     transformers itself would try an absent network for half a minute.
     """
