@@ -131,7 +131,7 @@ def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
             divided.self_attn.o_proj.weight.copy_(whole.self_attn.o_proj.weight / laguna._gate(torch.float32))
     tables = [model.analyze(**PROMPTS, only=ANALYSED, **SMALL).heads for model in (plain, gated)]
     assert {"magnitude", "explained", "facilitation", "shapley", "eap_ig", "lrp"} <= set(tables[0])
-    pd.testing.assert_frame_equal(*tables, check_exact=False, rtol=0, atol=1e-9)
+    pd.testing.assert_frame_equal(tables[0], tables[1], check_exact=False, rtol=0, atol=1e-9)
     text = ["a man walks his dog", "two dogs run in the snow", "a red house"]
     scores = [
         criterion_named("obs").scores(ScoringContext(model.checkpoint, open_corpus(text))) for model in (plain, gated)
