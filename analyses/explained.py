@@ -130,7 +130,10 @@ class ExplainedShares(Analysis):
         numbers = heads.batch.indices.tolist()
         sharp = Sharpest.of(numbers, heads.max_weight, heads.argmax_position, heads.queries, first)
         self.waiting_sharp.append((heads.site, heads.layer, sharp))
-        inside = [part._replace(positions=_within(part.positions, first, t)) for part in chosen]
+        inside = [
+            part._replace(positions=part.positions[(part.positions >= first) & (part.positions < first + t)])
+            for part in chosen
+        ]
         inside = [part for part in inside if len(part.positions)]
         if inside:
             line = torch.cat([torch.full_like(part.positions, part.row) for part in inside])
@@ -238,10 +241,6 @@ class ExplainedShares(Analysis):
             **({"parse": self.run.parse} if self.run.parse else {}),
             **evidence_signature(self.options),
         }
-
-
-def _within(positions: Tensor, first: int, count: int) -> Tensor:
-    return positions[(positions >= first) & (positions < first + count)]
 
 
 def _split(laid: Laid, site: Site) -> list[tuple[tuple[Site, int], slice]]:

@@ -47,11 +47,7 @@ class RetrievalOptions(LabelOptions):
         panel=PANEL,
     )
     needle_depths: int = option(
-        10,
-        "How many depths the needle is hidden at in each length.",
-        metavar="N",
-        panel=PANEL,
-        minimum=1,
+        10, "How many depths the needle is hidden at in each length.", metavar="N", panel=PANEL, minimum=1
     )
     needle_steps: int = option(50, "Tokens that the model writes at most.", metavar="N", panel=PANEL, minimum=1)
     kv_budget: int | None = option(

@@ -61,10 +61,7 @@ class Similarity(Analysis):
     joins_layers = True
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
-    measures = (
-        Measure("similarity_cosine", range=(-1, 1), signed=True),
-        Measure("similarity_cka", range=(0, 1)),
-    )
+    measures = (Measure("similarity_cosine", range=(-1, 1), signed=True), Measure("similarity_cka", range=(0, 1)))
     pairs = PAIRS
     figures = (
         AnalysisFigure(
@@ -104,7 +101,7 @@ class Similarity(Analysis):
         for site_layer in aggregates.site_layers("pairs"):
             total, count = aggregates.bootstrap.sums(aggregates.group_sums("pairs", site_layer))
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
-            heads = head_vectors(cosine.shape[-1])
+            heads = (math.isqrt(8 * cosine.shape[-1] + 1) - 1) // 2  # of p pairs, each head with itself included
             samples = {
                 "cosine": cosine,
                 "l2": l2,
@@ -238,11 +235,6 @@ def recentred(samples: Tensor, *, folds: int) -> Tensor:
     """
     away = samples[1:] - samples[1:].nanmean(dim=0, keepdim=True)
     return torch.cat([samples[:1], (samples[:1] + away * (folds / max(1, folds - 1)) ** 0.5).clamp(0, 1)])
-
-
-def head_vectors(pairs: int) -> int:
-    """How many heads have that many pairs, each with itself included."""
-    return (math.isqrt(8 * pairs + 1) - 1) // 2
 
 
 def mean_of_others(pairs: Tensor, heads: int) -> Tensor:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from headscope.engine.result import AnalysisResult
+    from headscope.engine.conclusion import AnalysisResult
 
 
 MEASURED = ("ablation", "shapley", "integrated_gradients")
@@ -169,7 +169,13 @@ def patching_tables(study: AnalysisResult) -> Iterator[Any]:
             ranked, f"the heads that the answers need most and least, by {measure_of(main).words}", main
         )
         if len(study.tables["patching_agreement"]):
-            yield _spearman_table(study.tables["patching_agreement"])
+            title = "how the rankings agree: Spearman with its interval over prompts"
+            rows = (
+                (row["first"], row["second"], *_rho(row))
+                for row in study.tables["patching_agreement"].to_dict("records")
+            )
+            columns = ("ranking", "and", "Spearman", "95 %")
+            yield console.table(columns, rows, title=title, numbers=columns[2:], pad_edge=True)
 
 
 def patching_answers(study: AnalysisResult) -> Iterator[str]:
@@ -200,10 +206,3 @@ def _strongest(ranked: pd.DataFrame, main: str) -> str:
 
 def _rho(row: Any) -> tuple[str, str]:
     return f"{row['spearman']:.2f}", f"{row['spearman_low']:.2f} to {row['spearman_high']:.2f}"
-
-
-def _spearman_table(pairs: pd.DataFrame) -> Table:
-    title = "how the rankings agree: Spearman with its interval over prompts"
-    rows = ((row["first"], row["second"], *_rho(row)) for row in pairs.to_dict("records"))
-    columns = ("ranking", "and", "Spearman", "95 %")
-    return console.table(columns, rows, title=title, numbers=columns[2:], pad_edge=True)

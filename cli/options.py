@@ -72,7 +72,8 @@ def made_of(
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         options = [option_of(entry, hint) for cls in classes for entry, hint in declared_options(cls)]
         options += [*more, *ending]
-        arguments = [option for option in options if _is_argument(option)]
+        is_argument = type(typer.Argument())
+        arguments = [option for option in options if isinstance(get_args(option.annotation)[-1], is_argument)]
         return declared(command, [*arguments, *(option for option in options if option not in arguments)])
 
     return decorate
@@ -108,10 +109,6 @@ def check_texts(values: Mapping[str, Any], *, typed: tuple[str, ...] = ()) -> No
         raise DataError(f"there is no file {path}")
 
 
-def _is_argument(option: inspect.Parameter) -> bool:
-    return isinstance(get_args(option.annotation)[-1], type(typer.Argument()))
-
-
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     """An option as typer reads it from a signature."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
@@ -137,12 +134,7 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
         made: Any = typer.Argument(help=_help(entry), metavar=metavar)
     else:
         own = [flag_of(entry)] if about.get("name") or (kind is bool and not default) else []
-        made = typer.Option(
-            *own,
-            help=_help(entry),
-            metavar=metavar,
-            rich_help_panel=about.get("panel") or panel,
-        )
+        made = typer.Option(*own, help=_help(entry), metavar=metavar, rich_help_panel=about.get("panel") or panel)
     kind = kind | None if optional else kind
     annotation = Annotated[kind, made] if about["common"] else Annotated[kind, RARE, made]
     return parameter(entry.name, annotation, default)

@@ -279,7 +279,7 @@ def test_runs_of_another_study_are_not_added(tmp_path: Path, part_of_signature: 
     (tmp_path / "results").mkdir()
     collect(tmp_path / "first", tmp_path / "results")
     before = (tmp_path / "results" / "runs.csv").read_bytes()
-    with pytest.raises(SystemExit, match=r"cannot stand beside runs of .*choose another --results"):
+    with pytest.raises(SystemExit, match="--results"):
         collect(tmp_path / "second", tmp_path / "results")
     assert (tmp_path / "results" / "runs.csv").read_bytes() == before
 

@@ -242,7 +242,7 @@ def train(
     """
     from headscope.training.composed import find_variant
     from headscope.training.config import TrainConfig, preset
-    from headscope.training.files.resumed_options import resumed_options
+    from headscope.training.files.outputs import resumed_options
     from headscope.training.trainer import train as run_training
 
     cls, function = find_variant(variant), f"train {variant}"

@@ -15,7 +15,7 @@ from headscope.errors import CheckpointError
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import run_evaluation
 from headscope.files.folders import Build
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.rank import RankConfig

@@ -15,8 +15,8 @@ from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Texts
 from headscope.bootstrap import Array
 from headscope.config.option import check_options
+from headscope.engine.conclusion import LeftOut
 from headscope.engine.plan import chosen_analyses
-from headscope.engine.result import LeftOut
 from headscope.engine.run_files import ANALYSIS
 from headscope.errors import ConfigError
 from headscope.files.folders import Build, check_writable

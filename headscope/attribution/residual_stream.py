@@ -168,7 +168,7 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
             parts = checkpoint.projections[site_layer]
             if parts.query is None or parts.key is None or parts.value is None:
                 return f"{site_layer[0]}.{site_layer[1]}: its heads' rows of the projections cannot be told"
-            if _width(parts.value) != slices.shape[-1]:
+            if parts.value.weight.shape[1 - parts.value.axis] != slices.shape[-1]:
                 return f"{site_layer[0]}.{site_layer[1]}: its heads read a part of the stream only"
             site_layers.append(site_layer)
     readout = find_readout(checkpoint)
@@ -281,11 +281,6 @@ def _seen_input(module: nn.Module, seen: list[Tensor]) -> Iterator[None]:
 
     with module.register_forward_pre_hook(hook, with_kwargs=True):
         yield
-
-
-def _width(slices: Slices) -> int:
-    """How wide the states are that a projection reads."""
-    return slices.weight.shape[1 - slices.axis]
 
 
 def _reading(slices: Slices | None, norm: FinalNorm | None, heads: int) -> Tensor:

@@ -14,8 +14,8 @@ import pandas as pd
 
 from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
-from headscope.engine.result import AnalysisResult
-from headscope.files.output_kind import OutputKind
+from headscope.engine.conclusion import AnalysisResult
+from headscope.files.output_checks import OutputKind
 from headscope.files.tables import Example, as_arrays
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import Checkpoint
@@ -54,11 +54,6 @@ def run_signature(
         replicates=settings["bootstrap"],
         seed=settings["seed"],
     )
-
-
-def analysis_signature(common: Signature, study: AnalysisResult, name: str) -> Signature:
-    """The signature of one analysis: its name and own settings, then the common part."""
-    return common.having(**study.signatures[name])
 
 
 @dataclass(frozen=True)
@@ -129,7 +124,7 @@ def _meta(
         "headscope": VERSION,
         "complete": study.complete,
         "signature": str(signature),
-        "signatures": {name: str(analysis_signature(common, study, name)) for name in study.signatures},
+        "signatures": {name: str(common.having(**study.signatures[name])) for name in study.signatures},
         "command": list(command),
         "checkpoint": {
             "path": str(Path(checkpoint.path).resolve()) if Path(checkpoint.path).exists() else checkpoint.path,

@@ -13,11 +13,7 @@ from headscope.formats.base import Checkpoint
 
 
 def open_text(
-    files: TextFiles,
-    *,
-    parses: Path | None = None,
-    target_parses: Path | None = None,
-    max_sentences: int | None = None,
+    files: TextFiles, *, parses: Path | None = None, target_parses: Path | None = None, max_sentences: int | None = None
 ) -> Corpus:
     """The corpus of a command, without its labels; those in CoNLL columns are the text where there is no other.
 

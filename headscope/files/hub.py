@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headscope.errors import ConfigError, OutputError
-from headscope.files.output_kind import RECORDS
+from headscope.files.output_checks import RECORDS
 
 
 @dataclass(frozen=True, kw_only=True)

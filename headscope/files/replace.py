@@ -13,7 +13,7 @@ from typing import Any
 
 from headscope.errors import OutputError
 from headscope.files.interrupts import deferred
-from headscope.files.output_kind import RECORDS, OutputKind, contents, matches
+from headscope.files.output_checks import RECORDS, OutputKind, contents, matches
 from headscope.files.reading import read_record
 from headscope.files.writing import TEMPORARY, write_errors, write_json
 

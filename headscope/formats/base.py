@@ -17,8 +17,7 @@ from headscope.config import CheckpointOptions, Companions
 from headscope.data.encoded import IGNORED as IGNORED
 from headscope.data.encoded import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.output_checks import check_folder
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind, check_folder
 from headscope.files.reading import exists
 from headscope.files.replace import replacing
 from headscope.formats.exports import MASKED as MASKED

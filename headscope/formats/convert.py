@@ -13,8 +13,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
-from headscope.files.output_checks import Input
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import Input, OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
 from headscope.formats.exports import MODEL_FILES, Card, Conversion, Probe, hub_metadata, write_card
 from headscope.formats.huggingface.native_models.from_native import special_ids

@@ -22,7 +22,7 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_bytes, read_json
 from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles

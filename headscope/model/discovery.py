@@ -126,16 +126,11 @@ def find_attention(model: nn.Module) -> AttentionSites:
     """The attention of a model: as it declares it, else found by one probe, cached until its modules change."""
     if isinstance(model, DeclaresAttention):
         return model.declared_attention()
-    build = _build(model)
+    build = [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
     cached = _KNOWN.get(model)
     if cached is None or cached[0] != build:
         cached = _KNOWN[model] = (build, probe(model))
     return cached[1]
-
-
-def _build(model: nn.Module) -> list[Any]:
-    """A fingerprint of a model's structure: its modules, and the shapes of their own parameters."""
-    return [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
 
 
 def base_of(model: nn.Module) -> nn.Module:
@@ -349,12 +344,7 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
         of_site = [call for call, call_site in zip(calls, sites, strict=True) if call_site is site]
         for layer, call in zip(_layers([call.module for call in of_site]), of_site, strict=True):
             attention_site = AttentionSite(
-                site,
-                layer,
-                call.query.shape[1],
-                call.key.shape[1],
-                call.query.shape[3],
-                names.get(id(call.module), ""),
+                site, layer, call.query.shape[1], call.key.shape[1], call.query.shape[3], names.get(id(call.module), "")
             )
             order.append(attention_site)
             by_module.setdefault(id(call.module), []).append(attention_site)

@@ -22,7 +22,7 @@ from headscope.data.encoded import count_unknown
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES

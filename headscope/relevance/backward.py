@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.attribution.objectives.predictions import precise, predicting
+from headscope.attribution.objectives.base import OBJECTIVES, precise, predicting
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint

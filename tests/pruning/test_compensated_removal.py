@@ -188,7 +188,7 @@ def test_no_class_of_transformers_holds_an_added_bias() -> None:
     )
     native = choose_export("native", checkpoint)
     assert native.refine is not None
-    with pytest.raises(ConfigError, match="the refit added biases"):
+    with pytest.raises(ConfigError, match="biases"):
         native.refine(done.checkpoint, done.removal)
     plain = shrink(checkpoint, plan, export=native, data=data, text=pair, calibration=options)
     assert plain.verified.difference < 1e-10 and not hasattr(plain.checkpoint.model.config, "narrowed")
@@ -366,7 +366,7 @@ def test_a_decoder_needs_a_target() -> None:
     checkpoint = opened("marian")
     corpus = text("marian")
     alone = replace(corpus, has_target=False, read=lambda: (s._replace(target=None) for s in corpus.read()))
-    with pytest.raises(ConfigError, match="the calibration text does not reach decoder-self"):
+    with pytest.raises(ConfigError, match="decoder-self"):
         shrink(
             checkpoint,
             plan_removal(checkpoint.attention_sites, gone("marian")),

@@ -146,7 +146,7 @@ def test_blocks_are_found_for_any_model() -> None:
     for kind, count in {"gpt2": 2, "t5": 3, "llama": 2, "marian": 3}.items():
         batch = next(iter(text_batches(speakers.checkpoint(kind), texts(kind), None)))
         assert len(feed_forward_outputs(speakers.checkpoint(kind), batch)) == count
-    with pytest.raises(ConfigError, match="give sequential=True too"):
+    with pytest.raises(ConfigError, match="sequential=True"):
         RefitOptions(feed_forward=True)
 
 
@@ -168,10 +168,10 @@ def test_a_module_may_lose_all_its_heads() -> None:
 
 
 def test_it_is_for_least_squares() -> None:
-    with pytest.raises(ConfigError, match="--sequential is for --compensate least-squares, not mean"):
+    with pytest.raises(ConfigError, match=r"--sequential.*--compensate least-squares.*mean"):
         sequential_refits(speakers.checkpoint("bert"), texts("bert"), gone("bert"), RefitOptions(method="mean"))
     alone = texts("t5")
-    with pytest.raises(ConfigError, match=r"does not reach decoder-self\.0"):
+    with pytest.raises(ConfigError, match=r"decoder-self\.0"):
         encoder_only = replace(alone, has_target=False, read=lambda: (s._replace(target=None) for s in alone.read()))
         sequential_refits(speakers.checkpoint("t5"), encoder_only, [HeadId.parse("decoder-self.0.1")])
 

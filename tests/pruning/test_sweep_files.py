@@ -155,7 +155,7 @@ def test_what_cannot_be_kept_is_said(words: dict[str, Any], tmp_path: Path, monk
     """Before anything is learnt where no head can go; else in a remark, and no model of other heads is left."""
     mae = {**words, "checkpoint": str(tmp_path / "mae")}
     NATIVE.save(checkpoints.small(self_mixing="experts.v1"), tmp_path / "mae")
-    with pytest.raises(ConfigError, match=r"^--keep-models: .*depends on its input"):
+    with pytest.raises(ConfigError, match=r"^--keep-models.*input"):
         run_sweep(config(mae, tmp_path / "out", methods=("l0",), keep_models=True))
     run_sweep(config(words, tmp_path / "later"))
     later = run_sweep(config(words, tmp_path / "later", keep=(3, 5), keep_models=True))
@@ -258,7 +258,7 @@ def test_a_damaged_learnt_cell_is_done_again_with_its_control(words: dict[str, A
     again = run_sweep(config(words, tmp_path / "out", **options))
     pd.testing.assert_frame_equal(again.table.drop(columns="minutes"), first.table.drop(columns="minutes"), rtol=1e-6)
     (tmp_path / "out" / "sweep.json").write_text("{")
-    with pytest.raises(HeadscopeError, match="cannot be read; choose another --out, or --force"):
+    with pytest.raises(HeadscopeError, match=r"--out.*--force"):
         run_sweep(config(words, tmp_path / "out", **options))
 
 

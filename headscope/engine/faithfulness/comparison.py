@@ -99,7 +99,8 @@ def compare_rankings(
     areas = {name: _area(plan, name, main, bootstrap) for name in names}
     random_areas = np.array([float(area.value) for name, area in areas.items() if name.startswith("random:")])
     circuits = {measure: {name: _circuit(plan, name, measure, main, bootstrap) for name in names} for measure in MIB}
-    single = _single_drops(plan, main)
+    mean: Array = (main.total.sum(dim=0) / main.count.sum(dim=0)).numpy()
+    single = {head: float(mean[number] - mean[0]) for head, number in plan.singles.items()}
     rows = []
     for name, scores in rankings.items():
         area = areas[name]
@@ -194,11 +195,6 @@ def _area(plan: RemovalSteps, name: str, sums: GroupSums, bootstrap: Bootstrap) 
         return torch.trapezoid(mean[:, first] - mean[:, last], share, dim=-1)
 
     return bootstrap.function(between, sums)
-
-
-def _single_drops(plan: RemovalSteps, sums: GroupSums) -> dict[HeadId, float]:
-    mean: Array = (sums.total.sum(dim=0) / sums.count.sum(dim=0)).numpy()
-    return {head: float(mean[number] - mean[0]) for head, number in plan.singles.items()}
 
 
 def with_randomised(

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.distributed import upload
-from headscope.engine.heads.rows import TIE, DenseRows, Match, placed
-from headscope.engine.heads.shared import SharedTensors
+from headscope.engine.heads.rows import TIE, DenseRows, Match, SharedTensors, placed
 from headscope.errors import HeadscopeError
 from headscope.model.streaming.context import block_weights
 from headscope.model.streaming.statistics import RowStatistics, ScoreBlocks, row_statistics

@@ -2,7 +2,7 @@
 
 A metric is a function of sums over the corpus: BLEU of matches, n-grams and lengths, perplexity of Σ -log p and
 tokens, accuracy of hits and sentences. Sums are kept for groups of sentences, as `headscope.bootstrap` does, so
-intervals and paired tests (`headscope.evaluation.comparison`) need no second pass over the text.
+intervals and paired tests (`headscope.evaluation.before_after`) need no second pass over the text.
 
 What the sums are made of is one of three passes, which all metrics of a kind share: translations, the likelihood of
 tokens or labels, final states beside those of the intact model.
@@ -228,12 +228,7 @@ def metric(cls: type[Metric]) -> type[Metric]:
     return cls
 
 
-DEFAULTS = {
-    "words": ("bleu", "perplexity"),
-    "classes": ("accuracy",),
-    "tags": ("accuracy",),
-    "nothing": ("cosine",),
-}
+DEFAULTS = {"words": ("bleu", "perplexity"), "classes": ("accuracy",), "tags": ("accuracy",), "nothing": ("cosine",)}
 """The metric of a model by what it predicts: the first that applies."""
 
 

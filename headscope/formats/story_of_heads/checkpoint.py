@@ -35,9 +35,15 @@ from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import NATIVE
 from headscope.formats.numpy_pickles import read_pickle
 from headscope.formats.safe_pickle import StubType
+from headscope.formats.story_of_heads.arrays import (
+    SOURCE,
+    ArrayRule,
+    Arrays,
+    array_rules,
+    first_member,
+    is_training_state,
+)
 from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
-from headscope.formats.story_of_heads.keys import SOURCE, ArrayRule, array_rules, is_training_state
-from headscope.formats.story_of_heads.npz import Arrays, first_member
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.native.transformer import Transformer

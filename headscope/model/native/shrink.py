@@ -60,7 +60,10 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
         state |= _cut(state, name, module, removal.kept[site, layer])
     first = next(model.parameters())
     with torch.device("meta"):
-        smaller = Transformer(_fewer(unmixed(model.config), removal))
+        config = unmixed(model.config)
+        encoder = None if config.encoder is None else _stack(config.encoder, removal, Site.ENCODER_SELF)
+        decoder = _stack(config.decoder, removal, Site.DECODER_SELF)
+        smaller = Transformer(replace(config, encoder=encoder, decoder=decoder))
     for copy, original in smaller.tied().items():
         state.setdefault(copy, state[original])
     smaller.load_state_dict({key: value.clone() for key, value in state.items()}, assign=True)
@@ -99,13 +102,6 @@ def _cut(state: Mapping[str, Tensor], name: str, module: Attention, kept: tuple[
 def _rows(heads: range | tuple[int, ...] | list[int], width: int) -> Tensor:
     starts = torch.tensor(list(heads), dtype=torch.long)[:, None] * width
     return (starts + torch.arange(width)).flatten()
-
-
-def _fewer(config: TransformerConfig, removal: RemovalPlan) -> TransformerConfig:
-    encoder = config.encoder
-    if encoder is not None:
-        encoder = _stack(encoder, removal, Site.ENCODER_SELF)
-    return replace(config, encoder=encoder, decoder=_stack(config.decoder, removal, Site.DECODER_SELF))
 
 
 def _stack(stack: StackConfig, removal: RemovalPlan, site: Site) -> StackConfig:

@@ -74,11 +74,6 @@ def in_place(module: nn.Module) -> AbstractContextManager[None]:
     return placed
 
 
-def has_offloaded(model: nn.Module) -> bool:
-    """Whether any weight of a model is elsewhere until its module runs."""
-    return any(is_offloaded(module) for module in model.modules())
-
-
 def quantised_by(module: nn.Module) -> str | None:
     """What stores the weight matrix of a linear layer in fewer bits; None where it is a plain matrix."""
     weight: Any = getattr(module, "weight", None)
@@ -122,7 +117,7 @@ def why_not_changed(model: nn.Module) -> str | None:
     for module in model.modules():
         if (method := quantised_by(module)) is not None:
             return f"its weights are quantised ({method})"
-    return "parts of it are offloaded" if has_offloaded(model) else None
+    return "parts of it are offloaded" if any(is_offloaded(module) for module in model.modules()) else None
 
 
 def execution_device(model: nn.Module) -> torch.device:

@@ -17,8 +17,7 @@ from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError
 from headscope.files.folders import Build, Workplace, clear_killed, replacing_folder, to_resume, workplace
-from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import contents
+from headscope.files.output_checks import contents, inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.progress import Progress, no_progress

@@ -20,8 +20,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.before_after import quality_change
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
-from headscope.files.output_checks import check_folder, check_inputs, inputs_of
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind, check_folder, check_inputs, inputs_of
 from headscope.files.reading import read_record
 from headscope.files.writing import write_json
 from headscope.formats.exports import MODEL_FILES
@@ -30,13 +29,10 @@ from headscope.model.removal_plan import plan_removal
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import Compensated
-from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.ranking.scoring import moments_of
-from headscope.pruning.removal.export import split_export
-from headscope.pruning.removal.record import Removed, Shrunk, pushed, typed_command
-from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shaping, shrink, write_shrunk
-from headscope.pruning.removal.verify import reference
+from headscope.pruning.removal.record import Removed, Shrunk, pushed
+from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shrink, write_shrunk
 from headscope.pruning.shrink.opened import Opened, open_shrink
 from headscope.pruning.shrink.sizes import chosen_heads, rank
 from headscope.pruning.sweep.sweep import RECORD as SWEEP_RECORD
@@ -63,8 +59,10 @@ def run_shrink(
     user can fix.
     """
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    engines_named(split_export(config.export)[1], _engine_options(config))
-    inputs, begun = inputs_of(config), _begun(config)
+    inputs, to, begun = inputs_of(config), Destination.of(config, "prune shrink"), None
+    for folder in [replacing_folder(config.out)] if config.force else [config.out, replacing_folder(config.out)]:
+        if begun is None and (folder / SIZES / SWEEP_RECORD).is_file() and not (folder / RECORD).is_file():
+            begun = folder  # of an interrupted run
     if begun is None:
         check_folder(config.out, SHRINK, inputs=inputs, force=config.force)
     check_inputs(config.out, inputs)
@@ -75,7 +73,7 @@ def run_shrink(
         _put_sizes(opened, place.path / SIZES)
         write_record(opened.sizes, shrink=_identity(config))
         done = small_model(opened, progress=progress)
-        removed = _written(opened, done, place.path / SIZES, draw, began=began)
+        removed = _written(opened, done, to, place.path / SIZES, draw, began=began)
         if place.path.resolve() != config.out.resolve():
             place.discard()
     return pushed(removed, target)
@@ -136,14 +134,6 @@ def _bench(opened: Opened) -> RefitBench:
     )
 
 
-def _begun(config: ShrinkConfig) -> Path | None:
-    """The folder of an interrupted run, if there is one."""
-    new = replacing_folder(config.out)
-    folders = [new] if config.force else [config.out, new]
-    begun = (folder for folder in folders if (folder / SIZES / SWEEP_RECORD).is_file())
-    return next((folder for folder in begun if not (folder / RECORD).is_file()), None)
-
-
 def _identity(config: ShrinkConfig) -> dict[str, Any]:
     """The options that shape what is measured of a size; how small the model gets may be said anew."""
     return {name: value for name, value in identity(config).items() if name not in SMALL}
@@ -165,10 +155,6 @@ def _put_sizes(opened: Opened, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def _engine_options(config: ShrinkConfig) -> EngineOptions:
-    return EngineOptions(quantize=config.quantize, unverified=config.unverified)
-
-
 class _Build(Build):
     """A build to which files are added when the model's are there, whose folder formats want to themselves."""
 
@@ -183,20 +169,16 @@ class _Build(Build):
 
 
 def _written(
-    opened: Opened, done: Shrunk, sizes: Path, draw: Callable[[Path, str], object] | None, *, began: float
+    opened: Opened,
+    done: Shrunk,
+    to: Destination,
+    sizes: Path,
+    draw: Callable[[Path, str], object] | None,
+    *,
+    began: float,
 ) -> Removed:
     """Write the model, the card, the sizes that were tried and the page, and swap the folder in."""
-    config, options = opened.config, _engine_options(opened.config)
-    to = Destination(
-        out=config.out,
-        companions=config.companions,
-        engines=engines_named(split_export(config.export)[1], options),
-        options=options,
-        rounds=config.rounds,
-        command=typed_command(config.checkpoint, shaping(config), command="prune shrink"),
-    )
-    whole = opened.checkpoint if done.compensated is None else done.compensated.checkpoint
-    wanted = reference(whole, done.removal.removed, done.data.feeds[0])
+    config = opened.config
 
     def add(folder: Path) -> None:
         if config.searches:
@@ -209,4 +191,4 @@ def _written(
     build = _Build(config.out, SHRINK, inputs=inputs_of(config), force=True)
     build.add = add
     with build:
-        return write_shrunk(done, to, build, wanted=wanted, whole=opened.checkpoint, began=began)
+        return write_shrunk(done, to, build, whole=opened.checkpoint, began=began)

@@ -32,8 +32,7 @@ from headscope.config.option import changed, flag
 from headscope.distributed import IndependentProcesses
 from headscope.errors import ConfigError, DataError, TrainingError
 from headscope.files.folders import Workplace, replacing_folder, workplace
-from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import OutputKind, contents
+from headscope.files.output_checks import OutputKind, contents, inputs_of
 from headscope.files.reading import read_record
 from headscope.files.replace import discard
 from headscope.files.writing import write_atomically, write_json

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2CLS
 
-from headscope.attribution.objectives.predictions import precise
+from headscope.attribution.objectives.base import precise
 from headscope.errors import CheckpointError
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, weighted

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.objectives.predictions import predicting
+from headscope.attribution.objectives.base import predicting
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.evaluation.states import mean_pooled

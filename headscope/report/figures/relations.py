@@ -83,7 +83,11 @@ def aligned_words(run: AnalysisRun) -> Figure:
     table = run.table("alignment", "relation", "share", "baseline_diagonal")
     table = table.rename(columns={"relation": "label", "share": "accuracy", "baseline_diagonal": "baseline"})
     words = ("Share of positions at which cross heads look at the aligned word", "share")
-    return _figure(run, table.assign(margin=np.nan), ["predicted", "fed", "next"], words, _aligned_entries())
+    entries = [
+        ("b", "", "baseline: the key on the diagonal"),
+        ("fed", "", "the word that the position reads; predicted and next: the one and the two after"),
+    ]
+    return _figure(run, table.assign(margin=np.nan), ["predicted", "fed", "next"], words, entries)
 
 
 def chosen_labels(table: pd.DataFrame, most: int) -> list[str]:
@@ -151,11 +155,4 @@ def _entries() -> list[tuple[str, str, str]]:
         ("○", "", "the same, but the label was withheld for lack of evidence (labels.csv)"),
         (">", "", "from head word to dependent (verb to subject)"),
         ("<", "", "from dependent to head word"),
-    ]
-
-
-def _aligned_entries() -> list[tuple[str, str, str]]:
-    return [
-        ("b", "", "baseline: the key on the diagonal"),
-        ("fed", "", "the word that the position reads; predicted and next: the one and the two after"),
     ]

@@ -24,7 +24,7 @@ from headscope.engine.declarations import unknown_column
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.files.reading import read_json
 from headscope.files.tables import Bytes, Example, read_csv
-from headscope.formats.story_of_heads.npz import Arrays
+from headscope.formats.story_of_heads.arrays import Arrays
 from headscope.heads import SITES, Layout, Site
 
 GENERIC_NAMES = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}

@@ -46,7 +46,7 @@ def read_fork_schedule(path: Path) -> Mapping[int, list[ForkSwap]]:
 
 def fork_entries(path: Path) -> Iterator[tuple[str, int, ForkHead, ForkHead]]:
     """Place, epoch and both ends of every entry of a JSON file; ConfigError names file, epoch, entry and field."""
-    content = _load(path)
+    content = read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_unrepeated)
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds {_kind(content)}; it must be an object of epochs, each with a list of swaps")
     for key, entries in content.items():
@@ -130,10 +130,6 @@ def _heads(location: str, text: Any, layout: Layout) -> list[HeadId]:
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"\d{1,9}", text, re.ASCII) is not None
-
-
-def _load(path: Path) -> Any:
-    return read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_unrepeated)
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

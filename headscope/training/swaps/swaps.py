@@ -109,7 +109,9 @@ def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False
 @torch.no_grad()
 def swap_parameters(first: ParameterSlice, second: ParameterSlice) -> None:
     """Swap two slices in place; also of one tensor."""
-    first_rows, second_rows = (part.tensor.narrow(part.dim, *_reach(part)) for part in (first, second))
+    first_rows, second_rows = (
+        part.tensor.narrow(part.dim, part.rows.start, part.rows.stop - part.rows.start) for part in (first, second)
+    )
     copy = first_rows.clone()
     first_rows.copy_(second_rows)
     second_rows.copy_(copy)
@@ -123,10 +125,6 @@ def swap_optimizer_state(first: ParameterSlice, second: ParameterSlice, optimize
     for name, value in first_state.items():
         if isinstance(value, Tensor) and value.shape == first.tensor.shape and name in second_state:
             swap_parameters(first._replace(tensor=value), second._replace(tensor=second_state[name]))
-
-
-def _reach(part: ParameterSlice) -> tuple[int, int]:
-    return part.rows.start, part.rows.stop - part.rows.start
 
 
 MODULES = {
@@ -197,7 +195,10 @@ def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[ParameterSlice,
     width = config.d_model // max(heads, 1)
     _check_mixing_rows(swap, heads, width)
     weights = dict(fork_weights(model))
-    first, second = (_picked(weights, end) for end in (swap.first, swap.second))
+    first, second = (
+        [weight for name, weight in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))]
+        for end in (swap.first, swap.second)
+    )
     if not first or not second:
         raise ConfigError(f"{swap}: the fork finds no weights of that name; name a layer and module that is there")
     ends = [slice(end.head * width, (end.head + 1) * width) for end in (swap.first, swap.second)]
@@ -228,12 +229,6 @@ def _of_module(prefix: str, module: Attention) -> Iterator[tuple[str, Tensor]]:
         yield f"{prefix}.{name}.weight", projection.weight
         if projection.bias is not None:
             yield f"{prefix}.{name}.bias", projection.bias
-
-
-def _picked(weights: dict[str, Tensor], end: ForkHead) -> list[Tensor]:
-    return [
-        weight for name, weight in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))
-    ]
 
 
 def _check_mixing_rows(swap: ForkSwap, heads: int, width: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +121,13 @@ def _assembled(model: Any, codes: bytes) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 
     unigram = model.trainer_spec.model_type == UNIGRAM
-    tokenizer = Tokenizer(_unigram(model) if unigram else _bpe(model))
+    from tokenizers import models
+
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=model.trainer_spec.unk_id) if unigram else _bpe(model))
     tokenizer.normalizer = _normalizer(model, codes)
-    steps: list[Any] = [
-        pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=_splits_at_spaces(model))
-    ]
+    word_by_word = not any("▁" in piece.piece[1:] for piece in model.pieces if piece.type == NORMAL)
+    steps: list[Any] = [pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=word_by_word)]
     if unigram:  # a control piece that is written out is text, so its first character stands alone
         pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in _controls(model))
         steps.append(pre_tokenizers.Split(Regex(pattern), behavior="merged_with_previous"))
@@ -153,13 +154,6 @@ def _normalizer(model: Any, codes: bytes) -> Any:
     return normalizers.Sequence(steps)
 
 
-def _unigram(model: Any) -> Any:
-    from tokenizers import models
-
-    pieces = [(piece.piece, piece.score) for piece in model.pieces]
-    return models.Unigram(pieces, unk_id=model.trainer_spec.unk_id)
-
-
 def _bpe(model: Any) -> Any:
     """Merges by score: SentencePiece joins the two neighbours whose piece has the highest, from the left."""
     from tokenizers import models
@@ -170,20 +164,11 @@ def _bpe(model: Any) -> Any:
         (-piece.score, ids[left], ids[right], left, right)
         for piece in model.pieces
         if piece.type == NORMAL
-        for left, right in _halves(piece.piece)
+        for left, right in [(piece.piece[:end], piece.piece[end:]) for end in range(1, len(piece.piece))]
         if left in normal and right in normal
     ]
     ordered = [(left, right) for *_, left, right in sorted(merges)]
     return models.BPE(ids, ordered, unk_token=model.trainer_spec.unk_piece, fuse_unk=True)
-
-
-def _halves(piece: str) -> Sequence[tuple[str, str]]:
-    return [(piece[:end], piece[end:]) for end in range(1, len(piece))]
-
-
-def _splits_at_spaces(model: Any) -> bool:
-    """Whether no piece goes on over a space, so that words can be split one by one."""
-    return not any("▁" in piece.piece[1:] for piece in model.pieces if piece.type == NORMAL)
 
 
 def _controls(model: Any) -> list[str]:
