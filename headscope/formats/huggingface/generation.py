@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
-from headscope.errors import CheckpointError, ConfigError, NumericalError
+from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import IGNORED, Checkpoint, Predicts
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.formats.weights import finite, refuse_overflow
@@ -201,7 +201,7 @@ class Predicting(Checkpoint):
             refuse_overflow(self, generated)
         except IndexError as error:  # its cache has as many layers as the encoder, and a T5's decoder may have more
             raise CheckpointError(
-                f"{self.path}: transformers cannot generate with this model ({' '.join(str(error).split())[:160]})"
+                f"{self.path}: transformers cannot generate with this model ({reason_of(error)})"
             ) from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
