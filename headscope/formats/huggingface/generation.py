@@ -26,7 +26,7 @@ from headscope.model.threads import threads_for_pass
 
 
 def alignment_heads(model: nn.Module) -> list[HeadId]:
-    """The cross heads [[layer, head], …] whose weights Whisper takes the times of words from; none where none are named."""
+    """The cross heads [[layer, head], …] that Whisper takes the times of words from; none where none are named."""
     settings: Any = getattr(model, "generation_config", None)
     named = getattr(settings, "alignment_heads", None)
     pairs = named if isinstance(named, list) else []
