@@ -59,9 +59,9 @@ class ConfigError(HeadscopeError):
 
 def check_one_given(choices: Mapping[str, object]) -> None:
     """ConfigError unless exactly one value is not None; the keys say what to give, such as `--keep N, how many`."""
-    given = sum(value is not None for value in choices.values())
-    if given != 1:
-        raise ConfigError(f"give {', or '.join(choices)}" + ("; not both" if given else ""))
+    count = sum(value is not None for value in choices.values())
+    if count != 1:
+        raise ConfigError(f"give {', or '.join(choices)}" + ("; not both" if count else ""))
 
 
 class CheckpointError(HeadscopeError):

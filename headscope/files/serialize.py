@@ -104,7 +104,7 @@ def _shown(value: Any) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a TOML file; ConfigError where it cannot be read, or has keys of more than `KEY_PARTS` parts."""
     if sys.version_info >= (3, 11):
-        import tomllib
+        import tomllib  # novm: the other branch is for 3.10
     else:
         import tomli as tomllib
     text = read_text(path, error=ConfigError, limit=TOML_BYTES)

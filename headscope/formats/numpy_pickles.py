@@ -29,7 +29,7 @@ def read_pickle(path: Path, classes: Collection[str] = ()) -> Any:
 
 
 def array_of(value: object) -> NDArray[Any] | None:
-    """The numbers of an array that `read_pickle` read, None where `value` is no array of numbers."""
+    """The numbers of an array that `read_pickle` read. Returns None if `value` is no array of numbers."""
     described = _described(value)
     if described is None:
         return None

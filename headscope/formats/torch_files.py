@@ -73,7 +73,11 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, *BROKEN)
 def _read_zip(path: Path) -> Any:
     archive = zipfile.ZipFile(path)  # stays open as long as tensors may be asked for
     members = {info.filename: info for info in archive.infolist()}
-    _check_members(path, members)
+    if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in members.values()):
+        raise Refused("it is a compressed or encrypted zip, which torch never writes; unpack it and zip it stored")
+    size = path.stat().st_size
+    if sum(info.file_size for info in members.values()) > size:
+        raise Refused(f"its members claim more bytes than the file has ({size:,}); it is broken or hostile")
     program = next((name for name in members if name.endswith("data.pkl")), None)
     if program is None:
         raise Refused("it is a zip without data.pkl, so torch.save did not write it")
@@ -91,15 +95,6 @@ def _read_zip(path: Path) -> Any:
     if f"{root}byteorder" in members and archive.read(f"{root}byteorder") != b"little":
         raise Refused("it was written on a big-endian machine; save it anew on an ordinary one")
     return Machine(archive.read(program), storage=storage).run()
-
-
-def _check_members(path: Path, members: Mapping[str, zipfile.ZipInfo]) -> None:
-    """Nothing that would become larger when it is unpacked."""
-    if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in members.values()):
-        raise Refused("it is a compressed or encrypted zip, which torch never writes; unpack it and zip it stored")
-    size = path.stat().st_size
-    if sum(info.file_size for info in members.values()) > size:
-        raise Refused(f"its members claim more bytes than the file has ({size:,}); it is broken or hostile")
 
 
 def _read_legacy(path: Path) -> Any:

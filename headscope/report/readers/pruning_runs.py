@@ -101,7 +101,12 @@ def load_pruned(paths: Sequence[Path]) -> list[PruningRun]:
                 f"{path} has neither sweep.json nor pruning.json; name what `headscope prune sweep`, `l0`, `subset` "
                 "or `rank` wrote"
             )
-    return [*sweeps, *map(_selections, _by_model(selections))]
+    groups: dict[str, list[Path]] = {}
+    for selection in selections:
+        source = _json(selection / "pruning.json").get("source")
+        digest = source.get("digest") if isinstance(source, dict) else None
+        groups.setdefault(str(digest), []).append(selection)
+    return [*sweeps, *map(_selections, groups.values())]
 
 
 def with_labels(runs: Sequence[PruningRun], functions: Path) -> list[PruningRun]:
@@ -173,16 +178,6 @@ def _labelled_by(meta: Mapping[str, Any]) -> str:
         return ""
     same = labelled.get("digest") == digests.get("checkpoint")
     return "" if same else _short(Path(str(labelled.get("path"))))
-
-
-def _by_model(paths: Sequence[Path]) -> list[list[Path]]:
-    """Runs that chose heads, those on one model together."""
-    groups: dict[str, list[Path]] = {}
-    for path in paths:
-        source = _json(path / "pruning.json").get("source")
-        digest = source.get("digest") if isinstance(source, dict) else None
-        groups.setdefault(str(digest), []).append(path)
-    return list(groups.values())
 
 
 def _selections(paths: Sequence[Path]) -> PruningRun:

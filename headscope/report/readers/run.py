@@ -145,7 +145,7 @@ class AnalysisRun:
 
     @property
     def analyses(self) -> frozenset[str] | None:
-        """The analyses that ran; None where run.json does not say it."""
+        """The analyses that ran; None if run.json does not say it."""
         signatures = self.meta.get("signatures")
         return frozenset(signatures) if isinstance(signatures, dict) else None
 

@@ -100,7 +100,7 @@ def save_state(run: TrainingRun, progress: Progress, settings: Mapping[str, Any]
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """What `save_state` wrote, on the CPU; None where it has not yet. CheckpointError for a broken file."""
+    """What `save_state` wrote, on the CPU. Returns None if it has not yet. CheckpointError for a broken file."""
     if not (folder / FILE).exists():
         return None
     state = load_record(folder / FILE, advice="train anew with --force")

@@ -56,17 +56,13 @@ def fork_entries(path: Path) -> Iterator[tuple[str, int, ForkHead, ForkHead]]:
             raise ConfigError(f"{path}: epoch {key} holds {_kind(entries)}; it must be a list of swaps")
         for number, entry in enumerate(entries, start=1):
             location = f"{path}: epoch {key}, swap {number}"
-            _check_fields(location, entry)
+            if not isinstance(entry, dict):
+                raise ConfigError(f"{location} is {_kind(entry)}; it must be an object with {', '.join(FIELDS)}")
+            if missing := [name for name in FIELDS if name not in entry]:
+                raise ConfigError(f"{location} lacks {', '.join(missing)}")
+            if extra := sorted(set(entry) - set(FIELDS)):
+                raise ConfigError(f"{location} has unknown fields {', '.join(extra)}; it must have {', '.join(FIELDS)}")
             yield location, int(key), _end(location, entry, "s"), _end(location, entry, "d")
-
-
-def _check_fields(location: str, entry: Any) -> None:
-    if not isinstance(entry, dict):
-        raise ConfigError(f"{location} is {_kind(entry)}; it must be an object with {', '.join(FIELDS)}")
-    if missing := [name for name in FIELDS if name not in entry]:
-        raise ConfigError(f"{location} lacks {', '.join(missing)}")
-    if extra := sorted(set(entry) - set(FIELDS)):
-        raise ConfigError(f"{location} has unknown fields {', '.join(extra)}; it must have {', '.join(FIELDS)}")
 
 
 def _end(location: str, entry: Mapping[str, Any], end: str) -> ForkHead:

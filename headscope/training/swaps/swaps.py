@@ -46,7 +46,7 @@ class ParameterSlice(NamedTuple):
 
 
 def check_swap(swap: Swap, layout: Layout) -> str | None:
-    """What is wrong with a swap in a model with these heads, None where nothing is."""
+    """What is wrong with a swap in a model with these heads. Returns None if nothing is."""
     for head in (swap.first, swap.second):
         if (head.site, head.layer) not in layout:
             return f"{head} is in a layer that is not there; the model has {describe_heads(layout)}"
@@ -193,7 +193,12 @@ def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[ParameterSlice,
     config = model.config.decoder
     heads = config.self_heads[0] if config.self_heads else 0
     width = config.d_model // max(heads, 1)
-    _check_mixing_rows(swap, heads, width)
+    counts = {max(min((end.head + 1) * width, heads) - end.head * width, 0) for end in (swap.first, swap.second)}
+    if len(counts) > 1:
+        raise ConfigError(
+            f"{swap}: the fork stops here, because it takes {max(counts)} rows of one mixing matrix for "
+            f"{min(counts)} of the other; swap heads of equal number, or take --compat none"
+        )
     weights = dict(fork_weights(model))
     first, second = (
         [weight for name, weight in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))]
@@ -229,15 +234,6 @@ def _of_module(prefix: str, module: Attention) -> Iterator[tuple[str, Tensor]]:
         yield f"{prefix}.{name}.weight", projection.weight
         if projection.bias is not None:
             yield f"{prefix}.{name}.bias", projection.bias
-
-
-def _check_mixing_rows(swap: ForkSwap, heads: int, width: int) -> None:
-    counts = {max(min((end.head + 1) * width, heads) - end.head * width, 0) for end in (swap.first, swap.second)}
-    if len(counts) > 1:
-        raise ConfigError(
-            f"{swap}: the fork stops here, because it takes {max(counts)} rows of one mixing matrix for "
-            f"{min(counts)} of the other; swap heads of equal number, or take --compat none"
-        )
 
 
 def _bounded(rows: slice, size: int) -> slice:
