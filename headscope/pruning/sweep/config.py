@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from headscope.attribution.objectives.base import Objective
 from headscope.errors import ConfigError
@@ -78,11 +77,10 @@ def criterion_of(method: str) -> tuple[Criterion, Direction]:
     name, colon, end = method.partition(":")
     ends: dict[str, End] = {"lowest": "lowest", "highest": "highest"}
     if name not in rankable_names() or (colon and end not in ends):
-        agreed = {known: criterion_named(known).keep for known in rankable_names()}
-        ends_of = {
-            known: [known] if keep else [f"{known}:lowest", f"{known}:highest"] for known, keep in agreed.items()
-        }
-        raise ConfigError(unknown("method", method, sorted([*learners(), *chain(*ends_of.values())])))
+        known = [*learners()]
+        for other in rankable_names():
+            known += [other] if criterion_named(other).keep else [f"{other}:lowest", f"{other}:highest"]
+        raise ConfigError(unknown("method", method, sorted(known)))
     criterion = criterion_named(name)
     if not end and not criterion.keep:
         raise ConfigError(
