@@ -177,9 +177,9 @@ class ListsOnce(PlainCommand):
         """
         typed, args = args, list(self._with_values(ctx, args))
         if args or not self.no_args_is_help:
-            typed: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-            for option in filter(_is_list, typed):
-                if (count := typed.count(option)) > 1:
+            options: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+            for option in filter(_is_list, options):
+                if (count := options.count(option)) > 1:
                     name = max(option.opts, key=len)
                     raise ConfigError(f"{name} is given {count} times; give it once, as a list: {name} a,b,c")
         try:
