@@ -51,6 +51,11 @@ class Opened:
         """The intact model."""
         return self.sizes.checkpoint
 
+    def put_sizes(self, folder: Path) -> None:
+        """Go on with the cells in this folder."""
+        self.sizes.config = replace(self.sizes.config, out=folder)
+        folder.mkdir(parents=True, exist_ok=True)
+
 
 def open_shrink(config: ShrinkConfig, folder: Path) -> Opened:
     """Open what the options of the command name; cells are to lie in `folder`."""
