@@ -25,7 +25,7 @@ from headscope.files.output_checks import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES
-from headscope.formats.huggingface.alignment import alignment_heads
+from headscope.formats.huggingface.generation import alignment_heads
 from headscope.heads import HeadId, select_heads
 from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.gate_layout import GateLayout, gate_layout

@@ -28,7 +28,7 @@ from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES, write_card
-from headscope.formats.huggingface.alignment import alignment_note
+from headscope.formats.huggingface.generation import alignment_note
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
