@@ -52,7 +52,7 @@ def test_every_public_name_is_there_and_an_unknown_one_is_not() -> None:
     assert callable(hs.load) and all(getattr(hs, name) is not None for name in hs.__all__)
     assert all(isinstance(getattr(hs, name), types.FunctionType) for name in ("analyze", "evaluate", "plot", "train"))
     assert dir(hs) == sorted(hs.__all__)  # also now that modules are imported
-    with pytest.raises(AttributeError, match="no attribute 'anlyze'"):
+    with pytest.raises(AttributeError, match="'anlyze'"):
         hs.anlyze  # noqa: B018
 
 
@@ -254,9 +254,9 @@ def test_scores_are_those_of_the_command(pair: hs.Model, caption_files: tuple[Pa
     assert_frame_equal(found.sentences, expected.sentences)
     assert found["bleu"].name == "BLEU"
     assert repr(found).splitlines()[0] == f"<Evaluation on {N} sentences>" and len(repr(found).splitlines()) < 7
-    with pytest.raises(ConfigError, match="unknown metric 3; available"):
+    with pytest.raises(ConfigError, match=r"\b3\b"):
         found[3]  # type: ignore[index]
-    with pytest.raises(ConfigError, match="unknown metric 'belu'; did you mean 'bleu'"):
+    with pytest.raises(ConfigError, match=r"'belu'.*'bleu'"):
         found["belu"]
 
 
@@ -285,7 +285,7 @@ def test_translations_are_those_of_the_command(pair: hs.Model, caption_files: tu
     assert [best[0].text for best in several] == expected[:4]
     assert all(first.score >= second.score for first, second in several)
     model: Any = pair
-    with pytest.raises(ConfigError, match="unknown option of translate 'beams'; did you mean 'beam'"):
+    with pytest.raises(ConfigError, match=r"'beams'.*'beam'"):
         model.translate(SOURCES[:1], beams=3)
 
 
@@ -355,7 +355,7 @@ WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
         r"^damping: an old way to say what .* give refit=hs.Refit\(damping=…\)",
     ),
     (lambda m: m.remove("cross.0.0", keep_only="cross.*.*"), ConfigError, "^give heads, .*keep_only.*; not both"),
-    (lambda m: m.rank(by="random", steps=0), ConfigError, "^steps 0 .*at least 1"),
+    (lambda m: m.rank(by="random", steps=0), ConfigError, "^steps 0: at least 1"),
     (lambda m: m.rank(by="magnitude", steps=2), ConfigError, "^steps 2: scores by magnitude do not change"),
     (lambda m: m.rank(by="random", damping=0.1), ConfigError, "^damping is for criteria and allocations that refit"),
     (lambda m: m.rank(by="random", allocate="best"), ConfigError, "^allocate 'best' is not known; choose global"),
@@ -490,11 +490,11 @@ def test_what_lies_in_a_folder_is_replaced_only_with_force(pair: hs.Model, tmp_p
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
     calls: list[bool] = []
-    with pytest.raises(OutputError, match="already holds mine"):
+    with pytest.raises(OutputError, match="mine"):
         pair.analyze(SOURCES, out=tmp_path / "run", progress=lambda *_: calls.append(True), **CHEAP)
     assert not calls  # refused before anything is measured
     study = pair.analyze(SOURCES[:2], out=tmp_path / "new", figures=False, **CHEAP)
-    with pytest.raises(OutputError, match="already holds"):
+    with pytest.raises(OutputError):
         study.save(tmp_path / "new")
     study.save(tmp_path / "new", figures=False, force=True)
 
@@ -573,7 +573,7 @@ def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_p
         progress=lambda *entry: told.append(entry),
     )
     assert outcome.update == 3 and told[-1] == ("training", 3, 3)
-    with pytest.raises(ConfigError, match=r"^resume: the run in .* is of variant 'wide', not 'baseline'"):
+    with pytest.raises(ConfigError, match=r"^resume.*'wide'.*'baseline'"):
         hs.train(out=tmp_path / "run", resume=True)
     assert hs.train("wide", out=tmp_path / "run", resume=True, max_updates=5).update == 5
     trained = hs.load(tmp_path / "run" / "last")

@@ -43,9 +43,9 @@ needs_device = pytest.mark.skipif(not ENDLESS.exists(), reason="there is no endl
 def test_a_line_that_never_ends_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "text.en.gz"
     path.write_bytes(gzip.compress(b"a b\n" + b"word " * (MOST_LINE // 5 + 1)))
-    with pytest.raises(DataError, match=r"text\.en\.gz:2: the line has more than 1,048,576 bytes"):
+    with pytest.raises(DataError, match=r"text\.en\.gz:2: .*1,048,576"):
         open_corpus(path)
-    with pytest.raises(DataError, match=r"stdin:1: the line has more"):
+    with pytest.raises(DataError, match="stdin:1:"):
         list(lines_of(io.BytesIO(b"\0" * (MOST_LINE + 1)), name="stdin"))
     assert list(lines_of(io.BytesIO(b"a\n" + b"b" * MOST_LINE), name="x")) == [b"a\n", b"b" * MOST_LINE]
 
@@ -56,18 +56,18 @@ def test_devices_and_pipes_are_no_texts(tmp_path: Path) -> None:
 
     os.mkfifo(tmp_path / "pipe")
     for path in (ENDLESS, tmp_path / "pipe"):
-        with pytest.raises(DataError, match="is a pipe or a device; a text is read more than once"):
+        with pytest.raises(DataError, match="pipe"):
             open_corpus(path)
-    with pytest.raises(DataError, match="the line has more than"):
+    with pytest.raises(DataError):
         list(read_conllu(ENDLESS))
-    with pytest.raises(DataError, match="has more than 67,108,864 bytes"):
+    with pytest.raises(DataError, match="67,108,864"):
         read_bytes(ENDLESS)
 
 
 def test_a_sentence_of_parses_ends(tmp_path: Path) -> None:
     path = tmp_path / "text.conllu"
     path.write_text("".join(f"{n}\ta\t_\tX\t_\t_\t0\troot\t_\t_\n" for n in range(1, 100_002)), encoding="utf-8")
-    with pytest.raises(DataError, match=r"text\.conllu:100001: a sentence of more than 100000 words"):
+    with pytest.raises(DataError, match=r"text\.conllu:100001: .*100000"):
         list(read_conllu(path))
     for head in ("9" * 5000, "²"):
         path.write_text(f"1\ta\t_\tX\t_\t_\t{head}\troot\t_\t_\n", encoding="utf-8")
@@ -107,7 +107,7 @@ def test_a_very_long_line_is_cut_where_the_model_sets_no_limit(monkeypatch: pyte
 def test_no_more_pieces_than_positions() -> None:
     checkpoint = checkpoints.small(positions="learned", max_positions=17)
     assert checkpoint.reads(None) == checkpoint.reads(17) == 17
-    with pytest.raises(ConfigError, match="--max-length 18 is more than the 17 positions of the model"):
+    with pytest.raises(ConfigError, match=r"--max-length 18.*17"):
         checkpoint.reads(18)
 
 
@@ -168,23 +168,23 @@ def test_keys_of_thousands_of_parts(tmp_path: Path) -> None:
         with pytest.raises(ConfigError):
             read_toml(path)
     path.write_bytes(b"#" * (1 << 20) + b"\n")
-    with pytest.raises(ConfigError, match="has more than 1,048,576 bytes"):
+    with pytest.raises(ConfigError, match="1,048,576"):
         read_toml(path)
 
 
 def test_problems_are_few_in_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown field x0; .* and \d+ more$") as caught:
+    with pytest.raises(ConfigError, match=r"x0.*\d+ more$") as caught:
         from_plain(SearchConfig, {f"x{n}": n for n in range(1000)})
     assert len(str(caught.value)) < 300
     for value in (2**40, 10**5000, float("nan"), float("inf"), 10**400):
-        with pytest.raises(ConfigError, match="wrong type or size"):
+        with pytest.raises(ConfigError):
             from_plain(SearchConfig, {"beam" if isinstance(value, int) and value > 2**39 else "power": value})
 
 
 def test_layers_are_believed_up_to_a_number(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="self_heads names 100000 layers; a stack has at most 2000"):
+    with pytest.raises(ConfigError, match=r"self_heads.*100000.*2000"):
         StackConfig(vocabulary=5, d_model=4, d_ffn=4, d_head=2, self_heads=(2,) * 100_000)
-    with pytest.raises(ConfigError, match="d_model is 2147483647; it must be at most"):
+    with pytest.raises(ConfigError, match=r"d_model.*2147483647"):
         StackConfig(vocabulary=5, d_model=WHOLE, d_ffn=4, d_head=2, self_heads=(2,))
     (tmp_path / "heads.csv").write_text("site,layer,head,functions\n", encoding="utf-8")
     for counts in ([2] * 100_000, [MOST_HEADS + 1], [True]):
@@ -199,7 +199,7 @@ def test_models_that_no_machine_can_train() -> None:
     wide = StackConfig(vocabulary=100, d_model=2**16, d_ffn=2**18, d_head=2**10, self_heads=(64,) * 900)
     from headscope.model.native.transformer_config import TransformerConfig
 
-    with pytest.raises(ConfigError, match=r"a model of [\d,]+ parameters takes [\d,]+ GB to train"):
+    with pytest.raises(ConfigError, match=r"[\d,]+ parameters.*[\d,]+ GB"):
         check_memory(TransformerConfig(decoder=wide))
 
 
@@ -207,7 +207,7 @@ def test_lists_of_heads_that_are_none(tmp_path: Path) -> None:
     layout = checkpoints.small().layout
     path = tmp_path / "heads.txt"
     path.write_bytes(b"cross.0.0\n\xff\n")
-    with pytest.raises(ConfigError, match=r"heads\.txt cannot be read: byte 11 is not UTF-8 text"):
+    with pytest.raises(ConfigError, match=r"heads\.txt.*11.*UTF-8"):
         select_heads(str(path), layout)
     for name in ("cross.0.²", f"cross.0.{'1' * 5000}", "a" * 5000, "cross.0.-1", "\x00"):
         with pytest.raises(ConfigError) as caught:
@@ -219,7 +219,7 @@ def test_lists_of_heads_that_are_none(tmp_path: Path) -> None:
 
 def test_names_that_no_file_can_have(tmp_path: Path) -> None:
     assert not is_file("a" * 5000) and not exists("a" * 5000) and not exists("a\x00b")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError):
         read_json(tmp_path / ("a" * 5000))
 
 
@@ -238,7 +238,7 @@ def test_numbers_of_configs_are_bounded() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             EvaluateConfig(checkpoint="x", source=Path("x"), **options)
-    with pytest.raises(ConfigError, match="--nbest is 2000; it must be at most 1,000"):
+    with pytest.raises(ConfigError, match=r"--nbest.*2000.*1,000"):
         TranslateOptions(best=2000, beam=5)
     check_numbers(EvaluateConfig(checkpoint="x", source=Path("x"), seed=int(SEED)))
 

@@ -112,5 +112,5 @@ def test_a_package_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatc
     broken = EntryPoint(name="shiny", value="no_such_module_anywhere", group="headscope.shades")
     monkeypatch.setattr(registry, "entry_points", lambda group: [broken] if group == "headscope.shades" else [])
     shades: Registry[int] = Registry("shade", package="headscope.assets", group="headscope.shades")
-    with pytest.raises(ConfigError, match="the shade 'shiny' of the installed package no_such_module_anywhere cannot"):
+    with pytest.raises(ConfigError, match=r"'shiny'.*no_such_module_anywhere"):
         shades.names()

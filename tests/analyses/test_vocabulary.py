@@ -9,8 +9,8 @@ import torch
 
 from headscope.analyses.vocabulary import BETWEEN, TOKENS, decomposed
 from headscope.description.tokens import TokenReader
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from tests.oracles import full_circuits, speakers
 from tests.oracles.run_options import run_options
@@ -70,7 +70,7 @@ def test_named_tokens() -> None:
         row = table[(table["layer"] == 1) & (table["head"] == 0) & (table["relation"] == relation)].iloc[0]
         best = plain[scores[plain].topk(TOKENS)[1]]
         assert row["tokens"] == BETWEEN.join(reader.shown(int(token)) for token in best)
-    with pytest.raises(ConfigError, match="--vocabulary-tokens no such thing: the vocabulary has no such token"):
+    with pytest.raises(ConfigError, match="--vocabulary-tokens"):
         run(kind, vocabulary_tokens=("no such thing",))
 
 

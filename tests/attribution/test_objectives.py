@@ -123,7 +123,7 @@ def test_classes() -> None:
         for sentence, value in zip(speakers.corpus("bert"), found.values, strict=True):
             ids = torch.tensor([asked("bert", sentence, hide=False).source])
             assert value.item() == pytest.approx(its.model(input_ids=ids).logits.max().item(), rel=1e-10)
-    with pytest.raises(ConfigError, match=r"--objective loss: needs --labels FILE.*choose repr.* or top1"):
+    with pytest.raises(ConfigError, match=r"--objective loss.*--labels.*top1"):
         choose_objective("loss", its, has_target=False)
 
 
@@ -133,11 +133,11 @@ def test_defaults_and_what_does_not_fit() -> None:
         assert choose_objective("", speakers.checkpoint(kind), has_target=two_sided) == "loss"
     assert choose_objective("", speakers.checkpoint("t5"), has_target=False) == "representation"
     assert choose_objective("", tiny.checkpoint("bert", 1), has_target=False) == "representation"
-    with pytest.raises(ConfigError, match="a masked language model gives a text no probability; choose loss or rep"):
+    with pytest.raises(ConfigError, match="masked"):
         choose_objective("log-probability", speakers.checkpoint("bert"), has_target=False)
-    with pytest.raises(ConfigError, match=r"--objective loss: needs a --target.*choose representation"):
+    with pytest.raises(ConfigError, match=r"--objective loss.*--target"):
         choose_objective("loss", speakers.checkpoint("marian"), has_target=False)
-    with pytest.raises(ConfigError, match="unknown objective 'los'; did you mean 'loss'"):
+    with pytest.raises(ConfigError, match=r"'los'.*'loss'"):
         choose_objective("los", speakers.checkpoint("bert"), has_target=False)
 
 

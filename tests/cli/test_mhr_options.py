@@ -111,7 +111,5 @@ def test_other_unknown_options_are_left_to_typer(
 
 def test_a_config_file_is_answered_too(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("gamma_conf = 40\n")
-    with pytest.raises(
-        ConfigError, match=r"x.toml: --gamma-conf is an option of the MHR fork; here it is `headscope tr"
-    ):
+    with pytest.raises(ConfigError, match=r"x\.toml.*--gamma-conf.*headscope tr"):
         read_config(tmp_path / "x.toml", ["gamma"])

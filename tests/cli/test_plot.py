@@ -68,9 +68,9 @@ def test_options_of_heads_and_similarity(run_dir: Path) -> None:
     assert ">rank<" in content
     plot("similarity", run_dir, "--measure", "cka", "--out", out, "--force")
     assert "linear CKA of contexts" in out.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"unknown measure 'lpr'; did you mean 'lrp'"):
+    with pytest.raises(ConfigError, match=r"'lpr'.*'lrp'"):
         plot("heads", run_dir, "--measure", "lpr", "--out", out, "--force")
-    with pytest.raises(ConfigError, match=r"unknown similarity 'js'"):
+    with pytest.raises(ConfigError, match="'js'"):
         plot("similarity", run_dir, "--measure", "js", "--out", out, "--force")
 
 
@@ -81,9 +81,9 @@ def test_pickles_of_the_mhr_fork(run_dir: Path) -> None:
         path.write_bytes(pickle.dumps({"encoder": [{"self_attn": array}], "decoder": []}, protocol=3))
         plot(command, path, "--out", out)
         assert f"{name}.pkl" in out.read_text(encoding="utf-8")
-    with pytest.raises(HeadscopeError, match=r"a\.pkl holds no confidence scores"):
+    with pytest.raises(HeadscopeError, match=r"a\.pkl"):
         plot("heads", run_dir.parent / "a.pkl", "--out", run_dir.parent / "x.svg")
-    with pytest.raises(HeadscopeError, match=r"run bert has no alphas.csv; run .* --only alphas. first"):
+    with pytest.raises(HeadscopeError, match=r"alphas\.csv.*--only alphas"):
         plot("alphas", run_dir, "--out", run_dir.parent / "x.svg")
 
 
@@ -95,13 +95,11 @@ def test_measures_and_matrices_that_headscope_pickled(run_dir: Path) -> None:
     out = run_dir.parent / "x.svg"
     plot("heads", folder / "entropy.pkl", "--out", out)
     assert "entropy · cross" in out.read_text(encoding="utf-8")
-    with pytest.raises(
-        ConfigError, match=r"confidence' was not measured, `headscope analyze .*--also confidence .*available: entropy"
-    ):
+    with pytest.raises(ConfigError, match=r"confidence'.*--also confidence.*entropy"):
         plot("heads", folder / "entropy.pkl", "--measure", "confidence", "--out", out, "--force")
     plot("similarity", folder / "similarity_cka_matrices.pkl", "--out", out, "--force")
     assert "linear CKA of contexts" in out.read_text(encoding="utf-8")
-    with pytest.raises(HeadscopeError, match=r"holds no confidence scores in encoder layer 0 self_attn"):
+    with pytest.raises(HeadscopeError, match=r"encoder.*0 self_attn"):
         plot("heads", folder / "similarity_cka_matrices.pkl", "--out", out, "--force")
 
 
@@ -121,12 +119,12 @@ def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
         stack, name = stacks[site]
         np.testing.assert_array_equal(matrix, written[stack][layer][name])
     plain = tmp_path / "plain"
-    with pytest.raises(RunError, match=r"plain has no alpha matrices: it is a native checkpoint"):
+    with pytest.raises(RunError, match=r"plain.*native"):
         its = mhr.small()
         its.model = native.model()
         NATIVE.save(its, plain)
         plot("alphas", plain, "--out", tmp_path / "y.svg")
-    with pytest.raises(RunError, match=r"is no run: it has no run.json; .*; it holds a checkpoint: .*train/best"):
+    with pytest.raises(RunError, match=r"run.json.*train/best"):
         plot("alphas", tmp_path / "train", "--out", tmp_path / "y.svg")
 
 
@@ -134,13 +132,11 @@ def test_alphas_of_a_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_in_the_place_of_a_run(command: str, tmp_path: Path) -> None:
     path = SHIPPED / "mhr/alpha/checkpoint_best.pt"
     words = {"compare": (path,), "attention": ("--heads", "cross.0.0", "--index", 0)}.get(command, ())
-    with pytest.raises(
-        RunError, match=r"is a checkpoint \(fairseq\), .*measure the checkpoint first: `headscope analyze"
-    ):
+    with pytest.raises(RunError, match=r"fairseq.*headscope analyze"):
         plot(command, path, *words, "--out", tmp_path / "x.svg")
     path = tmp_path / "broken.pt"
     path.write_bytes((SHIPPED / "mhr/alpha/checkpoint_best.pt").read_bytes()[:5000])
-    with pytest.raises(CheckpointError, match=r"broken.pt is truncated or broken"):
+    with pytest.raises(CheckpointError, match=r"broken\.pt"):
         plot("alphas", path, "--out", tmp_path / "x.svg")
 
 
@@ -155,7 +151,7 @@ def test_several_runs_write_a_figure_each(run_dir: Path) -> None:
     assert all(Path(entry["path"]).is_file() for entry in written)
     assert plot("functions", run_dir, other, "--out", out / "{run}.svg").count("\n") == 1
     assert (out / "gpt.svg").is_file()
-    with pytest.raises(OutputError, match=r"bert-functions.png exists"):
+    with pytest.raises(OutputError, match=r"bert-functions\.png"):
         plot("functions", run_dir, other, "--out", out)
 
 
@@ -165,18 +161,18 @@ def test_compare(run_dir: Path) -> None:
     out = run_dir.parent / "x.svg"
     plot("compare", run_dir, other, "--measure", "distance", "--out", out)
     assert "B − A · cross" in out.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"run gpt: 'lrp' was not measured, .*--also lrp --out DIR"):
+    with pytest.raises(ConfigError, match=r"gpt.*'lrp'.*--also lrp --out DIR"):
         plot("compare", run_dir, other, "--measure", "lrp", "--out", out, "--force")
 
 
 def test_what_is_refused(run_dir: Path) -> None:
     out = run_dir.parent / "x.png"
-    with pytest.raises(ConfigError, match=r"cannot write a file without extension; .* .png, .svg, .pdf"):
+    with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
         plot("heads", run_dir, "--out", run_dir.parent / "x")
-    with pytest.raises(HeadscopeError, match=r"is no run: it has no run.json"):
+    with pytest.raises(HeadscopeError, match=r"run\.json"):
         plot("heads", run_dir.parent, "--out", out)
     (run_dir / "positional.csv").unlink()
-    with pytest.raises(HeadscopeError, match=r"run bert has no positional.csv; run .* --only positional. first"):
+    with pytest.raises(HeadscopeError, match=r"positional\.csv.*--only positional"):
         plot("positional", run_dir, "--out", out)
     assert not out.exists()
 
@@ -228,11 +224,9 @@ def test_size_and_looks(run_dir: Path) -> None:
         assert "ckpt:" not in content and "Attention heads" not in content and "confidence · cross" in content
     plot("functions", run_dir, "--out", out, "--force")
     assert "ckpt:" in out.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"--style 'poster' is not known; choose from paper, screen"):
+    with pytest.raises(ConfigError, match=r"--style 'poster'.*paper, screen"):
         plot("heads", run_dir, "--style", "poster", "--out", out, "--force")
-    with pytest.raises(
-        ConfigError, match=r"--width 2 is too narrow for this figure; give at least .*, or --style paper"
-    ):
+    with pytest.raises(ConfigError, match=r"--width 2.*--style paper"):
         plot("positional", run_dir, "--width", 2, "--out", out, "--force")
 
 
@@ -240,12 +234,12 @@ def test_rankings_and_mixtures(run_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.svg"
     plot("rankings", run_dir, "--ranking", "lrp", "--ranking", "confidence", "--out", out)
     assert "How much rankings of heads agree" in out.read_text(encoding="utf-8")
-    with pytest.raises(HeadscopeError, match=r"run bert has no experts.csv; run .* --only experts. first"):
+    with pytest.raises(HeadscopeError, match=r"experts\.csv.*--only experts"):
         plot("experts", run_dir, "--out", out, "--force")
     trained = make_training(tmp_path / "mae", {"encoder-self": [3]}, "mae")
     assert json.loads(plot("gates", trained, "--out", out, "--force", "--json"))["written"][0]["runs"] == ["mae"]
     plain = make_training(tmp_path / "plain", {"encoder-self": [3]}, "baseline")
-    with pytest.raises(RunError, match=r"training run plain has no gates of experts .* `headscope train mae`"):
+    with pytest.raises(RunError, match=r"plain.*headscope train mae"):
         plot("gates", plain, "--out", out, "--force")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -15,25 +15,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headscope.data.batching import BatchingOptions
+from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.base import ANALYSES, Analysis, HeadBatch, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of
 from headscope.model.gating import gated
 from headscope.pruning.scores_file import columns
-from tests.contracts.studies import OPTIONS, SENTENCES, made, numbers
+from tests.contracts.studies import OPTIONS, made, numbers
 from tests.oracles import tiny
 from tests.oracles.shuffled import other_way_round
 
 NAMES = ANALYSES.names()
 KINDS = ("bert", "gemma", "t5")
 NEEDS = {"parse", "frequencies", "labels", "objective", "gradient", "contrast"}
-REPLICATES = 19
 
 
 def fits(name: str, kind: str) -> bool:
@@ -43,41 +42,59 @@ def fits(name: str, kind: str) -> bool:
     return bool(cls.sites & sites) and cls.applies(checkpoint) is None
 
 
+def explains(name: str) -> bool:
+    """Whether an analysis makes passes of its own, which take their time: it gets few sentences."""
+    return ANALYSES.get(name).explain is not Analysis.explain
+
+
 def measured_before_gates(name: str) -> bool:
     """Whether an analysis does not explain what gates leave."""
-    cls = ANALYSES.get(name)
-    return not cls.needs & {"objective", "gradient"} and cls.explain is Analysis.explain
+    return not ANALYSES.get(name).needs & {"objective", "gradient"} and not explains(name)
 
 
 CASES = [(name, kind) for name in NAMES for kind in KINDS if fits(name, kind)]
 """What there is of analyses and models: what is none is not collected."""
-ON_BERT = [name for name, kind in CASES if kind == "bert"]
+PLACE, SUMMARIES = ["site", "layer", "head"], ("labels.", "importance")
 every_analysis = pytest.mark.parametrize("name", NAMES)
 every_case = pytest.mark.parametrize(("name", "kind"), CASES)
-on_bert = pytest.mark.parametrize("name", ON_BERT)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+both_groups = pytest.mark.parametrize("own", [False, True], ids=["shared passes", "own passes"])
+
+Studied = tuple[HuggingFaceCheckpoint, Corpus]
+
+
+def group(own: bool, kind: str = "bert") -> list[type[Analysis]]:
+    """The analyses for a tiny model that make passes of their own, or those that share one."""
+    return [ANALYSES.get(name) for name, of in CASES if of == kind and explains(name) is own]
+
+
+def text_of(own: bool, kind: str = "bert", *, least: int = 5) -> Studied:
+    """The model and the text that a group reads."""
+    return made(kind, "ablation" if own else "", least=least)
 
 
 def study(
-    kind: str,
-    analysis: str | type[Analysis],
-    *,
-    tokens: int = 101,
-    seed: int = 1,
-    keep: bool = False,
-    its: tuple[HuggingFaceCheckpoint, Corpus] | None = None,
+    its: Studied, analyses: list[type[Analysis]], *, tokens: int = 101, seed: int = 1, keep: bool = False
 ) -> AnalysisResult:
-    """One analysis alone on a tiny model."""
-    cls = ANALYSES.get(analysis) if isinstance(analysis, str) else analysis
-    checkpoint, corpus = its or made(kind, cls.name)
+    """Analyses on a tiny model."""
     options = replace(OPTIONS, keep_special=keep, seed=seed)
-    batching = BatchingOptions(tokens=tokens)
-    return analyze(checkpoint, corpus, analyses=[cls], options=options, batching=batching, replicates=REPLICATES)
+    return analyze(*its, analyses=analyses, options=options, batching=BatchingOptions(tokens=tokens), replicates=19)
 
 
 @cache
-def usual(kind: str, analysis: str) -> AnalysisResult:
-    """`study` as it is without options, made once for several tests."""
-    return study(kind, analysis)
+def usual(kind: str, name: str) -> AnalysisResult:
+    """One analysis alone, without options, made once for several tests."""
+    return study(made(kind, name), [ANALYSES.get(name)])
+
+
+@cache
+def together(
+    kind: str, own: bool, *, least: int = 5, order: Any = batches, tokens: int = 101, seed: int = 1
+) -> AnalysisResult:
+    """All analyses of a group in one study, with batches in an order."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[analyze.__module__], "batches", order)
+        return study(text_of(own, kind, least=least), group(own, kind), tokens=tokens, seed=seed)
 
 
 def same_numbers(one: AnalysisResult, other: AnalysisResult, *, within: float) -> None:
@@ -87,6 +104,19 @@ def same_numbers(one: AnalysisResult, other: AnalysisResult, *, within: float) -
         np.testing.assert_allclose(first[name], second[name], atol=within, rtol=0, err_msg=name)
     assert one.labels == other.labels and one.remarks == other.remarks
     pd.testing.assert_frame_equal(one.heads, other.heads, check_exact=False, atol=within, rtol=0)
+
+
+def shared(one: AnalysisResult, other: AnalysisResult) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """What one analysis alone found, and the same in a study of several; summaries are of all and left out."""
+    theirs = numbers(replace(other, heads=one.heads[PLACE].merge(other.heads, on=PLACE, how="left")))
+    return {name: (found, theirs[name]) for name, found in numbers(one).items() if not name.startswith(SUMMARIES)}
+
+
+def same_alone(one: AnalysisResult, other: AnalysisResult, *, within: float) -> None:
+    for name, (first, second) in shared(one, other).items():
+        np.testing.assert_allclose(first, second, atol=within, rtol=0, err_msg=name)
+    assert set(one.remarks) <= set(other.remarks)
+    assert all(set(labels) <= set(other.labels[head]) for head, labels in one.labels.items())
 
 
 def check(its: AnalysisResult, checkpoint: HuggingFaceCheckpoint, corpus: Corpus) -> None:
@@ -137,21 +167,26 @@ def test_numbers_are_sound(name: str, kind: str) -> None:
     assert measured <= {measure.name for measure in ANALYSES.get(name).measures}, "columns that it does not declare"
 
 
-@every_case
-def test_special_tokens_can_be_kept(name: str, kind: str) -> None:
-    check(study(kind, name, keep=True), *made(kind, name))
+@every_kind
+@both_groups
+def test_special_tokens_can_be_kept(own: bool, kind: str) -> None:
+    check(study(text_of(own, kind), group(own, kind), keep=True), *text_of(own, kind))
 
 
 @every_case
-def test_batches_do_not_matter(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_analyses_do_not_matter(name: str, kind: str) -> None:
     # Gemma's norms compute in float32, whatever the model's type, and gradients go through them
     within = 1e-6 if kind == "gemma" and ANALYSES.get(name).needs & {"objective", "gradient"} else 1e-10
-    its = made(kind, name, least=11)
-    alone = study(kind, name, tokens=1, its=its)
-    if its is made(kind, name):
-        same_numbers(usual(kind, name), alone, within=within)
-    monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)
-    same_numbers(study(kind, name, its=its), alone, within=within)
+    its, own = usual(kind, name), explains(name)
+    same_alone(its, together(kind, own) if own else together(kind, own, least=11, tokens=1), within=within)
+
+
+@every_kind
+@both_groups
+def test_batches_do_not_matter(own: bool, kind: str) -> None:
+    single = together(kind, own, least=11, tokens=1)
+    other = together(kind, own, least=11, order=other_way_round)
+    same_numbers(single, other, within=1e-6 if kind == "gemma" else 1e-10)
 
 
 @pytest.mark.parametrize("kind", ["bert", "t5"])
@@ -161,7 +196,7 @@ def test_reports_made_side_by_side_are_those_made_one_after_the_other(kind: str)
     def found(threads: int) -> AnalysisResult:
         torch.set_num_threads(threads)
         every = [ANALYSES.get(name) for name in NAMES]
-        return analyze(checkpoint, corpus, analyses=every, options=OPTIONS, replicates=REPLICATES)
+        return analyze(checkpoint, corpus, analyses=every, options=OPTIONS, replicates=19)
 
     one, several = found(1), found(3)
     assert torch.get_num_threads() == 3 and len(one.signatures) > 15
@@ -171,32 +206,36 @@ def test_reports_made_side_by_side_are_those_made_one_after_the_other(kind: str)
 
 @every_case
 def test_seed_decides_about_intervals(name: str, kind: str) -> None:
-    one, again, other = usual(kind, name), study(kind, name), study(kind, name, seed=2)
-    same_numbers(one, again, within=0)
-    first, second = numbers(one), numbers(other)
-    ends = [key for key in first if key.endswith(("_low", "_high"))]
+    one, own = usual(kind, name), explains(name)
+    same_alone(one, together(kind, own), within=0)
+    both = shared(one, together(kind, own, seed=2))
+    ends = [key for key in both if key.endswith(("_low", "_high"))]
+    first = {key: found for key, (found, _) in both.items()}
     wide = any((first[key] != first[key.rpartition("_")[0]])[~np.isnan(first[key])].any() for key in ends)
-    moved = any(not np.array_equal(first[key], second[key], equal_nan=True) for key in ends)
+    moved = any(not np.array_equal(*both[key], equal_nan=True) for key in ends)
     assert wide == moved or (ANALYSES.get(name).sampled and not wide), "without an interval only values move"
-    if ANALYSES.get(name).passes == {"text"} and not ANALYSES.get(name).sampled:
-        for key in first.keys() - set(ends):
-            np.testing.assert_array_equal(first[key], second[key])
+    other = [key for key in both.keys() - set(ends) if not np.array_equal(*both[key], equal_nan=True)]
+    if ANALYSES.get(name).sampled:
+        assert other or name == "streaming", "what is sampled follows from the seed; two steps need not tell"
+    elif ANALYSES.get(name).passes == {"text"}:
+        assert not other
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [case for case in CASES if ANALYSES.get(case[0]).observe is not Analysis.observe]
-)
-def test_what_is_observed_is_left_alone(name: str, kind: str) -> None:
-    class Watched(ANALYSES.get(name)):  # type: ignore[misc]
-        def observe(self, heads: HeadBatch) -> Any:
-            before = {key: value.clone() for key, value in _tensors(heads).items()}
-            found = super().observe(heads)
-            after = _tensors(heads)
-            assert all(torch.equal(before[key], after[key]) for key in before)
-            assert all(ratio.total.isfinite().all() for ratio in found.values())
-            return found
+@every_kind
+def test_what_is_observed_is_left_alone(kind: str) -> None:
+    def watched(cls: Any) -> Any:
+        class Watched(cls):  # type: ignore[misc]
+            def observe(self, heads: HeadBatch) -> Any:
+                before = {key: value.clone() for key, value in _tensors(heads).items()}
+                found = super().observe(heads)
+                after = _tensors(heads)
+                assert all(torch.equal(before[key], after[key]) for key in before), cls.name
+                assert all(ratio.total.isfinite().all() for ratio in found.values()), cls.name
+                return found
 
-    study(kind, Watched)
+        return Watched
+
+    study(made(kind), [watched(cls) for cls in group(False, kind) if cls.observe is not Analysis.observe])
 
 
 @pytest.mark.parametrize("kind", [*tiny.KINDS])
@@ -223,7 +262,7 @@ def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind:
     def found(cls: type[Analysis]) -> AnalysisResult:
         passes.clear()
         ended.clear()
-        return study(kind, cls, its=(checkpoint, corpus))
+        return study((checkpoint, corpus), [cls])
 
     handle = base_of(checkpoint.model).register_forward_hook(lambda *_: ended.append(1))
     try:
@@ -247,31 +286,27 @@ def _tensors(heads: HeadBatch) -> dict[str, Tensor]:
     return found
 
 
-@on_bert
-def test_layer_of_one_head(name: str) -> None:
-    check(study("single", name), *made("single", name))
+@both_groups
+def test_layer_of_one_head(own: bool) -> None:
+    check(study(text_of(own, "single"), group(own)), *text_of(own, "single"))
 
 
-@pytest.mark.parametrize("name", [name for name in ON_BERT if measured_before_gates(name)])
-def test_gates_are_no_obstacle(name: str) -> None:
+def test_gates_are_no_obstacle() -> None:
     """Contexts are those before gates: a closed head is measured as before, later layers change.
 
     What the model makes of a head does change when it is closed.
     """
-    checkpoint, _ = made("bert", name)
-    last = [HeadId(Site.ENCODER_SELF, 1, head) for head in range(3)]
-    gates: list[AbstractContextManager[None]] = [nullcontext(), gated(checkpoint.model, last)]
-    found = []
-    for gate in gates:
-        with gate:
-            found.append(study("bert", name))
-    same_numbers(*found, within=0)
+    its = made("bert")
+    names = [cls for cls in group(False) if measured_before_gates(cls.name)]
+    with gated(its[0].model, [HeadId(Site.ENCODER_SELF, 1, head) for head in range(3)]):
+        found = study(its, names)
+    same_numbers(study(its, names), found, within=0)
 
 
-@pytest.fixture(scope="module")
-def ragged() -> tuple[HuggingFaceCheckpoint, Corpus]:
+@both_groups
+def test_layers_of_different_width(own: bool) -> None:
     """BERT whose second layer has two of three heads left."""
-    checkpoint, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=SENTENCES)
+    checkpoint, corpus = tiny.checkpoint("bert", 7), text_of(own)[1]
     model: Any = checkpoint.model
     attention = model.encoder.layer[1].attention
     for projection in (attention.self.query, attention.self.key, attention.self.value):
@@ -280,21 +315,16 @@ def ragged() -> tuple[HuggingFaceCheckpoint, Corpus]:
         )
     attention.output.dense.weight = nn.Parameter(attention.output.dense.weight[:, :10].detach().clone())
     attention.self.num_attention_heads, attention.self.all_head_size = 2, 10
-    return checkpoint, corpus
-
-
-@on_bert
-def test_layers_of_different_width(name: str, ragged: tuple[HuggingFaceCheckpoint, Corpus]) -> None:
-    its = study("bert", name, its=ragged)
-    check(its, *ragged)
+    its = study((checkpoint, corpus), group(own))
+    check(its, checkpoint, corpus)
     assert list(its.heads["head"]) == [0, 1, 2, 0, 1]
 
 
-@every_case
-def test_corpus_with_nothing_to_measure(name: str, kind: str) -> None:
+@every_kind
+@both_groups
+def test_corpus_with_nothing_to_measure(own: bool, kind: str) -> None:
     """One sentence of one word, whose relations lie inside it."""
-    checkpoint, corpus = made(kind, name)
+    checkpoint, corpus = text_of(own, kind)
     first = next(iter(corpus))
     lonely = Corpus("one", 1, "0" * 40, lambda: iter([first]), corpus.has_target, corpus.has_parses)
-    its = study(kind, name, its=(checkpoint, lonely))
-    check(its, checkpoint, lonely)
+    check(study((checkpoint, lonely), group(own, kind)), checkpoint, lonely)

@@ -196,7 +196,7 @@ def test_a_conversion_gives_the_same_logits_or_is_refused(name: str, tmp_path: P
         done = convert(checkpoint, tmp_path / "out", goal=name)
         assert done.difference is not None and done.difference < 1e-5 and opened(done.path).format == name
         return
-    with pytest.raises(ConfigError, match=f"cannot convert to '{name}'; available: native, fairseq, huggingface"):
+    with pytest.raises(ConfigError, match=f"'{name}'.*native, fairseq, huggingface"):
         convert(checkpoint, tmp_path / "out", goal=name)
-    with pytest.raises(ConfigError, match=f"cannot be converted to {name}"):
+    with pytest.raises(ConfigError, match=f"{name}"):
         made.convert(checkpoint, tmp_path, Probe(*[torch.empty(0)] * 3))

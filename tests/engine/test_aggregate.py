@@ -78,7 +78,7 @@ def test_sums_that_are_not_finite_are_named() -> None:
     total[1, HEADS] = torch.inf
     seen = [Observation(analysis, statistic("plain"), Ratio(total, torch.ones(2, 1)))]
     list(aggregator.add(batches((torch.arange(2),))[0], seen))
-    with pytest.raises(NumericalError, match=r"named gives NaN or infinite numbers at cross\.4"):
+    with pytest.raises(NumericalError, match=r"named.*cross\.4"):
         aggregator.refuse_non_finite()
 
 

@@ -103,13 +103,13 @@ def test_one_file_adds_an_option_and_a_figure_to_the_api() -> None:
     assert nested.heads.equals(all_keys.heads) and nested.signature == all_keys.signature
     bars = one.plot("last_key", color="red").axes[0].patches
     assert [bar.get_height() for bar in bars] == one.heads["last_key"].tolist()
-    with pytest.raises(ConfigError, match="unknown option of plot last_key 'colour'; did you mean 'color'"):
+    with pytest.raises(ConfigError, match=r"last_key 'colour'.*'color'"):
         one.plot("last_key", colour="red")
-    with pytest.raises(ConfigError, match="last_keys 0: at least 1 is needed"):
+    with pytest.raises(ConfigError, match=r"last_keys 0.*1"):
         model.analyze(SOURCES, **given, last_keys=0)
-    with pytest.raises(ConfigError, match="last_keys is 10; it must be at most 9"):
+    with pytest.raises(ConfigError, match=r"last_keys.*10.*9"):
         model.analyze(SOURCES, **given, last_keys=10)
-    with pytest.raises(ConfigError, match="unknown option of analyze 'last_key'; did you mean 'last_keys'"):
+    with pytest.raises(ConfigError, match=r"'last_key'.*'last_keys'"):
         model.analyze(SOURCES, **given, last_key=1)
 
 
@@ -159,13 +159,17 @@ def test_scales_go_over_the_declared_range_where_there_are_values_in_it() -> Non
 
 
 def test_options_of_no_analysis_are_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown option of analyses 'ig_step'; did you mean 'ig_steps'"):
+    with pytest.raises(ConfigError, match=r"'ig_step'.*'ig_steps'"):
         checked_options({"ig_step": 3})
+
+
+def test_files_among_the_options_are_paths_also_where_a_record_has_their_names() -> None:
+    assert checked_options({"alignments": "a.align"})["alignments"] == Path("a.align")
 
 
 def test_a_figure_of_an_analysis_that_did_not_run_is_refused() -> None:
     study = hs.load(hs.assets.trained(), device="cpu").analyze(SOURCES, only="confidence", bootstrap=10)
-    with pytest.raises(hs.HeadscopeError, match="no table 'positional'; analyze with also='positional'"):
+    with pytest.raises(hs.HeadscopeError, match=r"'positional'.*also='positional'"):
         find_figure("positional").drawn([study.run()])
 
 

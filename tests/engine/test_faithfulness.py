@@ -161,9 +161,9 @@ def test_shuffled_weights_come_back() -> None:
 
 
 def test_what_cannot_be_tested() -> None:
-    with pytest.raises(ConfigError, match="no ranking to test"):
+    with pytest.raises(ConfigError, match="ranking"):
         plan_removals({}, steps=5, random_orders=1, seed=1)
-    with pytest.raises(ConfigError, match="--faithfulness-steps 1 of 5 heads"):
+    with pytest.raises(ConfigError, match=r"--faithfulness-steps 1.*5"):
         plan_removals({"true": TRUE}, steps=1, random_orders=1, seed=1)
 
 

@@ -104,19 +104,19 @@ def test_metrics_of_labels_stay_and_against_adds_states(tmp_path: Path) -> None:
     assert list(found) == ["accuracy"] and "left out: cosine" in remarks
     found, _ = scores(folder, "model", against=str(other), **labels)
     assert list(found) == ["loss", "accuracy", "macro-f1", *NAMES] and found["cosine"] < 0.999
-    with pytest.raises(ConfigError, match="add some of cosine"):
+    with pytest.raises(ConfigError, match="cosine"):
         scores(folder, "model", metrics=("accuracy",), against=str(other), **labels)
 
 
 def test_against_is_refused_where_tokens_or_widths_differ(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="encoder and a decoder"):
+    with pytest.raises(ConfigError, match=r"encoder.*decoder"):
         scores(folder, "whole", against=str(hs.assets.trained()))
     other = classifiers.folder(tmp_path / "other", "gpt2")
-    with pytest.raises(ConfigError, match="other subwords"):
+    with pytest.raises(ConfigError, match="subwords"):
         scores(folder, "whole", against=str(other))
     with pytest.raises(Exception, match="no file or directory"):
         scores(folder, "whole", against=str(tmp_path / "nothing"))
-    with pytest.raises(OutputError, match="the checkpoint"):
+    with pytest.raises(OutputError, match="checkpoint"):
         scores(folder, "small", against=str(folder / "whole"), per_sentence=folder / "whole/scores.csv")
 
 
@@ -141,5 +141,5 @@ def test_the_api_compares_with_the_model_that_heads_were_removed_from(folder: Pa
     assert not alone.evaluate(texts).scores
     with alone.masked(GONE):
         assert alone.evaluate(texts, bootstrap=10)["cosine"].value == pytest.approx(wanted["cosine"])
-    with pytest.raises(ConfigError, match="against is of type int"):
+    with pytest.raises(ConfigError, match=r"against.*int"):
         alone.evaluate(texts, against=3)  # type: ignore[arg-type]

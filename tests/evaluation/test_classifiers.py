@@ -170,9 +170,9 @@ def test_columns_are_read(tmp_path: Path) -> None:
         (("EU", "rejects"), ("B-ORG", "O"), 3),
         (("Peter", "dela"), ("B-PER", "I-PER"), 7),
     ]
-    with pytest.raises(DataError, match="conll:2: 'rejects' is not a word and its tag"):
+    with pytest.raises(DataError, match="conll:2: 'rejects'"):
         list(read_columns(written(tmp_path, "conll", ["EU B", "rejects"])))
-    with pytest.raises(DataError, match="is empty"):
+    with pytest.raises(DataError):
         list(read_columns(written(tmp_path, "conll", [])))
 
 
@@ -216,13 +216,13 @@ def test_bad_texts_are_one_line(extra: dict[str, list[str]], message: str, tmp_p
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     text = written(tmp_path, "text", ["ah\taj", "aj"])
     folder = classifiers.folder(tmp_path / "model", "bert")
-    with pytest.raises(DataError, match="text:2: every line must be two texts with one tab between"):
+    with pytest.raises(DataError, match="text:2:"):
         scores(folder, source=text, pairs=True, metrics=("cosine",))
     labels = written(tmp_path, "labels", ["0", "0"])
     one = classifiers.folder(tmp_path / "one", "bert", labels=1)
-    with pytest.raises(ConfigError, match="with one output predicts a number, which is no class"):
+    with pytest.raises(ConfigError, match="class"):
         scores(one, source=text, labels=labels)
-    with pytest.raises(ConfigError, match="perplexity needs a model that predicts words"):
+    with pytest.raises(ConfigError, match="perplexity"):
         scores(folder, source=text, labels=labels, metrics=("perplexity",))
     assert tiny.PIECES[5] == "ah"
 
@@ -261,7 +261,7 @@ def test_the_library_takes_the_same_texts(tmp_path: Path) -> None:
     numbers = [label for label in wanted if label != 2]
     kept = [text for text, label in zip(first, wanted, strict=True) if label != 2]
     assert model.evaluate(kept, labels=numbers)["loss"].value > 0
-    with pytest.raises(ConfigError, match="loss needs labels"):
+    with pytest.raises(ConfigError, match=r"loss.*labels"):
         model.evaluate(first)
-    with pytest.raises(DataError, match="have different numbers of sentences"):
+    with pytest.raises(DataError, match="sentences"):
         model.evaluate(first, labels=names[:-1])

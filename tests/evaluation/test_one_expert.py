@@ -93,9 +93,9 @@ def test_translations_are_those_of_the_expert(models: dict[str, Any]) -> None:
 
 
 def test_what_there_is_no_expert_for_is_refused_by_name(models: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="--expert top: the model mixes no experts"):
+    with pytest.raises(ConfigError, match=r"--expert top.*experts"):
         evaluated(models["plain"], expert="top")
-    with pytest.raises(ConfigError, match="--expert top: the experts of this model have no gates"):
+    with pytest.raises(ConfigError, match=r"--expert top.*gates"):
         evaluated(models["uniform"], expert="top")
-    with pytest.raises(ConfigError, match="--expert '9' is not known; choose top, random or a number from 0 to"):
+    with pytest.raises(ConfigError, match=r"--expert '9'.*top, random"):
         evaluated(models["uniform"], expert="9")

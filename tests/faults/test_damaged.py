@@ -70,17 +70,17 @@ def test_text_among_numbers_is_refused(column: str, run: Path, headscope: Comman
 
 
 def test_a_column_that_is_there_twice_is_refused_and_texts_of_plugins_are_not() -> None:
-    with pytest.raises(HeadscopeError, match=r"column a\.1 must hold numbers, once"):
+    with pytest.raises(HeadscopeError, match=r"a\.1"):
         read_csv(io.StringIO("a,a\n1,2\n"), columns=["a"])
     assert list(read_csv(io.StringIO("a,note\n1,x\n2,y\n"), columns=["a"])["note"]) == ["x", "y"]
-    with pytest.raises(HeadscopeError, match="column note"):
+    with pytest.raises(HeadscopeError, match="note"):
         read_csv(io.StringIO("a,note\n1,x\n2,5\n"), columns=["a"])
 
 
 def test_a_run_that_lacks_heads_of_a_layer_is_refused(run: Path) -> None:
     lines = (run / "heads.csv").read_text(encoding="utf-8").splitlines(keepends=True)
     (run / "heads.csv").write_text("".join(lines[:-1]), encoding="utf-8")
-    with pytest.raises(RunError, match=r"holds 1 of the 2 heads of cross\.0"):
+    with pytest.raises(RunError, match=r"1.*2.*cross\.0"):
         load_run(run)
 
 

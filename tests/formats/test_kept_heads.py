@@ -59,7 +59,7 @@ def test_damaged_numbers_of_heads_are_one_line(folder: Path, tmp_path: Path, kep
     assert config["kept_heads"] == KEPT
     shutil.copytree(folder, tmp_path / "damaged")
     (tmp_path / "damaged" / "config.json").write_text(json.dumps(config | {"kept_heads": kept}))
-    with pytest.raises(CheckpointError, match=r"damaged: kept_heads in config.json is damaged") as refused:
+    with pytest.raises(CheckpointError, match=r"kept_heads.*config\.json") as refused:
         open_checkpoint(str(tmp_path / "damaged"))
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400 + len(str(tmp_path))
 

@@ -139,7 +139,7 @@ def test_a_model_whose_heads_do_not_fill_it_is_refused(tmp_path: Path, vocabular
     assert isinstance(made, TransformerCheckpoint)
     config = made.model.config
     wide = made.with_model(Transformer(replace(config, decoder=replace(config.decoder, d_head=24))))
-    with pytest.raises(CheckpointError, match="its heads do not fill its width"):
+    with pytest.raises(CheckpointError, match=r"heads.*width"):
         convert(wide, tmp_path / "hf", goal="huggingface")
     assert not (tmp_path / "hf").exists()
 

@@ -80,7 +80,7 @@ def test_layers_on_disk_give_what_the_whole_model_gives(folder: Path, whole: pd.
     assert layer.get_parameter("weight").is_meta  # nothing stays in memory
     flags = {parameter.requires_grad for parameter in mapped.checkpoint.model.parameters()}
     assert flags == {True}
-    with pytest.raises(ConfigError, match="parts of it are offloaded, and heads are cut out of plain weights"):
+    with pytest.raises(ConfigError, match="offloaded"):
         mapped.remove(["decoder-self.0.0", "decoder-self.0.1"])
 
 
@@ -136,13 +136,13 @@ def test_device_maps_that_are_wrong(given: str, message: str, folder: Path, tmp_
 
 
 def test_what_device_maps_need(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="--device cpu and --device-map both say where the model runs"):
+    with pytest.raises(ConfigError, match=r"--device cpu.*--device-map"):
         open_checkpoint(str(folder), device="cpu", device_map="auto")
     NATIVE.save(checkpoints.small(), tmp_path / "native")
-    with pytest.raises(ConfigError, match="--device-map is for Hugging Face checkpoints; a native checkpoint"):
+    with pytest.raises(ConfigError, match=r"--device-map.*native"):
         open_checkpoint(str(tmp_path / "native"), device_map="auto")
     monkeypatch.setattr("headscope.model.storage.placement.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"--device-map needs accelerate, .* pip install 'headscope\[large\]'"):
+    with pytest.raises(ConfigError, match=r"--device-map.*accelerate.*'headscope\[large\]'"):
         open_checkpoint(str(folder), device_map="auto")
 
 
@@ -186,9 +186,7 @@ def test_quantised_weights_are_read_as_they_are_used(quantised: tuple[str, Path]
         found = model.checkpoint.projections[place]
         for name in ("query", "key", "value", "output"):
             torch.testing.assert_close(getattr(found, name).matrices(), getattr(parts, name).matrices())
-    with pytest.raises(
-        ConfigError, match=r"its weights are quantised \(bitsandbytes\), and heads are cut out of plain"
-    ):
+    with pytest.raises(ConfigError, match="bitsandbytes"):
         model.remove(["decoder-self.0.0", "decoder-self.0.1"])
 
 
@@ -241,7 +239,7 @@ def test_matrices_that_cannot_be_read_are_left_out_by_name() -> None:
     assert study.heads["magnitude"].isna().all()
     names = [name for name in map(str, expected) if name.startswith(("confidence", "ablation"))]
     pd.testing.assert_frame_equal(study.heads[names], expected[names], rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match=r"its weights are quantised \(Packed\)"):
+    with pytest.raises(ConfigError, match="Packed"):
         model.remove(["decoder-self.0.0", "decoder-self.0.1"])
 
 
@@ -249,5 +247,5 @@ def test_a_model_in_memory_whose_gradients_would_be_lost_is_refused() -> None:
     """On some CPUs bitsandbytes packs 4-bit weights at the first pass, and no gradient goes through them then."""
     model = llama()
     model.lm_head.support_avx512bf16_for_cpu = True
-    with pytest.raises(ConfigError, match=r"bitsandbytes packs the 4-bit weights .* load it by its path"):
+    with pytest.raises(ConfigError, match=r"bitsandbytes.*4-bit.*path"):
         hs.load(model)

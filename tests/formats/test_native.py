@@ -184,7 +184,7 @@ def test_a_decoder_alone(tmp_path: Path) -> None:
     assert loaded.encode(["x z"], side="source", limit=9)[0].ids == [2, 4, 6]
     assert (loaded.start_ids(), loaded.two_sided) == ([2], False)
     loaded.forward(Batch(torch.tensor([0]), 0, pad_side(loaded.encode(["x z"], side="source", limit=9))))
-    with pytest.raises(CheckpointError, match="decoder-only; it cannot translate"):
+    with pytest.raises(CheckpointError, match="translate"):
         loaded.translate(["x"])
 
 
@@ -250,14 +250,14 @@ def test_damage_is_noticed(tmp_path: Path) -> None:
     folder = saved(tmp_path / "c")
     text = (folder / CONFIG).read_text(encoding="utf-8")
     (folder / CONFIG).write_text(text.replace("norm_epsilon = 1e-05", "norm_epsilon = 1e-04"), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="was changed after it was written; take out its line `checksum`"):
+    with pytest.raises(CheckpointError, match="checksum"):
         open_checkpoint(str(folder), device="cpu")
     (folder / CONFIG).write_text(text, encoding="utf-8")
     (folder / "source.codes").unlink()
-    with pytest.raises(CheckpointError, match=r"source.codes is missing; copy the checkpoint again"):
+    with pytest.raises(CheckpointError, match=r"source\.codes"):
         open_checkpoint(str(folder), device="cpu")
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"model.safetensors was changed .* or is incomplete"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         open_checkpoint(str(folder), device="cpu")
 
 
@@ -287,12 +287,12 @@ def test_many_mutations_give_the_same_model_or_one_line(tmp_path: Path) -> None:
 def test_tied_weights_must_agree() -> None:
     model = native.model(whole={"tie_output": True})
     state = model.state_dict() | {"output.weight": torch.zeros(19, 13)}
-    with pytest.raises(CheckpointError, match=r"output.weight and decoder.embeddings.tokens.weight differ"):
+    with pytest.raises(CheckpointError, match=r"output\.weight.*decoder\.embeddings\.tokens\.weight"):
         build_transformer("x", model.config, state)
 
 
 def test_a_vocabulary_of_another_size_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="the source vocabulary has 23 subwords, the source embeddings 29"):
+    with pytest.raises(CheckpointError, match=r"23.*29"):
         TransformerCheckpoint(
             path="x",
             format="t",
@@ -307,10 +307,10 @@ def test_a_vocabulary_of_another_size_is_refused() -> None:
 def test_saving_over_something(tmp_path: Path) -> None:
     folder = saved(tmp_path / "c")
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="already holds"):
+    with pytest.raises(OutputError):
         NATIVE.save(checkpoint(), folder)
     other = _without_vocabularies()
-    with pytest.raises(OutputError, match=r"holds notes\.txt, which no native checkpoint wrote"):
+    with pytest.raises(OutputError, match=r"notes\.txt"):
         NATIVE.save(other, folder, force=True)
     (folder / "notes.txt").unlink()
     NATIVE.save(other, folder, force=True)
@@ -320,7 +320,7 @@ def test_saving_over_something(tmp_path: Path) -> None:
 
 def test_text_without_a_vocabulary(tmp_path: Path) -> None:
     made = _without_vocabularies()
-    with pytest.raises(CheckpointError, match="has no source vocabulary, so it cannot read text"):
+    with pytest.raises(CheckpointError, match="source vocabulary"):
         made.encode(["a"], side="source", limit=9)
     assert made.facts()["tokenizer"] is None
 
@@ -362,7 +362,7 @@ def test_text_that_is_already_split() -> None:
 def test_codes_that_cannot_be_read(codes: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):
         Splitter("bpe", codes)
-    with pytest.raises(DataError, match="SentencePiece model cannot be read"):
+    with pytest.raises(DataError, match="SentencePiece"):
         Splitter("sentencepiece", codes)
 
 
@@ -391,6 +391,6 @@ def test_plain_values_come_back(tmp_path: Path) -> None:
     from headscope.files.serialize import read_toml
 
     assert from_plain(type(config), read_toml(path)) == config
-    with pytest.raises(ConfigError, match="field decoder is missing"):
+    with pytest.raises(ConfigError, match="decoder"):
         from_plain(type(config), {})
     assert json.loads(json.dumps(to_plain(config)))["decoder"]["self_heads"] == [2, 0, 3]

@@ -141,7 +141,7 @@ def test_the_model_that_ships(tmp_path: Path) -> None:
     ],
 )
 def test_what_fairseq_has_not_is_one_line(tmp_path: Path, make: Any, reason: str) -> None:
-    with pytest.raises(CheckpointError, match=f"fairseq has no such model: .*{reason}"):
+    with pytest.raises(CheckpointError, match=f"{reason}"):
         convert(make(), tmp_path / "out", goal="fairseq")
     assert not (tmp_path / "out").exists()
 
@@ -151,7 +151,7 @@ def test_a_pruned_file_is_refused_and_a_masked_one_is_not(tmp_path: Path) -> Non
     fairseq.dictionaries(tmp_path)
     whole = opened(path)
     plan = plan_removal(whole.attention_sites, [HeadId(Site.CROSS, 0, 1)])
-    with pytest.raises(CheckpointError, match=r"fewer heads than the others.*--export masked"):
+    with pytest.raises(CheckpointError, match="--export masked"):
         convert(whole.without_heads(plan), tmp_path / "out", goal="fairseq")
     masked = whole.with_zeroed_heads(plan)
     assert convert(masked, tmp_path / "out", goal="fairseq").difference == 0.0

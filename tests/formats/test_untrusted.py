@@ -262,7 +262,7 @@ def test_programs_that_would_take_for_ever_are_cut_short(tmp_path: Path, program
 
 
 def test_a_program_has_a_bounded_number_of_steps() -> None:
-    with pytest.raises(Refused, match="takes more than 1,000 steps"):
+    with pytest.raises(Refused, match="1,000"):
         Machine(b"\x80\x02(" + b"]0" * 600 + b"N.", most_steps=1000).run()
     assert MOST_STEPS == 1_000_000
 

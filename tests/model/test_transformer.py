@@ -277,26 +277,26 @@ def test_config_errors_name_sizes_and_what_is_allowed(options: dict[str, Any], m
 
 def test_two_stacks_that_do_not_fit() -> None:
     its = native.config()
-    with pytest.raises(ConfigError, match="the decoder has no cross_heads; give 3 head counts"):
+    with pytest.raises(ConfigError, match=r"cross_heads.*3"):
         TransformerConfig(encoder=its.encoder, decoder=StackConfig(**native.STACK, vocabulary=3, self_heads=(1, 1, 1)))
-    with pytest.raises(ConfigError, match="decoder-only model has cross_heads"):
+    with pytest.raises(ConfigError, match="cross_heads"):
         TransformerConfig(decoder=its.decoder)
-    with pytest.raises(ConfigError, match=r"tables of \(23, 13\) and \(19, 13\)"):
+    with pytest.raises(ConfigError, match=r"\(23, 13\).*\(19, 13\)"):
         native.config(whole={"share_embeddings": True})
-    with pytest.raises(ConfigError, match="the embedding is 13 wide and the output projection's input 5"):
+    with pytest.raises(ConfigError, match=r"13.*5"):
         native.config(whole={"tie_output": True, "d_output": 5})
 
 
 def test_a_text_beyond_the_learned_positions() -> None:
     model = native.model(decoder_only=True, positions="learned", max_positions=3)
-    with pytest.raises(DataError, match="reaches position 4, the model has learned 3"):
+    with pytest.raises(DataError, match=r"position 4.*3"):
         model(target=torch.zeros(1, 5, dtype=torch.long))
 
 
 def test_forward_asks_for_the_sides_it_has() -> None:
-    with pytest.raises(ConfigError, match="takes source and target"):
+    with pytest.raises(ConfigError, match=r"source.*target"):
         native.model()(target=torch.zeros(1, 2, dtype=torch.long))
-    with pytest.raises(ConfigError, match="takes target alone"):
+    with pytest.raises(ConfigError, match="target"):
         native.model(decoder_only=True)(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, 2, dtype=torch.long))
 
 

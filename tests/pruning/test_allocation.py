@@ -201,5 +201,5 @@ def test_an_objective_that_does_not_apply_is_refused() -> None:
     corpus = speakers.corpus("bert", count=3)
     with pytest.raises(ConfigError, match="--objective loss"):
         DamageMeter.of(checkpoints.hugging("bert-without-head"), corpus, objective="loss")
-    with pytest.raises(ConfigError, match="unknown objective 'los'"):
+    with pytest.raises(ConfigError, match="'los'"):
         DamageMeter.of(speakers.checkpoint("bert"), replace(corpus), objective="los")

@@ -184,7 +184,7 @@ def test_nothing_removed_is_nothing_changed(name: str) -> None:
 
 def test_a_mean_needs_a_bias() -> None:
     inputs, weight = problem()
-    with pytest.raises(ConfigError, match="needs an output projection with a bias; choose least-squares or none"):
+    with pytest.raises(ConfigError, match="least-squares or none"):
         mean_shifted(weight, torch.tensor([0]), **moments(inputs), affine=False)
 
 
@@ -244,12 +244,12 @@ def test_fewer_tokens_than_columns_and_a_dead_head() -> None:
 
 
 def test_what_cannot_be_damped() -> None:
-    with pytest.raises(ConfigError, match=r"--damping -1: a share of the mean second moment, at least 0"):
+    with pytest.raises(ConfigError, match=r"--damping -1.*0"):
         damp(torch.eye(3), share=-1)
     for share in (float("nan"), float("inf")):
-        with pytest.raises(ConfigError, match="at least 0 and finite"):
+        with pytest.raises(ConfigError, match="at least 0"):
             damp(torch.eye(3), share=share)
-    with pytest.raises(NumericalError, match="NaN or infinite"):
+    with pytest.raises(NumericalError, match="NaN"):
         damp(torch.full((3, 3), torch.inf))
 
 

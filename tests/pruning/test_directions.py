@@ -82,7 +82,7 @@ def test_every_name_that_is_listed_runs_and_has_a_direction_or_asks_for_one(name
         opposite = criterion.direction("lowest" if criterion.keep == "highest" else "highest")
         assert opposite.keep != criterion.keep and opposite.apply(scores) != criterion.direction().apply(scores)
     else:
-        with pytest.raises(ConfigError, match=f"^--by {name} has no agreed direction: give --keep-lowest if heads"):
+        with pytest.raises(ConfigError, match=f"^--by {name}.*--keep-lowest"):
             criterion.direction()
         assert criterion.direction("lowest").apply({head: 2.0 for head in scores}) == {head: -2.0 for head in scores}
 
@@ -151,16 +151,14 @@ def test_runs_and_files(folder: Path, tmp_path: Path) -> None:
 
 def test_names_that_are_not_accepted_are_answered_with_those_that_are() -> None:
     for name in ("positional", "syntactic_margin", "similarity", "confidance"):
-        with pytest.raises(ConfigError, match=f"unknown criterion '{name}'; .*`headscope list criteria` has all"):
+        with pytest.raises(ConfigError, match=f"'{name}'.*headscope list criteria"):
             criterion_named(name)
     listed = [item.name for item in catalogue("criteria")]
     assert sorted(listed) == rankable_names() and {*CRITERIA.names(), "sink", "offset", "lrp"} <= set(listed)
     assert criterion_named("syntactic_margin", parsed=True).name == "syntactic_margin"
-    with pytest.raises(ConfigError, match="unknown method 'sink:low'; did you mean 'sink:lowest'"):
+    with pytest.raises(ConfigError, match=r"'sink:low'.*'sink:lowest'"):
         criterion_of("sink:low")
-    with pytest.raises(
-        ConfigError, match="--methods sink has no agreed direction: write sink:lowest if heads with low"
-    ):
+    with pytest.raises(ConfigError, match=r"--methods sink.*sink:lowest"):
         criterion_of("sink")
 
 
@@ -178,7 +176,7 @@ def test_a_sweep_takes_a_direction_with_the_name(folder: Path, tmp_path: Path) -
 def test_rankings_of_the_api_say_their_direction() -> None:
     model = hs.load(hs.assets.trained(), device="cpu")
     text = (["A dog runs.", "Two men sit."], ["Ein Hund rennt.", "Zwei Männer sitzen."])
-    with pytest.raises(ConfigError, match="by sink has no agreed direction: give keep_lowest if heads with low values"):
+    with pytest.raises(ConfigError, match=r"sink.*keep_lowest"):
         model.rank(by="sink", text=text[0], target=text[1])
     low = model.rank(by="sink", text=text[0], target=text[1], keep_lowest=True)
     high = model.rank(by="sink", text=text[0], target=text[1], keep_highest=True)

@@ -241,7 +241,7 @@ def test_a_ranking_says_what_it_costs(made: tuple[str, dict[str, Any]], tmp_path
 def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, metric: str) -> None:
     kind, options = made
     if metric == "macro-f1" and kind == "bert-encoder":
-        with pytest.raises(ConfigError, match="--metric macro-f1: needs a classifier"):
+        with pytest.raises(ConfigError, match=r"--metric.*macro-f1"):
             run_sweep(SweepConfig(**options, out=tmp_path / "run", methods=("random",), keep=(3,), metric=metric))
         return
     quick: dict[str, Any] = {"seeds": 1, "updates": 2, "batch_tokens": 97, "bootstrap": 20, "keep": (3,)}
@@ -328,9 +328,9 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
     small = opened.remove(gone.split(","), **again, valid=held, refit=hs.Refit(sentences=COUNT))
     assert small.compensation is not None
     assert small.compensation["performance"] == {row: asdict(value) for row, value in table.items()}
-    with pytest.raises(ConfigError, match="--objective is what a refit is measured by; give --compensate or"):
+    with pytest.raises(ConfigError, match=r"--objective.*--compensate"):
         RemoveConfig(checkpoint="", out=tmp_path, heads=gone, objective="representation")
-    with pytest.raises(ConfigError, match="objective is what a refit is measured by"):
+    with pytest.raises(ConfigError, match="objective"):
         opened.remove(gone, refit=hs.Refit(method="none", objective="representation"))
 
 
@@ -359,8 +359,8 @@ def test_show_says_which_apply(kind: str, metrics: list[str], objectives: list[s
 
 def test_parts_of_texts_are_refused(tmp_path: Path) -> None:
     text = written(tmp_path, "text", ["a b", "c"])
-    with pytest.raises(ConfigError, match="--source2 and --pairs both say"):
+    with pytest.raises(ConfigError, match=r"--source2.*--pairs"):
         open_text(TextFiles(source=text, source2=text, pairs=True))
     config = LearnConfig(checkpoint="", out=tmp_path, method=SubsetOptions(keep=1), source=text, valid_source2=text)
-    with pytest.raises(ConfigError, match="--valid-source2 is for --valid-source; give that too"):
+    with pytest.raises(ConfigError, match=r"--valid-source2.*--valid-source"):
         assert config.valid_text

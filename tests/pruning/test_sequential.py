@@ -15,7 +15,7 @@ import transformers
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.bench import compensated
+from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import collect_moments, text_batches
@@ -146,7 +146,7 @@ def test_blocks_are_found_for_any_model() -> None:
     for kind, count in {"gpt2": 2, "t5": 3, "llama": 2, "marian": 3}.items():
         batch = next(iter(text_batches(speakers.checkpoint(kind), texts(kind), None)))
         assert len(feed_forward_outputs(speakers.checkpoint(kind), batch)) == count
-    with pytest.raises(ConfigError, match="give sequential=True too"):
+    with pytest.raises(ConfigError, match="sequential=True"):
         RefitOptions(feed_forward=True)
 
 
@@ -168,10 +168,10 @@ def test_a_module_may_lose_all_its_heads() -> None:
 
 
 def test_it_is_for_least_squares() -> None:
-    with pytest.raises(ConfigError, match="--sequential is for --compensate least-squares, not mean"):
+    with pytest.raises(ConfigError, match=r"--sequential.*--compensate least-squares.*mean"):
         sequential_refits(speakers.checkpoint("bert"), texts("bert"), gone("bert"), RefitOptions(method="mean"))
     alone = texts("t5")
-    with pytest.raises(ConfigError, match=r"does not reach decoder-self\.0"):
+    with pytest.raises(ConfigError, match=r"decoder-self\.0"):
         encoder_only = replace(alone, has_target=False, read=lambda: (s._replace(target=None) for s in alone.read()))
         sequential_refits(speakers.checkpoint("t5"), encoder_only, [HeadId.parse("decoder-self.0.1")])
 
@@ -196,7 +196,7 @@ def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
     heads = [HeadId.parse(f"decoder-self.0.{head}") for head in (0, 1)]
     text = CalibrationText(texts("llama"), texts("llama").first(8))
     options = Refit(method="least-squares", sequential=True)
-    done = compensated(checkpoint, heads, text, options)
+    done = RefitBench(checkpoint, text, options).compensated(heads)
     assert [refit.residual for refit in done.refits] == [False, False]
     assert "2 of 2 attention modules are refitted to their own outputs only" in done.remarks()[0]
     at_outputs = sequential_refits(checkpoint, texts("llama"), heads, residual=False)

@@ -24,7 +24,7 @@ from headscope.cli import main
 from headscope.data.corpus import Corpus, Labels, Sentence
 from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.evaluation.comparison import compare_scores
+from headscope.evaluation.before_after import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, Translations, ValidationText, grouped
 from headscope.formats.base import open_checkpoint
@@ -79,8 +79,8 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     counts = luck.integers(3, 9, size=(13, columns)).astype(float)
     if name == "bleu":
         counts[:, 4:8] += 9
-    mine, other = counts, counts + np.eye(columns)[0] * luck.integers(0, 3, size=(13, 1))
-    metric, bootstrap = METRICS.get(name), Bootstrap(seed=4, replicates=19)
+    mine, other = counts, counts + np.eye(columns)[0] * luck.integers(-2, 3, size=(13, 1))
+    metric, bootstrap = METRICS.get(name), Bootstrap(seed=4, replicates=53)
     found = compare_scores(metric, mine, other, bootstrap)
 
     def value(sums: np.ndarray[Any, Any], times: list[int]) -> float:
@@ -94,9 +94,10 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     difference = value(mine, [1] * 13) - value(other, [1] * 13)
     apart = [value(mine, times) - value(other, times) for times in draws]
     mean = sum(apart) / len(apart)
-    extreme = sum(abs(each - mean) >= abs(difference) for each in apart)
+    extreme = [each - mean for each in apart if abs(each - mean) >= abs(difference)]
+    assert min(extreme) < 0 < max(extreme), "both tails count"
     assert found.value == pytest.approx(value(mine, [1] * 13)) and found.difference == pytest.approx(difference)
-    assert found.p == pytest.approx((1 + extreme) / 20)
+    assert found.p == pytest.approx((1 + len(extreme)) / 54)
     assert found.low == pytest.approx(np.quantile([value(mine, times) for times in draws], 0.025))
     assert found.difference_high == pytest.approx(np.quantile(apart, 0.975))
     same = compare_scores(metric, mine, mine, bootstrap)
@@ -233,12 +234,12 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     whole = checkpoints.small()
     assert config_without(whole.model, []) == whole.model.config
     lines(tmp_path, "wrong.toml", ["max-updats = 3"])
-    with pytest.raises(ConfigError, match="--recipe: unknown option 'max_updats'; did you mean 'max_updates'"):
+    with pytest.raises(ConfigError, match=r"--recipe.*'max_updats'.*'max_updates'"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": tmp_path / "wrong.toml"}))
-    with pytest.raises(ConfigError, match="how should it be trained"):
+    with pytest.raises(ConfigError, match="trained"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": None}))
     longer = lines(tmp_path, "longer.toml", ["max-updates = 5", "max-tokens = 61", "warmup = 1", "average = 0"])
-    with pytest.raises(ConfigError, match="was made with another recipe"):
+    with pytest.raises(ConfigError, match="recipe"):
         run_sweep(config(words, tmp_path / "out", **options | {"recipe": longer, "seeds": 2}))
 
 
@@ -291,11 +292,11 @@ def test_language_models_and_classifiers(tmp_path: Path) -> None:
     table = run_sweep(config(words, tmp_path / "b", methods=("random", "gradient"), keep=(2,))).table
     right = sum(mine == wanted for mine, wanted in zip(said, [*said[:4], *[0] * 8], strict=True)) / 12
     assert table["metric"].tolist() == ["accuracy"] * 3 and table["value"].iloc[0] == pytest.approx(right)
-    with pytest.raises(ConfigError, match="needs --labels FILE, what the classifier should say"):
+    with pytest.raises(ConfigError, match="--labels FILE"):
         run_sweep(config(words, tmp_path / "c", methods=("l0",)))
-    with pytest.raises(ConfigError, match=r"needs --labels FILE \(or --valid-labels\)"):
+    with pytest.raises(ConfigError, match=r"--labels FILE.*--valid-labels"):
         run_sweep(config(words | {"valid_labels": None}, tmp_path / "c"))
-    with pytest.raises(DataError, match=r"labels2:1: the model has no class 'worse'; it has 0 \(bad\), 1"):
+    with pytest.raises(DataError, match=r"labels2:1: .*'worse'.*0 \(bad\), 1"):
         run_sweep(config(words | {"valid_labels": lines(tmp_path, "labels2", ["worse"] * 12)}, tmp_path / "c"))
 
 
@@ -391,7 +392,7 @@ def test_a_model_that_can_do_nothing_is_no_baseline(words: dict[str, Any], tmp_p
     (remark,) = [remark for remark in found.remarks if remark.startswith("no verdict: ")]
     assert "the unpruned model's BLEU, 0 (0 to 0 at 95 %), is not beyond 1, near zero" in remark
     for folder in ("out", "new"):
-        with pytest.raises(ConfigError, match=r"^--margin 0\.3: the unpruned model's BLEU, 0"):
+        with pytest.raises(ConfigError, match=r"^--margin 0\.3.*BLEU"):
             run_sweep(config(nonsense, tmp_path / folder, margin="0.3"))
 
 
@@ -406,7 +407,7 @@ def test_distances_to_the_intact_model_need_a_margin_of_their_own(tmp_path: Path
     found = run_sweep(config(words, tmp_path / "out"))
     assert found.verdicts["verdict"].tolist() == [""]
     assert any("distance to the intact model is 0, of which 1% is nothing" in remark for remark in found.remarks)
-    with pytest.raises(ConfigError, match=r"^--margin 2%: .* of which 2% is nothing; give --margin in its unit"):
+    with pytest.raises(ConfigError, match=r"^--margin 2%.*--margin"):
         run_sweep(config(words, tmp_path / "out", margin="2%"))
     verdicts = {
         margin: run_sweep(config(words, tmp_path / "out", margin=margin)).verdicts for margin in ("9", "0.0001")
@@ -479,16 +480,16 @@ def test_only_what_is_missing_is_done(words: dict[str, Any], tmp_path: Path, mon
 
 def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
     run_sweep(config(words, tmp_path / "out"))
-    with pytest.raises(ConfigError, match="has --updates 3, now 4; give the same options, another --out, or --force"):
+    with pytest.raises(ConfigError, match=r"--updates 3.*4.*--out.*--force"):
         run_sweep(config(words, tmp_path / "out", updates=4))
     other = words | {"valid_source": words["source"], "valid_target": words["target"]}
-    with pytest.raises(ConfigError, match="was made with another validation text"):
+    with pytest.raises(ConfigError, match="validation text"):
         run_sweep(config(other, tmp_path / "out"))
     NATIVE.save(checkpoints.small(1), tmp_path / "model")
-    with pytest.raises(ConfigError, match="was made with another checkpoint"):
+    with pytest.raises(ConfigError, match="checkpoint"):
         run_sweep(config(words | {"checkpoint": str(tmp_path / "model")}, tmp_path / "out"))
     (tmp_path / "out" / "mine.txt").write_text("stays")
-    with pytest.raises(HeadscopeError, match=r"holds mine\.txt, which no run of `headscope prune sweep` wrote"):
+    with pytest.raises(HeadscopeError, match=r"mine\.txt.*headscope prune sweep"):
         run_sweep(config(words, tmp_path / "out", updates=4, keep=(5,), force=True))
     (tmp_path / "out" / "mine.txt").unlink()
     found = run_sweep(config(words, tmp_path / "out", updates=4, keep=(5,), force=True))
@@ -496,7 +497,7 @@ def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], 
     assert not (tmp_path / "out.new").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
-    with pytest.raises(HeadscopeError, match="already holds x"):
+    with pytest.raises(HeadscopeError, match=r"\bx\b"):
         run_sweep(config(words, tmp_path / "full"))
 
 
@@ -536,8 +537,8 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
         ({"allocate": "evenly"}, "--allocate 'evenly' is not known; choose global, per-layer"),
         ({"methods": ("l0",), "allocate": "per-layer"}, "--allocate per-layer is for rankings; --methods names none"),
         ({"keep": (3, 3)}, "--keep holds the same entry twice"),
-        ({"fractions": (1.2,)}, "--fractions 1.2: the share that stays is from 0 to 1"),
-        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1: it must not be negative"),
+        ({"fractions": (1.2,)}, "--fractions is 1.2; it must be at most 1"),
+        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1.0: at least 0 is needed"),
         ({"lambdas": (1.0,)}, "--lambda is for l0, which --methods does not name"),
         ({"methods": ("lrb",)}, "unknown method 'lrb'; did you mean 'lrp'"),
         ({"sites": ("middle",)}, "--sites middle: this model has encoder-self"),
@@ -604,7 +605,7 @@ def test_controls_need_a_transformer_that_is_trained_here(tmp_path: Path) -> Non
     made.tokenizer.save_pretrained(tmp_path / "gpt2")
     text = lines(tmp_path, "text", ["ah bi ck", "aj bl"])
     words = {"checkpoint": str(tmp_path / "gpt2"), "source": text, "valid_source": text}
-    with pytest.raises(CheckpointError, match="--from-scratch trains native Transformers"):
+    with pytest.raises(CheckpointError, match=r"--from-scratch.*native"):
         run_sweep(config(words, tmp_path / "out", methods=("l0",), from_scratch=True))
 
 

@@ -63,9 +63,9 @@ def test_groups_and_protected_heads_are_counted() -> None:
     assert [sum(head.layer == layer for head in kept) for layer in range(3)] == [4, 4, 4]
     assert set(kept) >= {HeadId(Site.DECODER_SELF, 1, 4), HeadId(Site.DECODER_SELF, 1, 5)}
     emptied = gate_layout(checkpoints.small().attention_sites)
-    with pytest.raises(ConfigError, match=r"layers of the decoder cannot.*: one of them has none"):
+    with pytest.raises(ConfigError, match="decoder"):
         uniform_keep(emptied, 0.5)
-    with pytest.raises(ConfigError, match=r"--keep 10 is not as many heads in every layer; keep 6 or 12"):
+    with pytest.raises(ConfigError, match=r"--keep 10.*6 or 12"):
         uniform_counts(gates, 10)
 
 

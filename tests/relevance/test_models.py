@@ -157,7 +157,7 @@ def _state(model: nn.Module) -> list[Any]:
 
 def test_mixture_of_experts_router_is_refused() -> None:
     model = build(BY_NAME["gpt_oss"], implementation="eager")
-    with pytest.raises(CheckpointError, match=r"GptOssTopKRouter .* computes with 'topk'"):
+    with pytest.raises(CheckpointError, match=r"GptOssTopKRouter.*'topk'"):
         explained(model, inputs_of(BY_NAME["gpt_oss"]))
 
 
@@ -240,7 +240,7 @@ def test_representation_is_explained_where_nothing_is_predicted() -> None:
         states = checkpoint.states(batch)
     for row, real in enumerate(batch.source.real):
         assert float(found.values[0, row]) == pytest.approx(float(states[row, real].mean(dim=0).norm()), rel=1e-6)
-    with pytest.raises(ConfigError, match="--target-token reference is about predicted tokens"):
+    with pytest.raises(ConfigError, match="--target-token reference"):
         explain_backward(checkpoint, batch, sets("cp"), target="reference", steps="sum")
 
 

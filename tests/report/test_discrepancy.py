@@ -35,7 +35,7 @@ def test_changes_are_of_sums_over_pairs_in_per_cent(tmp_path: Path) -> None:
     drawn: list[Any] = [axes.patches for axes in figure.axes]
     bars = [[bar.get_height() for bar in patches] for patches in drawn]
     assert bars[0] == pytest.approx([25, 25, -50, -50]) and bars[3] == pytest.approx([25, -50])
-    with pytest.raises(ConfigError, match="a baseline and other runs"):
+    with pytest.raises(ConfigError, match="baseline"):
         discrepancy_changes(runs[:1])
 
 
@@ -58,5 +58,5 @@ def test_files_of_means_alone_are_drawn_by_epoch(tmp_path: Path) -> None:
         (tmp_path / f"epoch-{epoch}.pkl").write_bytes(pickle.dumps(content))
     run = load_confidence(tmp_path)
     assert confidence_figure(run).axes[0].lines[1].get_ydata() == pytest.approx([0.5, 1.0])
-    with pytest.raises(RunError, match="no rows of confidence"):
+    with pytest.raises(RunError, match="confidence"):
         run.batches()

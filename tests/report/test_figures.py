@@ -248,12 +248,12 @@ def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Anal
 
 
 def test_similarity_errors(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"run small: unknown similarity 'cosin'; did you mean 'cosine'"):
+    with pytest.raises(ConfigError, match=r"small.*'cosin'.*'cosine'"):
         similarity_matrices(runs["small"], "cosin")
     path = make_run(tmp_path / "r", {"encoder-self": [3]})
     arrays: dict[str, Any] = {"encoder-self/0/cosine": np.eye(2)}
     np.savez(path / "similarity.npz", **arrays)
-    with pytest.raises(RunError, match=r"encoder-self/0/cosine of shape \(2, 2\), but the layer has 3 heads"):
+    with pytest.raises(RunError, match=r"encoder-self/0/cosine.*\(2, 2\).*3"):
         similarity_matrices(load_run(path))
 
 
@@ -264,7 +264,7 @@ def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     assert figure.axes[0].get_title(loc="left") == "h1"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()][1] == "a$b$"
     assert figure.axes[0].get_xticklabels()[2].get_text().endswith("…")
-    with pytest.raises(ConfigError, match=r"of shape \(1, 2, 3\).*got \(2, 5, 3\)"):
+    with pytest.raises(ConfigError, match=r"\(1, 2, 3\).*\(2, 5, 3\)"):
         attention_figure(weights, ["a", "b"], ["x", "y", "z"], ["h1"])
 
 
@@ -288,7 +288,7 @@ def test_compare_with_other_layouts_has_no_difference(runs: dict[str, AnalysisRu
 
 def test_compare_without_a_common_site(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     other = load_run(make_run(tmp_path / "gpt", {"decoder-self": [3]}))
-    with pytest.raises(ConfigError, match=r"runs small and gpt share no site: encoder-self and decoder-self"):
+    with pytest.raises(ConfigError, match=r"small and gpt.*encoder-self and decoder-self"):
         compare_figure(runs["small"], other)
 
 
@@ -326,7 +326,7 @@ def test_ranges_are_those_that_measures_declare_or_that_are_asked_for(tmp_path: 
     assert figure.axes[0].collections[0].get_clim() == (-0.25, 0.25)
     assert figure.axes[1]._colorbar.extend == "both"  # type: ignore[attr-defined]
     for ends in ((1, 0), (0,), (0, float("inf"))):
-        with pytest.raises(ConfigError, match=r"--range .*: give two numbers, the lower first"):
+        with pytest.raises(ConfigError, match="--range"):
             heads_figure(run, ["ablation"], range=ends)
 
 
@@ -366,9 +366,9 @@ def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
     assert ((low <= value) & (value <= high)).all() and np.allclose(np.diag(low), 1)
     written = texts(rankings_figure(run, ["lrp", "gradient"]))
     assert any(text.startswith(f"{value[1, 2]:.2f}".replace("-", "−")) for text in written)
-    with pytest.raises(ConfigError, match="distance is no ranking of all heads; choose from confidence, lrp, gradient"):
+    with pytest.raises(ConfigError, match=r"distance.*confidence, lrp, gradient"):
         rankings_figure(run, ["distance"])
-    with pytest.raises(MissingTable, match=r"has 1 rankings of all heads, and it takes two"):
+    with pytest.raises(MissingTable, match=r"1 rankings.*two"):
         rankings_figure(run, ["lrp"])
 
 

@@ -74,11 +74,11 @@ def test_where_figures_go(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     ]
     assert target_paths(tmp_path / "{run}.pdf", two, figure="heads")[1] == tmp_path / "large.pdf"
     assert target_paths(tmp_path, one, figure="heads") == [tmp_path / "small-heads.png"]
-    with pytest.raises(ConfigError, match=r"x.png is one file for 2 runs; put \{run\}"):
+    with pytest.raises(ConfigError, match=r"x\.png.*2.*\{run\}"):
         target_paths(tmp_path / "x.png", two, figure="heads")
-    with pytest.raises(ConfigError, match=r"the same run was named twice"):
+    with pytest.raises(ConfigError, match="twice"):
         target_paths(tmp_path / "d", one * 2, figure="heads")
-    with pytest.raises(ConfigError, match=r"cannot write .jpg; end the name with one of .png, .svg, .pdf"):
+    with pytest.raises(ConfigError, match=r"\.jpg.*\.png, \.svg, \.pdf"):
         target_paths(tmp_path / "x.jpg", one, figure="heads")
 
 
@@ -93,8 +93,8 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
 def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     path = tmp_path / "deep" / "x.png"
     write_figure(functions_figure(runs["small"]), path, dpi=40)
-    with pytest.raises(OutputError, match=r"x.png exists; .* --force"):
+    with pytest.raises(OutputError, match=r"x\.png.*--force"):
         write_figure(functions_figure(runs["small"]), path, dpi=40)
     write_figure(functions_figure(runs["small"]), path, dpi=40, force=True)
-    with pytest.raises(OutputError, match=r"cannot write .*y.png: (Not a directory|File exists)"):
+    with pytest.raises(OutputError, match=r"y\.png.*(Not a directory|File exists)"):
         write_figure(functions_figure(runs["small"]), path / "y.png", dpi=40)

@@ -274,18 +274,18 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
 
 
 def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"is no run: it has no run.json"):
+    with pytest.raises(RunError, match=r"run\.json"):
         gather([tmp_path])
     other = tmp_path / "conversion"
     other.mkdir()
     (other / "run.json").write_text('{"kind": "demonstration"}', encoding="utf-8")
-    with pytest.raises(RunError, match=r"a run of another kind .demonstration."):
+    with pytest.raises(RunError, match="demonstration"):
         gather([other])
     out = tmp_path / "page.png"
-    with pytest.raises(ConfigError, match=r"page\.png: the report is one HTML page; end the name with \.html"):
+    with pytest.raises(ConfigError, match=r"page\.png.*\.html"):
         write_page([run], out)
     (tmp_path / "page.html").write_text("mine", encoding="utf-8")
-    with pytest.raises(OutputError, match="exists; choose another name, or --force"):
+    with pytest.raises(OutputError, match="--force"):
         write_page([run], tmp_path / "page.html", force=False)
     assert data_json({"a": "</script>&"}) == '{"a":"\\u003c/script\\u003e\\u0026"}'
     assert report_of([])["title"] == "nothing"
@@ -297,7 +297,7 @@ def test_broken_examples_end_in_one_line(run: Path, content: bytes | None) -> No
         np.savez_compressed(run / "examples.npz", index=np.frombuffer(b'[{"number": 1}]', dtype=np.uint8))
     else:
         (run / "examples.npz").write_bytes(content)
-    with pytest.raises(RunError, match=r"run bert: examples.npz") as caught:
+    with pytest.raises(RunError, match=r"bert.*examples\.npz") as caught:
         _ = load_run(run).examples
     assert "\n" not in str(caught.value)
 

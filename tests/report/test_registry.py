@@ -70,12 +70,12 @@ def test_a_figure_of_another_package(installed: pytest.MonkeyPatch, tmp_path: Pa
     assert "distance" in out.read_text(encoding="utf-8")
     (axes,) = hs.plot(runs, "spread").axes
     assert axes.get_ylabel() == "confidence" and [label.get_text() for label in axes.get_xticklabels()] == ["a", "b"]
-    with pytest.raises(ConfigError, match="unknown option of plot spread 'colum'; did you mean 'column'"):
+    with pytest.raises(ConfigError, match=r"'colum'.*'column'"):
         hs.plot(runs, "spread", colum="distance")
     point = EntryPoint(name="other", value="tests.plugin.headscope_plugin.spread", group="headscope.figures")
     twice = [EntryPoint(name="spread", value="headscope_plugin.spread", group=point.group), point]
     installed.setattr(registry, "entry_points", lambda group: twice)
-    with pytest.raises(ConfigError, match="there are two figures 'spread'"):
+    with pytest.raises(ConfigError, match="'spread'"):
         plot_figures()
 
 
@@ -91,14 +91,14 @@ def test_figures_that_only_commands_drew_are_there_in_python(tmp_path: Path) -> 
     trained = make_training(tmp_path / "trained", layout, "baseline")
     page = hs.plot([*runs, trained], "report", out=tmp_path / "page.html")
     assert page == tmp_path / "page.html" and "Runs compared" in page.read_text(encoding="utf-8")
-    with pytest.raises(ConfigError, match="'report' is a page; give out="):
+    with pytest.raises(ConfigError, match=r"'report'.*out="):
         hs.plot(runs, "report")
-    with pytest.raises(ConfigError, match="the figure 'attention' needs heads="):
+    with pytest.raises(ConfigError, match=r"'attention'.*heads="):
         hs.plot(runs[0], "attention", sentence="a")
-    with pytest.raises(ConfigError, match="give sentence TEXT, or index N"):
+    with pytest.raises(ConfigError, match=r"TEXT.*N"):
         hs.plot(runs[0], "attention", heads="encoder-self.0.*")
-    with pytest.raises(ConfigError, match="index -1: at least 0 is needed"):
+    with pytest.raises(ConfigError, match=r"index -1.*0"):
         hs.plot(runs[0], "attention", heads="encoder-self.0.*", index=-1)
-    with pytest.raises(ConfigError, match="the figure 'compare' is of two runs; 1 were given"):
+    with pytest.raises(ConfigError, match=r"'compare'.*1"):
         hs.plot(runs[0], "compare")
     assert find_figure("gates").runs == "each"

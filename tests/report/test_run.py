@@ -32,7 +32,7 @@ def test_run_says_what_it_was(run: AnalysisRun) -> None:
 
 def test_measures_are_the_numbers_without_their_bounds(run: AnalysisRun) -> None:
     assert run.measures == ["confidence", "entropy_share", "distance", "lrp"]
-    with pytest.raises(ConfigError, match=r"run bert: unknown measure 'confidance'; did you mean 'confidence'"):
+    with pytest.raises(ConfigError, match=r"bert.*'confidance'.*'confidence'"):
         run.require("confidance")
 
 
@@ -53,10 +53,10 @@ def test_tables_are_read_when_asked_for(run: AnalysisRun) -> None:
     (run.path / "syntactic.csv").unlink()
     assert list(run.table("positional").columns[:5]) == ["site", "layer", "head", "offset", "count"]
     assert run.similarity["encoder-self/0/cosine"].shape == (3, 3)
-    with pytest.raises(MissingTable, match=r"run bert has no syntactic.csv; run .* --only syntactic. first"):
+    with pytest.raises(MissingTable, match=r"bert.*syntactic\.csv.*--only syntactic"):
         _ = run.table("syntactic")
     (run.path / "similarity.npz").unlink()
-    with pytest.raises(MissingTable, match=r"no similarity.npz"):
+    with pytest.raises(MissingTable, match=r"similarity\.npz"):
         _ = load_run(run.path).similarity
 
 
@@ -94,17 +94,17 @@ def test_broken_files_end_in_one_line(tmp_path: Path, name: str, content: str | 
 
 def test_broken_detail_tables(run: AnalysisRun) -> None:
     (run.path / "positional.csv").write_text("site,layer,head,offset,share\nencoder-self,0,9,1,0.5\n")
-    with pytest.raises(RunError, match=r"positional.csv of run bert holds encoder-self.0.9"):
+    with pytest.raises(RunError, match=r"positional\.csv.*bert.*encoder-self\.0\.9"):
         _ = run.table("positional")
     (run.path / "similarity.npz").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(RunError, match=r"run bert: similarity.npz cannot be read"):
+    with pytest.raises(RunError, match=r"bert.*similarity\.npz"):
         _ = run.similarity
 
 
 def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"is no directory; name one"):
+    with pytest.raises(RunError, match="directory"):
         load_run(tmp_path / "nowhere")
-    with pytest.raises(RunError, match=r"it has no run.json; make one with"):
+    with pytest.raises(RunError, match=r"run\.json"):
         load_run(tmp_path)
     assert issubclass(MissingTable, RunError)
     assert issubclass(RunError, HeadscopeError)

@@ -77,7 +77,7 @@ def test_other_axes_and_equal_names(tmp_path: Path) -> None:
     figure = training_figure([load_history(path) for path in both], axis="tokens")
     assert np.asarray(figure.axes[0].lines[0].get_xdata()).tolist() == [700, 1400, 2100]
     assert {"run (1)", "run (2)"} <= {text.get_text() for text in figure.texts}
-    with pytest.raises(ConfigError, match="--axis 'epochs' is not known; choose from update, tokens, seconds"):
+    with pytest.raises(ConfigError, match=r"--axis 'epochs'.*update, tokens, seconds"):
         training_figure([load_history(both[0])], axis="epochs")
 
 
@@ -95,19 +95,19 @@ def test_seeds_of_one_setting_share_a_colour(tmp_path: Path) -> None:
 
 
 def test_what_is_no_training_run(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"is no training run: it has no run.json"):
+    with pytest.raises(RunError, match=r"run\.json"):
         load_history(tmp_path)
     path = course(tmp_path / "x", "baseline")
     (path / "run.json").write_text('{"signature": "m:confidence"}')
-    with pytest.raises(RunError, match=r"or metrics\.csv is of something else"):
+    with pytest.raises(RunError, match=r"metrics\.csv"):
         load_history(path)
     (path / "run.json").write_text("{")
-    with pytest.raises(RunError, match="training run x cannot be read"):
+    with pytest.raises(RunError, match=r"\bx\b"):
         load_history(path)
     worse = course(tmp_path / "y", "baseline", "bleu2", (",many", ",few", ",some"))
-    with pytest.raises(RunError, match=r"training run y: metrics\.csv is of no use: column bleu2 must hold numbers"):
+    with pytest.raises(RunError, match=r"y.*metrics\.csv.*bleu2"):
         load_history(worse)
-    with pytest.raises(RunError, match="it has no line yet"):
+    with pytest.raises(RunError, match="line"):
         load_history(course(tmp_path / "z", "baseline", rows=()))
 
 

@@ -85,7 +85,7 @@ def test_gradients_that_overflow_at_every_scale_stop_the_run(tmp_path: Path) -> 
     """They would otherwise be left out update after update, and nothing would be learnt."""
     run = tuning(tmp_path, scale=3 * LEAST_SCALE)
     overflowing(run, times=99)
-    with pytest.raises(TrainingError, match=r"the scale of the loss, .* is 7.5e-05 in update 2 .* a lower --gate-lr$"):
+    with pytest.raises(TrainingError, match=r"7\.5e-05.*2.*--gate-lr$"):
         lessons.updates(run, 9)
 
 
@@ -94,7 +94,7 @@ def test_a_g_step_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     run = tuning(tmp_path)
     run.scaler = torch.amp.GradScaler("cpu", enabled=False)
     overflowing(run, times=1)
-    with pytest.raises(TrainingError, match=r"the gradient's norm is (inf|nan) in update 1 .* a lower --gate-lr$"):
+    with pytest.raises(TrainingError, match=r"(inf|nan).*1.*--gate-lr$"):
         lessons.updates(run)
 
 
@@ -178,7 +178,7 @@ def test_fine_tuning_stops_at_a_gradient_that_is_no_number(
     data = training_examples(its, speakers.corpus("native-pre"), limit=60)
     recipe = Recipe(updates=1, lr=0.1, clip=clip)
     before = [each.detach().clone() for each in parameters]
-    with pytest.raises(TrainingError, match=f"^the gradient's norm is nan in update 1; take a lower {advice}$"):
+    with pytest.raises(TrainingError, match=f"nan.*1.*{advice}$"):
         Tuner(its, data, recipe, parameters, learner if learns else None).run()
     hook.remove()
     assert all(torch.equal(each, was) for each, was in zip(parameters, before, strict=True))

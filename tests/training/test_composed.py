@@ -75,9 +75,9 @@ def test_an_option_that_several_have_is_one(tmp_path: Path) -> None:
     assert "published program" in compat.metadata["help"] and "--cosine-sim-loss" in compat.metadata["help"]
     run = lessons.begin(tmp_path, ALL, swap_schedule=schedule(tmp_path / "swaps.json", (0, 0, 1, 0)), **FORK)
     assert [part.options.compat for part in lessons.variant(run).parts] == ["fork"] * 3
-    with pytest.raises(ConfigError, match="--compat fork needs --gamma"):
+    with pytest.raises(ConfigError, match=r"--compat fork.*--gamma"):
         options(compat="fork")
-    with pytest.raises(ConfigError, match="--dynamic-rest must be at least 1"):
+    with pytest.raises(ConfigError, match=r"--dynamic-rest.*1"):
         options(dynamic_rest=(0,))
 
 
@@ -89,7 +89,7 @@ def test_an_option_that_means_something_else_is_refused() -> None:
     class Other(Variant):
         name, summary, Options = "other", "Another.", OtherOptions
 
-    with pytest.raises(ConfigError, match="disagreement and other have options --weight of their own"):
+    with pytest.raises(ConfigError, match=r"disagreement and other.*--weight"):
         combine((Disagreement, Other))
 
 

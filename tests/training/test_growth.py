@@ -187,7 +187,7 @@ def test_cosines_are_means_over_pairs_and_real_positions() -> None:
 
 
 def test_the_forks_divisor_is_zero_for_two_heads() -> None:
-    with pytest.raises(ConfigError, match="heads XOR 2, which is 0 for 2 heads"):
+    with pytest.raises(ConfigError, match=r"XOR 2.*2"):
         fork_total(torch.randn(1, 2, 3, 4))
 
 
@@ -314,9 +314,9 @@ def test_wide_and_narrow_have_the_parameters_of_their_formulas() -> None:
             options,
         )
     wide = VARIANTS.get("wide")
-    with pytest.raises(ConfigError, match="--shared-qkv goes with --head-input slice"):
+    with pytest.raises(ConfigError, match=r"--shared-qkv.*--head-input slice"):
         wide.Options(shared_qkv=True)
-    with pytest.raises(ConfigError, match="--d-head is 0"):
+    with pytest.raises(ConfigError, match=r"--d-head.*0"):
         wide.Options(d_head=0)
     both = wide(wide.Options()).shape(native.config())
     assert (

@@ -363,7 +363,7 @@ def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path,
     )
     assert isinstance(mine, TransformerCheckpoint) and isinstance(theirs, TransformerCheckpoint)
     assert mine.target == theirs.target
-    with pytest.raises(ConfigError, match="is a model for --kind translation"):
+    with pytest.raises(ConfigError, match="--kind translation"):
         make_run(small(texts, kind="lm", target=None, valid_target=None, **more), baseline())
 
 
@@ -388,7 +388,7 @@ def test_early_stopping_counts_validations_without_a_better_one(texts: Path, tmp
     more = {"validate_every": 1, "patience": 2, "lr": 1e-12, "warmup": 0, "max_updates": 50}
     found = train(small(texts, out=tmp_path, **more), baseline())
     assert found.reason == "patience" and found.update == found.best_update + 2
-    with pytest.raises(ConfigError, match="--patience needs validation text"):
+    with pytest.raises(ConfigError, match="--patience"):
         make_run(small(texts, valid_source=None, valid_target=None, patience=2, out=tmp_path / "x"), baseline())
 
 
@@ -401,9 +401,7 @@ class Breaks(Variant):
 
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(texts: Path, tmp_path: Path) -> None:
     config = small(texts, out=tmp_path / "run", validate_every=2)
-    with pytest.raises(
-        TrainingError, match=r"the loss is nan in update 4 \(epoch 1, batch 4, training lines \d+, .*--lr"
-    ):
+    with pytest.raises(TrainingError, match=r"nan.*4 \(epoch 1, batch 4.*--lr"):
         train(config, Breaks(Breaks.Options()))
     checkpoint = open_checkpoint(str(config.out / "last"), device="cpu")
     assert isinstance(checkpoint, TransformerCheckpoint)
@@ -491,19 +489,19 @@ def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
 def test_a_directory_that_holds_a_run_is_left_alone(trained: TrainingResult, texts: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="--force"):
         train(small(texts, out=trained.folder), baseline())
-    with pytest.raises(ConfigError, match=r"other options: .*--lr \(was 0.02, is 0.002\)"):
+    with pytest.raises(ConfigError, match=r"--lr \(was 0\.02, is 0\.002\)"):
         train(small(texts, out=trained.folder, max_updates=None, max_epochs=3), baseline(), resume=True)
     (tmp_path / "notes").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match="notes"):
         train(small(texts, out=tmp_path), baseline(), resume=True)
-    with pytest.raises(OutputError, match="holds notes, which no run of `headscope train` wrote"):
+    with pytest.raises(OutputError, match=r"notes.*headscope train"):
         train(small(texts, out=tmp_path, max_updates=1), baseline(), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
 def test_a_run_that_could_not_begin_is_not_in_the_way(texts: Path, tmp_path: Path) -> None:
     config = small(texts, out=tmp_path / "run", max_updates=1, valid_source=None, valid_target=None)
-    with pytest.raises(ConfigError, match="--patience needs"):
+    with pytest.raises(ConfigError, match="--patience"):
         train(replace(config, patience=3), baseline())
     assert [path.name for path in config.out.iterdir()] == ["data"]
     assert train(config, baseline()).nll is None
@@ -514,7 +512,7 @@ def test_half_precision_learns_about_the_same(
     texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     if precision == "fp16":
-        with pytest.raises(ConfigError, match="--precision fp16 needs a GPU"):
+        with pytest.raises(ConfigError, match=r"--precision.*fp16"):
             make_run(small(texts, out=tmp_path, precision=precision, device="cpu"), baseline())
         monkeypatch.setattr(engine, "_device", lambda config, processes: torch.device("cpu"))
     more = {"dropout": 0.0, "warmup": 0, "lr": 0.01, "norm": "pre"}
@@ -529,7 +527,7 @@ def test_a_broken_state_is_told(texts: Path, tmp_path: Path) -> None:
     train(config, baseline())
     state = config.out / "state.pt"
     state.write_bytes(state.read_bytes()[:999])
-    with pytest.raises(CheckpointError, match=r"state.pt cannot be read .* train anew with --force"):
+    with pytest.raises(CheckpointError, match=r"state\.pt.*--force"):
         train(config, baseline(), resume=True)
 
 

@@ -209,7 +209,7 @@ def _forget_kernels(config: Any) -> None:
 
 
 def _hub_has(name: str) -> bool | None:
-    """Whether the hub has a model of this name (a few have no owner); None where the hub does not answer.
+    """Whether the hub has a model of this name (a few have no owner). Returns None if the hub does not answer.
 
     transformers itself would try an absent network for half a minute.
     """
@@ -341,7 +341,9 @@ def _one_line(error: Exception) -> str:
             f"its weights file holds a Python object ({foreign[1]}), and headscope runs nothing that a "
             "checkpoint brings; save the weights as safetensors"
         )
-    if "Safetensor" in type(error).__name__ or _while_unpickling(error):
+    frames = traceback.extract_tb(error.__traceback__)
+    unpickling = any(Path(frame.filename).parts[-2:] == ("torch", "serialization.py") for frame in frames)
+    if "Safetensor" in type(error).__name__ or unpickling:
         return f"its weights file is truncated or broken ({text.rpartition('error: ')[2][:100]}); fetch it again"
     if "file named config.json" in text:
         return (
@@ -359,8 +361,3 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"its json files hold or lack the entry {text}, which transformers cannot go on with"
     return text if len(text) <= 300 else text[:300] + "…"
-
-
-def _while_unpickling(error: Exception) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(Path(frame.filename).parts[-2:] == ("torch", "serialization.py") for frame in frames)

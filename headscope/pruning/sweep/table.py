@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 
 from headscope.bootstrap import LEVEL, Array, Bootstrap
-from headscope.evaluation.comparison import compare, left_out, resampled
-from headscope.evaluation.margin import Margin
+from headscope.evaluation.before_after import compare, left_out, resampled
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.non_inferiority import NonInferiority, judge
+from headscope.evaluation.non_inferiority import Margin, NonInferiority, judge
 from headscope.heads import HeadId
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.sweep.config import UNPRUNED, Cell

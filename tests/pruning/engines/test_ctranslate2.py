@@ -241,7 +241,7 @@ def test_what_is_translated_differently_without_a_reason_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(translations, "_alike", lambda *_: [])
-    with pytest.raises(CheckpointError, match=r"8 of 8 sentences otherwise .* nothing was saved"):
+    with pytest.raises(CheckpointError, match="8 of 8"):
         converted(trained_here(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -251,7 +251,7 @@ def test_a_choice_that_is_not_the_likeliest_is_not_kept(tmp_path: Path, monkeypa
     restraints = translations.restraints_of(made, translator_of(made).tokens)
     monkeypatch.setattr(translations, "restraints_of", lambda *_: restraints)
     monkeypatch.setattr(translations.Restraints, "options", {"suppress_sequences": [["<pad>"], ["i"]]})
-    with pytest.raises(CheckpointError, match=r"logits of its choices are below the largest by"):
+    with pytest.raises(CheckpointError, match="logits"):
         converted(made, tmp_path / "out")
 
 
@@ -273,7 +273,7 @@ def test_what_ctranslate2_has_not_is_one_line(tmp_path: Path, make: Any, reason:
 
 def test_what_it_computes_differently_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(specification, "_set_output", _doubled)
-    with pytest.raises(CheckpointError, match=r"CTranslate2 computes something else.*nothing was saved"):
+    with pytest.raises(CheckpointError, match="CTranslate2"):
         converted(trained_here(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -284,7 +284,7 @@ def _doubled(spec: Any, state: Any) -> None:
 
 def test_without_its_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CTranslate2, "packages", ("no_such_package",))
-    with pytest.raises(ConfigError, match=r'needs no_such_package; install with pip install "headscope\[engines\]"'):
+    with pytest.raises(ConfigError, match=r'no_such_package.*"headscope\[engines\]"'):
         converted(trained_here(), tmp_path / "out")
 
 

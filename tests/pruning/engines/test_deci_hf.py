@@ -135,7 +135,7 @@ def test_numbers_that_cannot_be_measured_are_refused(tmp_path: Path, options: di
         removed(path, tmp_path / "small", allocate="measured", **given)
     assert not (tmp_path / "small").exists()
     wrong: Any = "meassured"
-    with pytest.raises(ConfigError, match="unknown allocate 'meassured'; did you mean 'measured'"):
+    with pytest.raises(ConfigError, match=r"'meassured'.*'measured'"):
         hs.load(path, device="cpu").remove(merge_kv=2, allocate=wrong)
 
 
@@ -166,12 +166,12 @@ def test_what_decilm_cannot_hold_is_refused_by_name(
     tmp_path: Path, kind: str, options: dict[str, Any], reason: str
 ) -> None:
     path = decoders.saved(tmp_path / "whole", kind, **options)
-    with pytest.raises(ConfigError, match=f"--export deci-hf writes .*{reason}"):
+    with pytest.raises(ConfigError, match=f"--export deci-hf.*{reason}"):
         removed(path, tmp_path / "small", heads=EMPTY)
     assert not (tmp_path / "small").exists()
 
 
 def test_numbers_that_are_not_one_for_each_layer_are_refused(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "llama")
-    with pytest.raises(ConfigError, match="--merge-kv 4,2: 2 numbers of key/value heads for 3 layers"):
+    with pytest.raises(ConfigError, match=r"--merge-kv 4,2: 2.*3"):
         removed(path, tmp_path / "small", merge_kv=(4, 2))

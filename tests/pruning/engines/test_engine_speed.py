@@ -68,7 +68,7 @@ def test_ctranslate2_is_timed_from_python(tmp_path: Path) -> None:
     (timing,) = small.times(rounds=1, batch=1, engines="ctranslate2")
     assert timing.what.startswith("CTranslate2") and timing.before > 0 < timing.after
     assert timing.tokens == timing.sentences * 32
-    with pytest.raises(ConfigError, match=r"unknown export 'latin'|'latin'"):
+    with pytest.raises(ConfigError, match="'latin'"):
         small.times(rounds=1, batch=1, engines="latin")
 
 

@@ -79,11 +79,11 @@ def test_an_engine_of_another_package_writes_and_proves(model: Any, tmp_path: Pa
 
 @pytest.mark.usefixtures("numbers")
 def test_errors_list_the_engines_that_there_are(model: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown quantization 'float8'.*available: none, q8_0, float16"):
+    with pytest.raises(ConfigError, match=r"'float8'.*none, q8_0, float16"):
         model.convert(tmp_path / "out", to="numbers", quantize="float8")
-    with pytest.raises(ConfigError, match="quantize q8_0 is not for numbers; available: none, float16"):
+    with pytest.raises(ConfigError, match=r"q8_0.*numbers.*none, float16"):
         model.convert(tmp_path / "out", to="numbers", quantize="q8_0")
-    with pytest.raises(ConfigError, match="for exports that have it: --export numbers"):
+    with pytest.raises(ConfigError, match="--export numbers"):
         engines_named((), EngineOptions(quantize="float16"))
-    with pytest.raises(ConfigError, match=r"export='number' is|export number is not for .* gguf, .*numbers, onnx"):
+    with pytest.raises(ConfigError, match=r"export='number'|export number .*gguf, .*numbers, onnx"):
         model.remove("cross.0.1", export="number")

@@ -180,7 +180,7 @@ def test_a_quantised_file_that_says_something_else_is_not_kept(tmp_path: Path, m
     monkeypatch.setattr(
         writer, "_stored", lambda values, kind: quantised(values.roll(1, 0) if kind.name == "Q8_0" else values, kind)
     )
-    with pytest.raises(CheckpointError, match=r"quantization moves log-probabilities by .* Leave out --quantize"):
+    with pytest.raises(CheckpointError, match=r"log-probabilities.*--quantize"):
         removed(whole, tmp_path / "small", RAGGED, quantize="q8_0")
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
@@ -272,7 +272,7 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
     from headscope.pruning.engines.gguf import layers
 
     monkeypatch.setattr(layers, "interleaved", lambda rows, heads: rows)
-    with pytest.raises(CheckpointError, match=r"llama\.cpp computes something else"):
+    with pytest.raises(CheckpointError, match=r"llama\.cpp"):
         removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
@@ -281,7 +281,7 @@ def test_a_file_that_llama_cpp_refuses_is_not_kept(tmp_path: Path, monkeypatch: 
     from headscope.pruning.engines.gguf import layers
 
     monkeypatch.setattr(layers.LlamaDecoder, "_misfit", lambda self, container: "")  # layers of `llama` are all alike
-    with pytest.raises(CheckpointError, match=r"llama\.cpp does not run the GGUF file"):
+    with pytest.raises(CheckpointError, match=r"llama\.cpp.*GGUF"):
         removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
@@ -293,7 +293,7 @@ def test_without_llama_cpp_what_construction_proves_is_written_as_unverified(
     path = decoders.saved(tmp_path / "whole")
     whole = hs.load(str(path)).convert(tmp_path / "engine", to="gguf")
     assert whole.difference is None and "unverified" in whole.notes[0]
-    with pytest.raises(ConfigError, match=r"only a run proves llama as architecture deci.*--unverified"):
+    with pytest.raises(ConfigError, match=r"llama.*deci.*--unverified"):
         removed(path, tmp_path / "small", RAGGED)
     found = removed(path, tmp_path / "small", RAGGED, unverified=True)
     assert found.engines[0].difference is None
@@ -337,7 +337,7 @@ def test_what_only_a_run_proves_is_named_before_anything_is_written(
 
 
 def test_unverified_is_for_gguf(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--unverified is for"):
+    with pytest.raises(ConfigError, match="--unverified"):
         run_removal(RemoveConfig(checkpoint="any", out=tmp_path / "small", heads=UNIFORM, unverified=True))
 
 
@@ -360,14 +360,14 @@ def test_a_model_that_overflows_in_llama_cpp_alone_is_refused(tmp_path: Path) ->
         model.model.layers[1].mlp.up_proj.weight.fill_(6e4)
         model.model.layers[1].mlp.down_proj.weight.fill_(6e4)
     model.save_pretrained(tmp_path / "whole")
-    with pytest.raises(CheckpointError, match=r"llama\.cpp computes NaN .* float32"):
+    with pytest.raises(CheckpointError, match=r"llama\.cpp.*NaN.*float32"):
         hs.load(str(tmp_path / "whole")).convert(tmp_path / "engine", to="gguf")
     assert not (tmp_path / "engine").exists()
 
 
 def test_without_its_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gguf, "packages", ("no_such_package",))
-    with pytest.raises(ConfigError, match=r'needs no_such_package; install with pip install "headscope\[engines\]"'):
+    with pytest.raises(ConfigError, match=r'no_such_package.*"headscope\[engines\]"'):
         removed(tmp_path / "whole", tmp_path / "small", RAGGED)
     assert not (tmp_path / "small").exists()
 

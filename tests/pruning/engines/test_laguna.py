@@ -193,14 +193,14 @@ def test_what_laguna_cannot_hold_is_refused_by_name(
     tmp_path: Path, kind: str, options: dict[str, Any], reason: str
 ) -> None:
     path = decoders.saved(tmp_path / "whole", kind, **options)
-    with pytest.raises(ConfigError, match=f"--export laguna writes .*{reason}"):
+    with pytest.raises(ConfigError, match=f"--export laguna.*{reason}"):
         removed(path, tmp_path / "small", PER_GROUP)
     assert [each.name for each in tmp_path.iterdir()] == ["whole"]
 
 
 def test_heads_that_are_no_quota_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3")
-    with pytest.raises(ConfigError, match=r"not whole groups: in decoder-self\.1 .*as many heads of each"):
+    with pytest.raises(ConfigError, match=r"groups.*decoder-self\.1"):
         removed(path, tmp_path / "small", "decoder-self.1.3")
     assert [each.name for each in tmp_path.iterdir()] == ["whole"]
 
@@ -208,6 +208,6 @@ def test_heads_that_are_no_quota_are_refused_before_anything_is_written(tmp_path
 def test_a_folder_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3")
     monkeypatch.setattr(laguna, "_gate", lambda dtype: 0.69)
-    with pytest.raises(CheckpointError, match=r"transformers computes something else .*log-probabilities differ by"):
+    with pytest.raises(CheckpointError, match=r"transformers.*log-probabilities"):
         removed(path, tmp_path / "small", PER_GROUP)
     assert [each.name for each in tmp_path.iterdir()] == ["whole"]
