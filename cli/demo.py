@@ -68,16 +68,16 @@ def functions_found(part: Part) -> tuple[str, str]:
     )
 
 
-def _best_of_each(given: pd.DataFrame) -> Iterator[str]:
+def _best_of_each(labels: pd.DataFrame) -> Iterator[str]:
     """The clearest positional head and the clearest head of each relation, in words."""
-    given = given.assign(family=given["label"].str.partition(":")[0], detail=given["label"].str.partition(":")[2])
+    labels = labels.assign(family=labels["label"].str.partition(":")[0], detail=labels["label"].str.partition(":")[2])
     row: Any
-    for row in given[given["family"] == "positional"].nlargest(1, "value").itertuples():
+    for row in labels[labels["family"] == "positional"].nlargest(1, "value").itertuples():
         yield (
             f"Head {row.layer}.{row.head} looks at the token at offset {row.detail} in {row.value:.0%} of "
             f"{row.instances:,} positions"
         )
-    for row in given[given["family"] == "syntactic"].nlargest(2, "value").itertuples():
+    for row in labels[labels["family"] == "syntactic"].nlargest(2, "value").itertuples():
         relation, down = row.detail[:-1], row.detail.endswith(">")
         way = f"to the {relation} of a word" if down else f"from an {relation} to the word it belongs to"
         yield (

@@ -113,9 +113,11 @@ def run_options(
     config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], limit: int
 ) -> RunOptions:
     """What analyses are told: how frequent tokens are only where one of them asks."""
+    sentences = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
+    parse_name = "+".join(filter(None, (sentences, config.target_parse.name if config.target_parse else "")))
     options = RunOptions(
         keep_special=config.keep_special,
-        parse=_parse_name(config),
+        parse=parse_name,
         seed=config.seed,
         objective=config.objective,
         detail=config.detail,
@@ -126,11 +128,6 @@ def run_options(
         counts, source = _counts(config, checkpoint, corpus, limit)
         options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
     return options
-
-
-def _parse_name(config: AnalyzeOptions) -> str:
-    source = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
-    return "+".join(filter(None, (source, config.target_parse.name if config.target_parse else "")))
 
 
 def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:

@@ -36,7 +36,7 @@ from headscope.report.readers import fork
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.report.readers.run import load_run
 from headscope.results import write_pickle
-from headscope.training.swaps.schedule import read_schedule
+from headscope.training.swaps.swaps import read_schedule
 from tests.oracles import checkpoints, commands
 from tests.oracles.commands import Stage
 from tests.oracles.damage import damages

@@ -21,8 +21,8 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, one_line
 from headscope.formats.base import SideName
-from headscope.formats.huggingface.alignment import alignment_heads
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.generation import alignment_heads
 from headscope.heads import HeadId
 from headscope.model.capture import capture
 

@@ -43,10 +43,7 @@ class Candidate:
     def harms(self, masked: Candidate) -> tuple[float, float]:
         """Its damage on both texts as shares of that of the masked heads, on the lines that it was measured on."""
         masked = self.first or masked
-        return (
-            share(self.held_out.damage, masked.held_out.damage),
-            share(self.check.damage, masked.check.damage),
-        )
+        return (share(self.held_out.damage, masked.held_out.damage), share(self.check.damage, masked.check.damage))
 
 
 @dataclass(frozen=True)
@@ -92,10 +89,7 @@ def _row(candidate: Candidate, masked: Candidate) -> dict[str, Any]:
         **{
             text: {"value": measured.value, "damage": measured.damage, "harm": harm}
             for text, measured, harm in zip(
-                ("held_out", "check"),
-                (candidate.held_out, candidate.check),
-                candidate.harms(masked),
-                strict=True,
+                ("held_out", "check"), (candidate.held_out, candidate.check), candidate.harms(masked), strict=True
             )
         },
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.pruning.engines.onnx_export import exported
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
 
 STEPS, LONGEST, PAST, NEW = 8, 40, 3, 5
@@ -110,13 +112,13 @@ class Decoding(nn.Module):
         super().__init__()
         self.model, self.shape, self.positions = model, shape, positions
 
-    def forward(self, given: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def forward(self, inputs: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Logits [b t V] and states [b g past+t k], of ids [b t], mask [b past+t] and positions [b t]."""
         cache = DynamicCache()
         cache.layers = self.shape.layers(past)
-        more = {"position_ids": given[2]} if self.positions else {}
+        more = {"position_ids": inputs[2]} if self.positions else {}
         result: Any = self.model(
-            input_ids=given[0], attention_mask=given[1], past_key_values=cache, use_cache=True, **more
+            input_ids=inputs[0], attention_mask=inputs[1], past_key_values=cache, use_cache=True, **more
         )
         return (result.logits, *self.shape.states(result.past_key_values))
 
@@ -134,44 +136,28 @@ class FilledLayer(DynamicLayer):
         return self.keys.shape[-2]
 
 
-@dataclass(frozen=True)
-class GraphSignature:
-    """Example inputs of a graph, the names of inputs and outputs, and which axes are free."""
+def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, path: Path) -> tuple[float, str]:
+    """Write a graph that decodes; returns the difference in onnxruntime, of texts and greedy steps, and a line on it.
 
-    examples: tuple[Any, ...]
-    inputs: list[str]
-    outputs: list[str]
-    axes: tuple[Any, ...]
-
-
-def decoding_signature(model: nn.Module, shape: CacheShape) -> GraphSignature:
-    """Two sentences of which three positions are past."""
-    ids = torch.ones(2, NEW, dtype=torch.long)
-    given = {
-        "input_ids": ids,
+    It is traced with two sentences of which three positions are past. CheckpointError where the model cannot be
+    exported.
+    """
+    positions, past = "position_ids" in inspect.signature(checkpoint.model.forward).parameters, shape.past(2, PAST)
+    inputs = {
+        "input_ids": torch.ones(2, NEW, dtype=torch.long),
         "attention_mask": torch.ones(2, PAST + NEW, dtype=torch.long),
-        "position_ids": torch.arange(PAST, PAST + NEW).expand(2, -1),
+        **({"position_ids": torch.arange(PAST, PAST + NEW).expand(2, -1)} if positions else {}),
     }
-    axes = {
-        "input_ids": {0: "batch_size", 1: "sequence_length"},
-        "attention_mask": {0: "batch_size", 1: TOTAL},
-        "position_ids": {0: "batch_size", 1: "sequence_length"},
-    }
-    if not reads_positions(model):
-        del given["position_ids"], axes["position_ids"]
-    past = shape.past(2, PAST)
-    past_axes = tuple({0: "batch_size", 2: "past_sequence_length"} for _ in past)
-    return GraphSignature(
-        (tuple(given.values()), tuple(past.values())),
-        [*given, *past],
-        ["logits", *(f"present.{name}" for name in shape.names)],
-        (tuple(axes.values()), past_axes),
+    new = {0: "batch_size", 1: "sequence_length"}
+    axes = (new, {0: "batch_size", 1: TOTAL}, *([new] if positions else []))
+    session = exported(
+        Decoding(checkpoint.model, shape, positions=positions),
+        (tuple(inputs.values()), tuple(past.values())),
+        path,
+        names=([*inputs, *past], ["logits", *(f"present.{name}" for name in shape.names)]),
+        axes=(axes, ({0: "batch_size", 2: "past_sequence_length"},) * len(past)),
     )
-
-
-def reads_positions(model: nn.Module) -> bool:
-    """Whether a model takes positions."""
-    return "position_ids" in inspect.signature(model.forward).parameters
+    return decoding_difference(session, checkpoint, shape, data)
 
 
 class GraphDecoder:
@@ -187,8 +173,8 @@ class GraphDecoder:
         past = self.shape.past(len(ids), 0) if past is None else past
         before = mask.shape[1] - ids.shape[1]
         positions = torch.arange(before, mask.shape[1]).expand(len(ids), -1)
-        given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past}
-        feed = {name: np.ascontiguousarray(values.numpy()) for name, values in given.items() if name in self.inputs}
+        found = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past}
+        feed = {name: np.ascontiguousarray(values.numpy()) for name, values in found.items() if name in self.inputs}
         logits, *states = (torch.from_numpy(np.asarray(values)) for values in self.session.run(None, feed))
         return logits, {
             f"past_key_values.{name}": tensor for name, tensor in zip(self.shape.names, states, strict=True)

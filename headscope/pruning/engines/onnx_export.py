@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import io
 import logging
 import warnings
@@ -20,11 +19,6 @@ from headscope.model.interface import through_attend
 
 QUANTITY = "outputs differ by"
 TOLERANCE = 1e-5  # of the largest logit; onnxruntime sums in another order: 2e-7 to 2e-6 was measured
-
-
-def runtime() -> str:
-    """The program that runs graphs, with its version."""
-    return f"onnxruntime {importlib.metadata.version('onnxruntime')}"
 
 
 def exported(

@@ -21,7 +21,6 @@ from headscope.files.output_checks import contents, inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.progress import Progress, no_progress
-from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.gate_state import read_gate_state, restore_gate_state, save_gate_state
 from headscope.pruning.learning.learner import GateLearner
@@ -30,15 +29,7 @@ from headscope.pruning.learning.training_examples import TrainingExamples, train
 from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss, training_loss
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.shared import Freeze, PruningOptions
-from headscope.pruning.selection import (
-    CHOICE,
-    STATE,
-    OpenedSelection,
-    Selection,
-    open_selection,
-    selection_signature,
-    write_selection,
-)
+from headscope.pruning.selection import CHOICE, STATE, Selection, open_selection, selection_signature, write_selection
 
 POINTS = 50  # of the trajectory
 
@@ -97,7 +88,8 @@ def _learnt(
     state = read_gate_state(folder) if config.resume else None
     opened = open_selection(config, trains=True)
     checkpoint, gates = opened.checkpoint, opened.gating
-    learner = make_learner(gates, config)
+    generator = torch.Generator().manual_seed(config.seed)  # of the gates' noise
+    learner: GateLearner = config.learner(gates, config.method, updates=config.updates, generator=generator)
     freeze = config.freeze or default_freeze(checkpoint, {site for site, _ in gates.counts})
     parameters = trained_parameters(checkpoint, freeze)
     gate_lr = learner.gate_lr if config.gate_lr is None else config.gate_lr
@@ -118,6 +110,8 @@ def _learnt(
         step(tuner.update)
         _learn(tuner, config, folder, trace, nll, step)
     _finish(tuner, config, valid, nll, progress)
+    entries = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
+    entries |= {"objective": config.objective} if config.objective else {}
     choice = Selection(
         folder=config.out,
         method=learner.name,
@@ -128,7 +122,7 @@ def _learnt(
         quality=nll,
         quantity=loss.quantity,
         title=loss.title,
-        signature=_signature(config, opened, learner, freeze, recipe),
+        signature=selection_signature(learner.name, opened, config, **learner.signature(), **entries),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
         remarks=[*opened.remarks, *learner.remarks()],
         gates=pd.DataFrame(trace),
@@ -185,20 +179,14 @@ def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progr
         further.run(lambda update, loss: step(1))
 
 
-def make_learner(gates: GateLayout, config: LearnConfig) -> GateLearner:
-    """The gates of a config, with noise that follows from its seed."""
-    generator = torch.Generator().manual_seed(config.seed)
-    made: GateLearner = config.learner(gates, config.method, updates=config.updates, generator=generator)
-    return made
-
-
 def recipe_of(
     config: PruningOptions, checkpoint: Checkpoint, *, updates: int, gate_lr: float = Recipe.gate_lr
 ) -> Recipe:
     """The recipe that options mean for a checkpoint."""
+    default_lr = 3e-5 if checkpoint.format == "huggingface" else 3e-4
     return Recipe(
         updates=updates,
-        lr=default_lr(checkpoint) if config.lr is None else config.lr,
+        lr=default_lr if config.lr is None else config.lr,
         gate_lr=gate_lr,
         schedule=config.schedule,
         warmup=config.warmup,
@@ -215,11 +203,6 @@ def loss_of(config: PruningOptions, checkpoint: Checkpoint, corpus: Corpus) -> P
     return training_loss(
         checkpoint, corpus, objective=config.objective, smoothing=smoothing, learns=True, seed=config.seed
     )
-
-
-def default_lr(checkpoint: Checkpoint) -> float:
-    """3e-5 for Hugging Face models, 3e-4 for the others."""
-    return 3e-5 if checkpoint.format == "huggingface" else 3e-4
 
 
 def _learn(
@@ -259,33 +242,14 @@ def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
 
 def _ranking(learner: GateLearner) -> pd.DataFrame:
     """A row a gated head, the best first."""
-    weights, kept = learner.weights.detach(), learner.decide()
-    order = torch.argsort(weights, descending=True, stable=True).tolist()
-    gates, opened = learner.gates().tolist(), learner.open_probability().tolist()
-    rows = [
-        {
-            "site": head.site.value,
-            "layer": head.layer,
-            "head": head.head,
-            "score": float(weights[number]),
-            "rank": rank,
-            "kept": int(kept[number]),
-            "gate": gates[number],
-            "open": opened[number],
-        }
-        for rank, number in enumerate(order, start=1)
-        for head in learner.gating.units[number]
-    ]
-    return pd.DataFrame(rows)
+    weights = learner.weights.detach()
+    order, gates = torch.argsort(weights, descending=True, stable=True).tolist(), learner.gates().tolist()
+    more = {"gate": gates, "open": learner.open_probability().tolist()}
+    return learner.gating.ranking(order, score=weights.tolist(), kept=learner.decide(), **more)
 
 
 def _facts(
-    config: LearnConfig,
-    learner: GateLearner,
-    freeze: Freeze,
-    recipe: Recipe,
-    loss: PruningLoss,
-    data: TrainingExamples,
+    config: LearnConfig, learner: GateLearner, freeze: Freeze, recipe: Recipe, loss: PruningLoss, data: TrainingExamples
 ) -> dict[str, Any]:
     return {
         **learner.facts(),
@@ -300,12 +264,3 @@ def _facts(
         "truncated": data.truncated,
         "threads": torch.get_num_threads(),
     }
-
-
-def _signature(
-    config: LearnConfig, opened: OpenedSelection, learner: GateLearner, freeze: Freeze, recipe: Recipe
-) -> Any:
-    entries = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
-    if config.objective:
-        entries["objective"] = config.objective
-    return selection_signature(learner.name, opened, config, **learner.signature(), **entries)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.engine.declarations import unknown_column
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
 from headscope.files.reading import read_json
 from headscope.files.tables import Bytes, Example, read_csv
 from headscope.formats.story_of_heads.arrays import Arrays
@@ -145,7 +145,7 @@ class AnalysisRun:
 
     @property
     def analyses(self) -> frozenset[str] | None:
-        """The analyses that ran; None where run.json does not say it."""
+        """The analyses that ran; None if run.json does not say it."""
         signatures = self.meta.get("signatures")
         return frozenset(signatures) if isinstance(signatures, dict) else None
 
@@ -158,7 +158,7 @@ class AnalysisRun:
         try:
             matrices = {key: np.asarray(array, dtype=np.float64) for key, array in Arrays(path).read().items()}
         except CheckpointError as broken:
-            raise RunError(f"run {self.name}: similarity.npz cannot be read ({_line(broken)})") from None
+            raise RunError(f"run {self.name}: similarity.npz cannot be read ({reason_of(broken)})") from None
         for key, matrix in matrices.items():
             self._check_matrix(key, matrix.shape)
         return matrices
@@ -185,9 +185,9 @@ class AnalysisRun:
             index = json.loads(arrays["index"].tobytes().decode("utf-8"))
             return [_example(arrays, place, entry, self) for place, entry in enumerate(index)]
         except CheckpointError as broken:
-            raise RunError(f"run {self.name}: {EXAMPLES} cannot be read ({_line(broken)})") from None
+            raise RunError(f"run {self.name}: {EXAMPLES} cannot be read ({reason_of(broken)})") from None
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as broken:
-            reason = _line(broken)
+            reason = reason_of(broken)
             raise RunError(f"run {self.name}: {EXAMPLES} is no file of examples ({reason}); analyse again") from None
 
     @cached_property
@@ -344,10 +344,6 @@ def _model_name(path: object) -> str:
         folder = _last_part(str(path).rstrip("/").removesuffix(name))
         return f"{folder}/{name}" if folder else name
     return name or "model"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__
 
 
 def _as_read(table: pd.DataFrame, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
