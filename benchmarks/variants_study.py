@@ -5,6 +5,7 @@
     python benchmarks/variants_study.py cost   --data DIR --out DIR    time of a step, arms interleaved
     python benchmarks/variants_study.py syntax --parse CONLLU --out DIR  the best models' heads on a treebank
     python benchmarks/variants_study.py repeats --out DIR              runs made once more on another machine
+    python benchmarks/variants_study.py regimes --out DIR              runs of PLAN-regimes.md into regimes/
     python benchmarks/variants_study.py report --out DIR               runs.csv, table.md, figures/ of what is finished
 
 All arms of seed 1 come first, then those of seed 2, … Whatever is finished is skipped and what was stopped goes on,
@@ -26,6 +27,7 @@ import pandas as pd
 from variants.collect import collect, collect_repeats
 from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, REGIME_ARMS, SEEDS, SWAPS, Arm, swap_schedule
 from variants.page import write_page
+from variants.regimes import DROPOUT
 from variants.runs import Setting, commit_of_checkout, complete, finished, machine, parsed, result_of
 
 from headscope.files.writing import write_json
@@ -58,7 +60,7 @@ def main() -> None:
         parser.error("--data says where the texts are")
     if asked.what == "syntax" and asked.parse is None:
         parser.error("--parse says where the treebank is")
-    if asked.what in ("syntax", "repeats", "report") and asked.arms:
+    if asked.what in ("syntax", "repeats", "regimes", "report") and asked.arms:
         parser.error(f"{asked.what} is of all arms that have runs; leave out --arms")
     if asked.what == "grid" and asked.max_epochs is None:
         asked.max_epochs = GRID_EPOCHS
@@ -128,6 +130,13 @@ def repeats(asked: argparse.Namespace, arms: list[Arm]) -> None:
     collect_repeats(asked.out, asked.results)
 
 
+def regimes(asked: argparse.Namespace, arms: list[Arm]) -> None:
+    """The tables of regimes/ among the results."""
+    folder = asked.results / DROPOUT
+    folder.mkdir(exist_ok=True)
+    collect(asked.out, folder)
+
+
 def report(asked: argparse.Namespace, arms: list[Arm]) -> None:
     """The tables and figures."""
     from variants.figures import draw
@@ -139,7 +148,15 @@ def report(asked: argparse.Namespace, arms: list[Arm]) -> None:
     print((asked.results / "table.md").read_text(encoding="utf-8"))
 
 
-STEPS = {"grid": grid, "train": train_all, "cost": cost, "syntax": syntax, "repeats": repeats, "report": report}
+STEPS = {
+    "grid": grid,
+    "train": train_all,
+    "cost": cost,
+    "syntax": syntax,
+    "repeats": repeats,
+    "regimes": regimes,
+    "report": report,
+}
 
 if __name__ == "__main__":
     main()

@@ -177,9 +177,9 @@ class ListsOnce(PlainCommand):
         """
         typed, args = args, list(self._with_values(ctx, args))
         if args or not self.no_args_is_help:
-            given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-            for option in filter(_is_list, given):
-                if (count := given.count(option)) > 1:
+            options: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+            for option in filter(_is_list, options):
+                if (count := options.count(option)) > 1:
                     name = max(option.opts, key=len)
                     raise ConfigError(f"{name} is given {count} times; give it once, as a list: {name} a,b,c")
         try:
@@ -309,7 +309,7 @@ class _Names(LazyGroup):
 
 
 def help_context(command: Any, name: str, arguments: Sequence[str], parent: Any = None) -> Any:
-    """The context of the command whose help a command line asks for; None where it asks for none.
+    """The context of the command whose help a command line asks for. Returns None if it asks for none.
 
     Found from the names alone: options are not read, which is what takes typer longest.
     """

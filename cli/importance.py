@@ -40,23 +40,19 @@ def importance_tables(study: AnalysisResult) -> Iterator[Any]:
     if len(study.tables["importance_agreement"]):
         yield _agreement(study.tables["importance_agreement"], main)
     if "importance_functions" in study.tables:
-        yield _function_need(study.tables["importance_functions"], main)
-
-
-def _function_need(table: pd.DataFrame, main: str) -> Table:
-    """The heads of every function beside the others, by the main importance."""
-    title = f"functions by {measure_of(main).words} (every importance is in importance_functions.csv)"
-    columns = ("heads", "mean", "95 %", "less the others", "95 % ", "needed most")
-    shown = console.table(("function", *columns), title=title, numbers=columns, whole=("function", *columns))
-    for row in table[table["measure"] == main].to_dict("records"):
-        name = f"mostly {row['name']}" if row["kind"] == "mostly" else row["name"]
-        cells = [f"{row['heads']}"]
-        for column in ("mean", "difference"):
-            ends = [row[f"{column}_{end}"] for end in ("low", "high")]
-            known = ends[0] == ends[0]
-            cells += [number_text(row[column]), " to ".join(map(number_text, ends)) if known else ""]
-        shown.add_row(name, *cells, f"{row['first']} of {row['of_first']}")
-    return shown
+        table = study.tables["importance_functions"]
+        title = f"functions by {measure_of(main).words} (every importance is in importance_functions.csv)"
+        columns = ("heads", "mean", "95 %", "less the others", "95 % ", "needed most")
+        shown = console.table(("function", *columns), title=title, numbers=columns, whole=("function", *columns))
+        for row in table[table["measure"] == main].to_dict("records"):
+            name = f"mostly {row['name']}" if row["kind"] == "mostly" else row["name"]
+            cells = [f"{row['heads']}"]
+            for column in ("mean", "difference"):
+                ends = [row[f"{column}_{end}"] for end in ("low", "high")]
+                known = ends[0] == ends[0]
+                cells += [number_text(row[column]), " to ".join(map(number_text, ends)) if known else ""]
+            shown.add_row(name, *cells, f"{row['first']} of {row['of_first']}")
+        yield shown
 
 
 def most_and_least(ranked: pd.DataFrame, title: str, main: str) -> Table:

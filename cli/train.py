@@ -53,8 +53,16 @@ class Variants(PlainGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a variant, or of several (`mixing+swap`); ConfigError where there is none of that name."""
         from headscope.training.composed import find_variant
+        from headscope.training.config import TrainConfig
 
-        return _command(find_variant(cmd_name))
+        variant = find_variant(cmd_name)
+        group = Application(add_completion=False)
+        text = inspect.getdoc(variant) or ""
+        about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
+        group.command(name=variant.name, help=about, short_help=variant.summary)(
+            _callback(variant, {"shared": TrainConfig, "own": variant.Options})
+        )
+        return typer.main.get_command(group)
 
 
 app = Application(
@@ -69,18 +77,6 @@ app = Application(
 @app.callback()
 def train() -> None:
     """Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model."""
-
-
-def _command(variant: type[Variant]) -> Any:
-    from headscope.training.config import TrainConfig
-
-    group = Application(add_completion=False)
-    text = inspect.getdoc(variant) or ""
-    about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
-    group.command(name=variant.name, help=about, short_help=variant.summary)(
-        _callback(variant, {"shared": TrainConfig, "own": variant.Options})
-    )
-    return typer.main.get_command(group)
 
 
 def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Callable[..., None]:

@@ -176,7 +176,7 @@ class Claim:
     """
 
     text: str
-    family: Literal["loss", "bleu", "heads", "cost"]
+    family: Literal["loss", "bleu", "heads", "cost", "regime"]
     column: str
     arm: str
     against: str | float
@@ -292,3 +292,16 @@ CLAIMS = (
         "Peng et al. 2020: about 1.2",
     ),
 )
+
+CONTROL = "baseline-0.2"  # of the better dropout by regimes/grid.csv
+REGIME_CLAIMS = tuple(
+    Claim(f"{arm} has a lower validation loss than {other}", "regime", "valid_nll", arm, other, -1, None, number)
+    for number, arm, other in (
+        ("1", CONTROL, "baseline"),
+        ("2a", "mae-uniform-0.2", CONTROL),
+        ("2b", "mae-uniform", CONTROL),
+        ("3", "mae", CONTROL),
+        ("4", "mixing", CONTROL),
+    )
+)
+"""Those of PLAN-regimes.md that its runs are about; `source` is their number there."""

@@ -136,12 +136,7 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
         ),
         progress,
     )
-    options: dict[str, Any] = {
-        "by": MEASURE,
-        "run": analysis.folder,
-        "fraction": SHARE,
-        "sites": ("encoder-self",),
-    }
+    options: dict[str, Any] = {"by": MEASURE, "run": analysis.folder, "fraction": SHARE, "sites": ("encoder-self",)}
     choice = run_ranking(RankConfig(checkpoint=trained(), out=out / "translation-ranking", **options))
     calibration: dict[str, Any] = {
         "source": text["learn.en"],

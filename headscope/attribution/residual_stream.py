@@ -133,7 +133,7 @@ _REASONS: WeakKeyDictionary[Checkpoint, dict[bool, str | None]] = WeakKeyDiction
 
 
 def why_no_stream(checkpoint: Checkpoint, *, embeddings: bool) -> str | None:
-    """Why a checkpoint has no residual stream that can be told, None where it has one; found once per checkpoint."""
+    """Why a checkpoint has no residual stream that can be told; None if it has one; found once per checkpoint."""
     reasons = _REASONS.setdefault(checkpoint, {})
     if embeddings not in reasons:
         stream = find_stream(checkpoint, embeddings=embeddings)
@@ -334,7 +334,7 @@ class _Probe:
         return hook
 
     def norm(self, site_layer: SiteLayer) -> FinalNorm | str | None:
-        """The norm whose output a layer's values are projected from; None where that is no norm's."""
+        """The norm whose output a layer's values are projected from. Returns None if that is no norm's."""
         if site_layer not in self.inputs:
             return "what its projections read cannot be told"
         read = self.inputs[site_layer]

@@ -167,10 +167,10 @@ def plain_value(value: Any) -> Any:
 def restored(cls: type[C], values: Mapping[str, Any]) -> C:
     """The config that `plain_options` gave the values of; fields that they lack have their defaults."""
     hints = get_type_hints(cls)
-    given = {field.name: values[field.name] for field in fields(cls) if field.name in values}  # type: ignore[arg-type]
-    for name, value in given.items():
+    own = {field.name: values[field.name] for field in fields(cls) if field.name in values}  # type: ignore[arg-type]
+    for name, value in own.items():
         if isinstance(value, list):
-            given[name] = tuple(value)
+            own[name] = tuple(value)
         elif isinstance(value, str) and names_file(hints[name]):
-            given[name] = Path(value)
-    return cls(**given)
+            own[name] = Path(value)
+    return cls(**own)

@@ -281,7 +281,7 @@ class DeviceMemory:
 
 
 def memory_of(device: torch.device) -> Memory | None:
-    """The memory of an accelerator; None where torch cannot tell."""
+    """The memory of an accelerator. Returns None if torch cannot tell."""
     of: Any = getattr(torch, device.type, None)
     return DeviceMemory(device) if device.type != "cpu" and all(hasattr(of, name) for name in ASKED) else None
 

@@ -19,12 +19,15 @@ from dataclasses import Field, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 from headscope.config import NoOptions, check_options, flag
 from headscope.config.option import restored
 from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
 """The analyses by name; `headscope.engine.base.ANALYSES` is the same registry with its type."""

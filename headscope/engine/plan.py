@@ -113,9 +113,11 @@ def run_options(
     config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], limit: int
 ) -> RunOptions:
     """What analyses are told: how frequent tokens are only where one of them asks."""
+    sentences = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
+    parse_name = "+".join(filter(None, (sentences, config.target_parse.name if config.target_parse else "")))
     options = RunOptions(
         keep_special=config.keep_special,
-        parse=_parse_name(config),
+        parse=parse_name,
         seed=config.seed,
         objective=config.objective,
         detail=config.detail,
@@ -126,11 +128,6 @@ def run_options(
         counts, source = _counts(config, checkpoint, corpus, limit)
         options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
     return options
-
-
-def _parse_name(config: AnalyzeOptions) -> str:
-    source = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
-    return "+".join(filter(None, (source, config.target_parse.name if config.target_parse else "")))
 
 
 def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
@@ -271,7 +268,8 @@ def _applicable(
         left_out.append(LeftOut(" and ".join(unmeasured), "need a --target, which the decoder is to read"))
     running = []
     for cls in analyses:
-        reason = _missing(cls, corpus, options) or _elsewhere(cls, sites, measured) or cls.applies(checkpoint)
+        reason = _missing(cls, checkpoint, corpus, options) or _elsewhere(cls, sites, measured)
+        reason = reason or cls.applies(checkpoint)
         if reason:
             left_out.append(LeftOut(cls.name, reason))
         else:
@@ -285,7 +283,9 @@ def _applicable(
     return running, left_out
 
 
-def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | None:
+def _missing(cls: type[Analysis], checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) -> str | None:
+    if "random" in cls.passes and reads_sound(checkpoint.model):
+        return "gives random subwords to the encoder, and this one reads sound"
     if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:
         return "needs --parse stanza or --parse FILE.conllu"
     if "contrast" in cls.needs and not corpus.has_contrast:

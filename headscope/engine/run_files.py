@@ -36,26 +36,6 @@ LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
 _LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
 
 
-def run_signature(
-    checkpoint: Checkpoint, corpus: Corpus, study: AnalysisResult, settings: Mapping[str, Any]
-) -> Signature:
-    """What shapes every number of a run; the entry `m` (the analysis) is put first for each table."""
-    count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
-    return signature_of(
-        {
-            "eos": "incl" if settings["keep_special"] else "excl",
-            "unit": "piece",
-            "len": f"{settings['limit']}-{settings['long']}",
-        },
-        data=(corpus.digest, count),
-        checkpoint=checkpoint,
-        off={name: settings[name] for name in ("mask", "gates") if settings.get(name)},
-        transformers=True,
-        replicates=settings["bootstrap"],
-        seed=settings["seed"],
-    )
-
-
 @dataclass(frozen=True)
 class RunDescription:
     """How the numbers of a run came about: the signature of all of them, and what `run.json` says."""
@@ -68,8 +48,24 @@ def describe_run(
     study: AnalysisResult, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any], command: Sequence[str]
 ) -> RunDescription:
     """Describe a study while the checkpoint and the corpus are as they were measured."""
-    common = run_signature(checkpoint, corpus, study, settings)
-    signature = common.having(m="+".join(study.signatures), **_own_settings(study))
+    count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
+    common = signature_of(
+        {
+            "eos": "incl" if settings["keep_special"] else "excl",
+            "unit": "piece",
+            "len": f"{settings['limit']}-{settings['long']}",
+        },
+        data=(corpus.digest, count),
+        checkpoint=checkpoint,
+        off={name: settings[name] for name in ("mask", "gates") if settings.get(name)},
+        transformers=True,
+        replicates=settings["bootstrap"],
+        seed=settings["seed"],
+    )
+    own_settings = {
+        key: value for settings in study.signatures.values() for key, value in settings.items() if key != "m" and value
+    }
+    signature = common.having(m="+".join(study.signatures), **own_settings)
     return RunDescription(signature, _meta(study, checkpoint, corpus, settings, command, signature, common))
 
 
@@ -100,12 +96,6 @@ def write_run(
     for name, text in study.files.items():
         write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
     write_json(folder / "run.json", description.record)
-
-
-def _own_settings(study: AnalysisResult) -> dict[str, str]:
-    return {
-        key: value for settings in study.signatures.values() for key, value in settings.items() if key != "m" and value
-    }
 
 
 def _meta(

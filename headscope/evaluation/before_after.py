@@ -164,7 +164,7 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
 def no_baseline(
     metric: Metric, unpruned: Array, bootstrap: Bootstrap, *, margin: Margin, floor: Floor | None
 ) -> str | None:
-    """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
+    """Why no loss can be judged against sums of the unpruned model [g c]. Returns None if it can."""
     baseline = compare_scores(metric, unpruned, unpruned, bootstrap)
     if floor is None:
         if baseline.value != 0 or not margin.relative:

@@ -52,7 +52,7 @@ class MeasuredMetrics:
 
     @property
     def done(self) -> int | None:
-        """How many sentences all passes have done; None where there was none but translating."""
+        """How many sentences all passes have done; None if there was none but translating."""
         return min((read.sentences for read in (self.scored, self.compared) if read is not None), default=None)
 
 
@@ -139,21 +139,16 @@ def translate_corpus(opened: OpenedEvaluation, step: Callable[[int], None]) -> l
     )
     texts = [candidates[0].text for candidates in translations]
     opened.unknown = opened.unknown or unknown  # what the likelihood counted has the target too
-    if cut:
-        _report_truncated(opened, cut)
+    if cut:  # lines by number from 1 that were translated from their first pieces
+        limit = opened.checkpoint.reads(opened.translate_options.longest)
+        if opened.config.long == "refuse":
+            raise DataError(
+                f"{opened.corpus.name}:{min(cut)}: more than {limit} pieces to translate; shorten the line, raise "
+                "--max-length, or take --long truncate"
+            )
+        remark = f"translated from their first {limit} pieces: {len(cut)} sentences (--max-length, --long)"
+        opened.remarks += [remark] if remark not in opened.remarks else []
     return texts
-
-
-def _report_truncated(opened: OpenedEvaluation, lines: Sequence[int]) -> None:
-    """A remark that lines (by number from 1) were translated from their first pieces, or DataError, as is asked."""
-    limit = opened.checkpoint.reads(opened.translate_options.longest)
-    if opened.config.long == "refuse":
-        raise DataError(
-            f"{opened.corpus.name}:{min(lines)}: more than {limit} pieces to translate; shorten the line, raise "
-            "--max-length, or take --long truncate"
-        )
-    remark = f"translated from their first {limit} pieces: {len(lines)} sentences (--max-length, --long)"
-    opened.remarks += [remark] if remark not in opened.remarks else []
 
 
 def tokenised_remark(references: Sequence[str], mode: TextMode) -> list[str]:

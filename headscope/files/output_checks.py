@@ -172,7 +172,12 @@ def check_folder(
         raise OutputError(f"{out} is a file; give a directory")
     occupied = contents(out, kind)
     if occupied and not force:
-        raise OutputError(_occupied_message(out, occupied, resumable=resumable))
+        shown = _first_names(sorted({name.split("/")[0] for name in occupied.files}))
+        advice = "choose another directory"
+        if not occupied.foreign:
+            go_on = "--resume to go on with it, " if resumable else ""
+            advice += f", {go_on}or --force to replace the run in it"
+        raise OutputError(f"{out} already holds {shown}; {advice}")
     if occupied.foreign:
         raise OutputError(_foreign_message(out, kind, occupied))
 
@@ -192,15 +197,6 @@ def check_file(path: Path, *, inputs: Iterable[Input] = (), force: bool) -> None
         raise OutputError(f"{path} exists; choose another name, or --force to replace it")
     if path.exists() and (run := _run_of(path)) is not None:
         raise OutputError(f"{path} is part of the run in {run}; choose another name")
-
-
-def _occupied_message(out: Path, occupied: Contents, *, resumable: bool) -> str:
-    shown = _first_names(sorted({name.split("/")[0] for name in occupied.files}))
-    advice = "choose another directory"
-    if not occupied.foreign:
-        go_on = "--resume to go on with it, " if resumable else ""
-        advice += f", {go_on}or --force to replace the run in it"
-    return f"{out} already holds {shown}; {advice}"
 
 
 def _foreign_message(out: Path, kind: OutputKind, occupied: Contents) -> str:

@@ -194,7 +194,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def id_of(self, subword: str) -> int | None:
-        """The id of a subword, None where the vocabulary lacks it."""
+        """The id of a subword. Returns None if the vocabulary lacks it."""
 
     @abstractmethod
     def plain_ids(self, side: SideName = "source") -> list[int]:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -70,7 +70,15 @@ def convert(
             difference = _difference(native, written.logits, probe)
             write_card(_card(checkpoint, written, goal, difference), temporary)
         done = Converted(folder, goal, written.architecture, difference, written.notes, file=written.file)
-        build.finish(_record(checkpoint, done))
+        record = {
+            "headscope": VERSION,
+            "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
+            "to": done.goal,
+            "architecture": done.architecture,
+            "logit_difference": done.difference,
+            "notes": list(done.notes),
+        }
+        build.finish(record)
     return done
 
 
@@ -94,18 +102,6 @@ def _card(checkpoint: Checkpoint, written: Conversion, goal: str, difference: fl
             checkpoint.path, library="transformers" if goal == "huggingface" else goal, tags=("converted",)
         ),
     )
-
-
-def _record(checkpoint: Checkpoint, done: Converted) -> dict[str, Any]:
-    """What `conversion.json` says."""
-    return {
-        "headscope": VERSION,
-        "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
-        "to": done.goal,
-        "architecture": done.architecture,
-        "logit_difference": done.difference,
-        "notes": list(done.notes),
-    }
 
 
 def _probe(checkpoint: TransformerCheckpoint) -> Probe:

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, reason_of
 from headscope.heads import SITES, Layout, Site
 from headscope.model import interface
 from headscope.model.attention import AttentionCall, replace_contexts, tapped
@@ -83,7 +83,7 @@ class CallTracker:
     turns: Counter[int] = field(default_factory=Counter)
 
     def attention_site(self, module: nn.Module) -> AttentionSite | None:
-        """The site of this call, None where `module` is not of this model."""
+        """The site of this call. Returns None if `module` is not of this model."""
         sites = self.attention_sites.calls.get(id(module))
         if sites is None:
             return None
@@ -214,23 +214,18 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
     except CheckpointError:
         raise
     except Exception as error:  # anything that a model's own code may raise
-        if beside := _read_beside_text(model):
+        taken = inspect.signature(base_of(model).forward).parameters
+        kinds = {"pixel_values": "pictures", "input_features": "sound", "input_values": "sound"}
+        if beside := " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in taken)):
             raise CheckpointError(
                 f"model type {kind!r} reads {beside} beside the text, and headscope gives it text alone, with which it "
                 f"cannot run; {_advice(model)}"
             ) from error
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error, most=200)
         raise CheckpointError(
-            f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason[:200]}; it cannot be analysed"
+            f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason}; it cannot be analysed"
         ) from error
     return output.float()
-
-
-def _read_beside_text(model: nn.Module) -> str:
-    """What else than ids a model takes, if anything: pictures or sound."""
-    taken = inspect.signature(base_of(model).forward).parameters
-    kinds = {"pixel_values": "pictures", "input_features": "sound", "input_values": "sound"}
-    return " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in taken))
 
 
 def _advice(model: nn.Module) -> str:

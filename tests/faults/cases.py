@@ -24,17 +24,13 @@ from tests.oracles import checkpoints, fairseq
 
 @dataclass(frozen=True)
 class Case:
-    """A command: its arguments before the output, how the output is named, and whether `--resume` goes on with it.
-
-    `seconds`: it takes so long, imports aside, that fewer faults are tried.
-    """
+    """A command: its arguments before the output, how the output is named, and whether `--resume` goes on with it."""
 
     name: str
     arguments: Callable[[Path], Sequence[object]]
     out: Sequence[str] = ("--out", "{out}")
     suffix: str = ""
     resumes: bool = False
-    seconds: bool = False
 
     def place(self, folder: Path) -> Path:
         """Where the command writes in a directory."""
@@ -127,7 +123,7 @@ CASES = {
             suffix=".csv",
         ),
         Case("plot", lambda inputs: ["plot", "heads", inputs / "run", "--dpi", 30], suffix=".png"),
-        Case("demo", lambda inputs: ["demo"], seconds=True),
+        Case("demo", lambda inputs: ["demo"]),
     )
 }
 

@@ -43,11 +43,7 @@ def test_a_full_disk_is_one_line_and_nothing_half(
 ) -> None:
     chance, whole, out = random.Random(case.name), prepared.whole[case.name], case.place(tmp_path)
     writes, sizes = whole.moments.writes, sorted(whole.files.values())
-    for fault in (
-        full_disk(tmp_path, chance.randint(1, writes)),
-        full_disk(tmp_path, writes),
-        small_files(chance.choice(sizes) // 2),
-    ):
+    for fault in (full_disk(tmp_path, chance.randint(1, writes)), small_files(chance.choice(sizes) // 2)):
         with fault:
             status, err = headscope(case.command(prepared.folder, out))
         assert (status, one_line(err)) == (2, True), err
@@ -59,11 +55,10 @@ def test_a_full_disk_is_one_line_and_nothing_half(
             cases.cleared(tmp_path)
     finished(headscope, case, prepared.folder, tmp_path)
     before = cases.digests(out)
-    for fault in (full_disk(tmp_path, chance.randint(1, writes)), small_files(sizes[-1] // 2)):
-        with fault:
-            status, err = headscope(case.command(prepared.folder, out, "--force"))
-        assert (status, one_line(err)) == (2, True), err
-        assert cases.digests(out) == before and cases.leftovers(tmp_path) == []
+    with full_disk(tmp_path, writes):
+        status, err = headscope(case.command(prepared.folder, out, "--force"))
+    assert (status, one_line(err)) == (2, True), err
+    assert cases.digests(out) == before and cases.leftovers(tmp_path) == []
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -71,16 +66,14 @@ def test_a_signal_ends_cleanly_and_the_command_goes_on(
     case: Case, headscope: Command, prepared: Prepared, tmp_path: Path
 ) -> None:
     chance, whole, out = random.Random(case.name), prepared.whole[case.name], case.place(tmp_path)
-    for number in (signal.SIGTERM, signal.SIGINT)[case.seconds :]:
-        with signalled(number, chance.randint(1, whole.moments.calls)):
-            status, err = headscope(case.command(prepared.folder, out))
-        assert status in (0, STATUS[number]) and "Traceback" not in err, err
-        assert cases.leftovers(tmp_path) == []
-        assert cases.half(case, tmp_path, set(whole.files)) is None
-        finished(headscope, case, prepared.folder, tmp_path) if status else None
-        assert set(cases.digests(out)) == set(whole.files)
-        cases.cleared(tmp_path)
-    finished(headscope, case, prepared.folder, tmp_path)
+    number = chance.choice([signal.SIGTERM, signal.SIGINT])
+    with signalled(number, chance.randint(1, whole.moments.calls)):
+        status, err = headscope(case.command(prepared.folder, out))
+    assert status in (0, STATUS[number]) and "Traceback" not in err, err
+    assert cases.leftovers(tmp_path) == []
+    assert cases.half(case, tmp_path, set(whole.files)) is None
+    finished(headscope, case, prepared.folder, tmp_path) if status else None
+    assert set(cases.digests(out)) == set(whole.files)
     before = cases.digests(out)
     with signalled(signal.SIGTERM, chance.randint(1, whole.moments.calls)):
         status, err = headscope(case.command(prepared.folder, out, "--force"))

@@ -79,8 +79,8 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     counts = luck.integers(3, 9, size=(13, columns)).astype(float)
     if name == "bleu":
         counts[:, 4:8] += 9
-    mine, other = counts, counts + np.eye(columns)[0] * luck.integers(0, 3, size=(13, 1))
-    metric, bootstrap = METRICS.get(name), Bootstrap(seed=4, replicates=19)
+    mine, other = counts, counts + np.eye(columns)[0] * luck.integers(-2, 3, size=(13, 1))
+    metric, bootstrap = METRICS.get(name), Bootstrap(seed=4, replicates=53)
     found = compare_scores(metric, mine, other, bootstrap)
 
     def value(sums: np.ndarray[Any, Any], times: list[int]) -> float:
@@ -94,9 +94,10 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     difference = value(mine, [1] * 13) - value(other, [1] * 13)
     apart = [value(mine, times) - value(other, times) for times in draws]
     mean = sum(apart) / len(apart)
-    extreme = sum(abs(each - mean) >= abs(difference) for each in apart)
+    extreme = [each - mean for each in apart if abs(each - mean) >= abs(difference)]
+    assert min(extreme) < 0 < max(extreme), "both tails count"
     assert found.value == pytest.approx(value(mine, [1] * 13)) and found.difference == pytest.approx(difference)
-    assert found.p == pytest.approx((1 + extreme) / 20)
+    assert found.p == pytest.approx((1 + len(extreme)) / 54)
     assert found.low == pytest.approx(np.quantile([value(mine, times) for times in draws], 0.025))
     assert found.difference_high == pytest.approx(np.quantile(apart, 0.975))
     same = compare_scores(metric, mine, mine, bootstrap)
@@ -536,8 +537,8 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
         ({"allocate": "evenly"}, "--allocate 'evenly' is not known; choose global, per-layer"),
         ({"methods": ("l0",), "allocate": "per-layer"}, "--allocate per-layer is for rankings; --methods names none"),
         ({"keep": (3, 3)}, "--keep holds the same entry twice"),
-        ({"fractions": (1.2,)}, "--fractions 1.2: the share that stays is from 0 to 1"),
-        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1: it must not be negative"),
+        ({"fractions": (1.2,)}, "--fractions is 1.2; it must be at most 1"),
+        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1.0: at least 0 is needed"),
         ({"lambdas": (1.0,)}, "--lambda is for l0, which --methods does not name"),
         ({"methods": ("lrb",)}, "unknown method 'lrb'; did you mean 'lrp'"),
         ({"sites": ("middle",)}, "--sites middle: this model has encoder-self"),

@@ -21,7 +21,7 @@ from headscope.registry import Registry
 
 
 def no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-    """Why a checkpoint predicts no words on a corpus, None where it does."""
+    """Why a checkpoint predicts no words on a corpus. Returns None if it does."""
     if checkpoint.predicts != "words":
         return "needs a model that predicts words (one with a language-model head)"
     if checkpoint.two_sided and not has_target:
@@ -107,7 +107,7 @@ class Objective(ABC):
     @classmethod
     @abstractmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        """Why the objective does not apply to a checkpoint on such a text, None where it does."""
+        """Why the objective does not apply to a checkpoint on such a text. Returns None if it does."""
 
     def alters(self, checkpoint: Checkpoint) -> bool:
         """Whether `prepared` changes the text."""
@@ -182,7 +182,7 @@ def choose_objective(
 def _why_not(
     cls: type[Objective], checkpoint: Checkpoint, *, has_target: bool, has_labels: bool, has_answers: bool
 ) -> str | None:
-    """Why an objective does not apply to a checkpoint on such a text, None where it does."""
+    """Why an objective does not apply to a checkpoint on such a text. Returns None if it does."""
     if cls.needs_prompts and not has_answers:
         return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
     return cls.applies(checkpoint, has_target=has_target, has_labels=has_labels)

@@ -24,14 +24,11 @@ class Accuracy(LikelihoodMetric):
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         counts = label_counts(checkpoint, data)
-        return Floor(max(counts.values()) / counts.total(), f"the share of the most frequent {_unit(checkpoint)}")
+        unit = "token" if checkpoint.predicts == "words" else "label"
+        return Floor(max(counts.values()) / counts.total(), f"the share of the most frequent {unit}")
 
     def title_of(self, checkpoint: Checkpoint) -> str:
         return {"words": "token accuracy", "tags": "word accuracy"}.get(checkpoint.predicts, self.title)
-
-
-def _unit(checkpoint: Checkpoint) -> str:
-    return "token" if checkpoint.predicts == "words" else "label"
 
 
 def label_counts(checkpoint: Checkpoint, data: ValidationText) -> Counter[int]:

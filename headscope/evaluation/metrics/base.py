@@ -98,7 +98,7 @@ class Metric(ABC):
     @classmethod
     @abstractmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        """Why the metric does not apply to a checkpoint on such a text, None where it does."""
+        """Why the metric does not apply to a checkpoint on such a text. Returns None if it does."""
 
     @abstractmethod
     def sums(self, read: Any) -> Array:
@@ -113,7 +113,7 @@ class Metric(ABC):
         """The sums of a model, as its masks and gates are now, on a text; KeyboardInterrupt where interrupted."""
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor | None:
-        """What a model that has learnt nothing reaches; None where every model is a baseline."""
+        """What a model that has learnt nothing reaches. Returns None if every model is a baseline."""
         return None
 
     def signature(self, text: TextMode) -> str:
@@ -238,9 +238,9 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
 
     ConfigError for an unknown name, and where it does not apply.
     """
-    given = {"has_target": has_target, "has_labels": has_labels}
+    text = {"has_target": has_target, "has_labels": has_labels}
     wanted = [name] if name else DEFAULTS[checkpoint.predicts]
-    why = {option: METRICS.get(option).applies(checkpoint, **given) for option in wanted}
+    why = {option: METRICS.get(option).applies(checkpoint, **text) for option in wanted}
     fitting = [option for option, reason in why.items() if reason is None]
     if not fitting:
         last = f"--metric {name}: {why[name]}" if name else why[wanted[-1]]
@@ -272,7 +272,7 @@ def _why_no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
 
 
 def _why_unlabelled(checkpoint: Checkpoint, *, has_labels: bool) -> str | None:
-    """Why a checkpoint has no labels to be right about, None where it has."""
+    """Why a checkpoint has no labels to be right about. Returns None if it has."""
     if why := no_labels(checkpoint):
         return f"needs a classifier, and {why}"
     return None if has_labels else "needs --labels FILE (or --valid-labels), the right class of every line"

@@ -106,7 +106,7 @@ class Settings:
         return value
 
     def text(self, name: str) -> str | None:
-        """A string, None where there is none."""
+        """A string. Returns None if there is none."""
         value = self.get(name)
         return value if isinstance(value, str) else None
 

@@ -42,11 +42,7 @@ class LambdaSweep:
 
 
 def run_lambdas(
-    config: LearnConfig,
-    strengths: Sequence[float],
-    *,
-    progress: Progress = no_progress,
-    processes: Processes = ALONE,
+    config: LearnConfig, strengths: Sequence[float], *, progress: Progress = no_progress, processes: Processes = ALONE
 ) -> LambdaSweep:
     """Learn gates for every λ of `strengths`, each from the checkpoint, into OUT/lambda-λ; and OUT/sweep.csv.
 

@@ -78,10 +78,7 @@ def plan_merge(
 
 
 def _sets(
-    sites: Sequence[AttentionSite],
-    count: int,
-    attention_sites: AttentionSites,
-    scores: Mapping[HeadId, float] | None,
+    sites: Sequence[AttentionSite], count: int, attention_sites: AttentionSites, scores: Mapping[HeadId, float] | None
 ) -> GroupSets:
     """The sets of groups of one module, ordered by their first members."""
     first = sites[0]

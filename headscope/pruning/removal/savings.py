@@ -67,6 +67,10 @@ def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
     own, cross = _cache(checkpoint)
     counts = sum((flops(checkpoint, batch) for batch in data.feeds), Counter[str]())
     weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
+    table, read = getattr(rows, "weight", None), weights
+    if isinstance(table, Tensor) and layer is not None and getattr(layer, "weight", None) is not table:
+        read -= table.numel() * table.element_size()  # of which a step reads rows only
     return Size(
         parameters=parameters(model),
         attention_heads=sum(checkpoint.layout.values()),
@@ -76,7 +80,7 @@ def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
         cross_cache=cross,
         attention_flops=counts["attention"],
         output_flops=counts["output"],
-        read=weights - _looked_up(model),
+        read=read,
     )
 
 
@@ -107,15 +111,6 @@ def _embedding(model: nn.Module, getter: str) -> nn.Module | None:
     except (AttributeError, NotImplementedError):
         return None
     return found
-
-
-def _looked_up(model: nn.Module) -> int:
-    """Bytes of an embedding of which a step reads rows only; none where it is the output layer too."""
-    rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
-    weight = getattr(rows, "weight", None)
-    if not isinstance(weight, Tensor) or layer is None or getattr(layer, "weight", None) is weight:
-        return 0
-    return weight.numel() * weight.element_size()
 
 
 def allowed(timing: Timing, before: Size, after: Size) -> float:

@@ -112,7 +112,7 @@ def is_zero_at_zero(activation: Callable[[Tensor], Tensor]) -> bool:
 
 @torch.no_grad()
 def recognise_norm(module: nn.Module) -> NormParameters | None:
-    """Which norm a module computes; None where it is neither LayerNorm nor RMSNorm."""
+    """Which norm a module computes. Returns None if it is neither LayerNorm nor RMSNorm."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 1 or weight.is_meta or any(True for _ in module.children()):
         return None

@@ -204,7 +204,7 @@ def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Voca
 
 
 def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[Vocabulary | None, Vocabulary] | None:
-    """What an interrupted run has learnt from the same text in the same way; None where there is nothing."""
+    """What an interrupted run has learnt from the same text in the same way. Returns None if there is nothing."""
     try:
         if (folder / RECIPE).read_bytes() != recipe.encode():
             return None

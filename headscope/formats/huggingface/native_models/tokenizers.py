@@ -35,7 +35,12 @@ def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
             _write_tokenizer(inner, checkpoint, folder, split_special_tokens=True)
             return "the tokenizer gives the ids of the SentencePiece model, without SentencePiece"
         if target.unknown is not None and target.splitter.kind in ("words", "bpe"):
-            _write_tokenizer(_words(target), checkpoint, folder)
+            from tokenizers import Tokenizer, models, pre_tokenizers
+
+            ids = {subword: number for number, subword in enumerate(target.subwords)}
+            words = Tokenizer(models.WordLevel(ids, target.subwords[target.unknown]))
+            words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+            _write_tokenizer(words, checkpoint, folder)
             return "the tokenizer takes text that is already split into subwords; split and join it with your BPE codes"
     for name, vocabulary in (("source", source), ("target", target)):
         if vocabulary is not None:
@@ -46,17 +51,6 @@ def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
         "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the subwords in the order of "
         "their ids, and a source text ends with the id of the end"
     )
-
-
-def _words(vocabulary: Vocabulary) -> Any:
-    """A tokenizer of text that is split already."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    assert vocabulary.unknown is not None
-    ids = {subword: number for number, subword in enumerate(vocabulary.subwords)}
-    inner = Tokenizer(models.WordLevel(ids, vocabulary.subwords[vocabulary.unknown]))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return inner
 
 
 def _write_tokenizer(inner: Any, checkpoint: TransformerCheckpoint, folder: Path, **more: Any) -> None:
@@ -99,30 +93,28 @@ def tokenizer_of(vocabulary: Vocabulary) -> Any:
 
     messages: Any = sentencepiece.sentencepiece_model_pb2
     model = messages.ModelProto.FromString(vocabulary.splitter.codes)
-    if not _expressible(model, vocabulary):
-        return None
-    tokenizer = _assembled(model, vocabulary.splitter.codes)
-    return tokenizer if _same_ids(tokenizer, vocabulary) else None
-
-
-def _expressible(model: Any, vocabulary: Vocabulary) -> bool:
-    """Whether `tokenizers` can say what a model does."""
     usual = {NORMAL, UNKNOWN, CONTROL, UNUSED}
-    return (
+    expressible = (
         tuple(piece.piece for piece in model.pieces) == vocabulary.subwords
         and all(piece.type in usual for piece in model.pieces)
         and model.trainer_spec.model_type in (BPE, UNIGRAM)
         and not model.trainer_spec.treat_whitespace_as_suffix
         and model.normalizer_spec.escape_whitespaces
     )
+    if not expressible:
+        return None
+    tokenizer = _assembled(model, vocabulary.splitter.codes)
+    texts = [line for kind in ("en", "de") for line in sample(kind).read_text(encoding="utf-8").splitlines()]
+    texts += UNUSUAL
+    found = tokenizer.encode_batch(texts, add_special_tokens=False)
+    same_ids = all(ids.ids == vocabulary.encode(text) for text, ids in zip(texts, found, strict=True))
+    return tokenizer if same_ids else None
 
 
 def _assembled(model: Any, codes: bytes) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     unigram = model.trainer_spec.model_type == UNIGRAM
-    from tokenizers import models
-
     pieces = [(piece.piece, piece.score) for piece in model.pieces]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=model.trainer_spec.unk_id) if unigram else _bpe(model))
     tokenizer.normalizer = _normalizer(model, codes)
@@ -174,11 +166,3 @@ def _bpe(model: Any) -> Any:
 def _controls(model: Any) -> list[str]:
     """Pieces that no text is split into."""
     return [piece.piece for piece in model.pieces if piece.type in (UNKNOWN, CONTROL) and len(piece.piece) > 1]
-
-
-def _same_ids(tokenizer: Any, vocabulary: Vocabulary) -> bool:
-    """Whether ids of the sample corpus, and of a few unusual texts, are the vocabulary's own."""
-    texts = [line for kind in ("en", "de") for line in sample(kind).read_text(encoding="utf-8").splitlines()]
-    texts += UNUSUAL
-    found = tokenizer.encode_batch(texts, add_special_tokens=False)
-    return all(ids.ids == vocabulary.encode(text) for text, ids in zip(texts, found, strict=True))
