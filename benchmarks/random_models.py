@@ -3,7 +3,7 @@
     python benchmarks/random_models.py [--models N] [--kinds NAMES]
 
 Models of random weights read the captions that ship with all that labels heads: parses, word alignments, pair
-functions (`explained`). A BERT and a GPT-2 of 3 layers of 8 heads, and the translation model that ships with its weights
+functions (`explained`). A BERT and a GPT-2 of 3 layers of 8 heads, and the translation model that ships, its weights
 drawn anew. Matrices are normal with a variance of gain² over their rows' length; scores then vary by about gain², so
 that with gain 1 (even seeds) attention is soft and with gain 2 (odd seeds) sharp. Some minutes of one core a model.
 """
