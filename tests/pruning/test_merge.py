@@ -96,6 +96,15 @@ def test_heads_of_one_kind_share_when_there_are_scores() -> None:
     assert beside.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
+def test_only_averaged_weights_are_copied() -> None:
+    whole = checkpoint("wide")
+    before = {name: values.clone() for name, values in whole.model.state_dict().items()}
+    pooled = whole.with_pooled_groups(plan_merge(whole.attention_sites, (8, 2, 8))).model.state_dict()
+    own = {name for name, values in whole.model.state_dict().items() if pooled[name].data_ptr() != values.data_ptr()}
+    assert {name.rpartition("layers.1.self_attn.")[2].split(".")[0] for name in own} == {"k_proj", "v_proj"}
+    assert all(torch.equal(values, before[name]) for name, values in whole.model.state_dict().items())
+
+
 def test_merging_equal_heads_changes_nothing() -> None:
     whole = checkpoint("wide")
     plan = plan_merge(whole.attention_sites, 2, scores=scored(whole))
