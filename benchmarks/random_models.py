@@ -67,10 +67,10 @@ def drawn(checkpoint: Checkpoint, seed: int) -> Checkpoint:
 
 def text(checkpoint: Checkpoint) -> tuple[Corpus, dict[str, Any]]:
     """The captions with what belongs to them, as the model can read them; and options of analyses."""
-    parses = {"parses": captions("conllu")}
+    parses: dict[str, Any] = {"parses": captions("conllu")}
     if not checkpoint.two_sided:
         return open_corpus(captions("en"), **parses), {}
-    both = {"target": captions("de"), "target_parses": captions("de.conllu")}
+    both: dict[str, Any] = {"target": captions("de"), "target_parses": captions("de.conllu")}
     return open_corpus(captions("en"), **both, **parses), {"alignments": captions("align")}
 
 
