@@ -59,6 +59,7 @@ def test_a_number_of_key_value_heads_for_each_layer(tmp_path: Path) -> None:
     assert record["heads"]["list"] == "4,1,2"
 
 
+@pytest.mark.slow
 def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
     text = tmp_path / "text.en"
