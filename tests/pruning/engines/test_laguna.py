@@ -22,7 +22,7 @@ from headscope.heads import select_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import collect_moments
-from headscope.pruning.engines import laguna
+from headscope.pruning.engines.decoder_layers import PARTS
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
@@ -211,7 +211,8 @@ def test_heads_that_are_no_quota_are_refused_before_anything_is_written(tmp_path
 
 def test_a_folder_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3")
-    monkeypatch.setattr(laguna, "PARTS", {**laguna.PARTS, "attn_k": "v_proj", "attn_v": "k_proj"})
+    swapped = {**PARTS, "attn_k": "v_proj", "attn_v": "k_proj"}
+    monkeypatch.setattr("headscope.pruning.engines.laguna.PARTS", swapped)
     with pytest.raises(CheckpointError, match=r"transformers.*log-probabilities"):
         removed(path, tmp_path / "small", PER_GROUP)
     assert [each.name for each in tmp_path.iterdir()] == ["whole"]
