@@ -123,16 +123,18 @@ def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path
 def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
     """All analyses, criteria and refits are those of the same heads without a gate.
 
-    In float64, as fits magnify rounding; W_O of the folder is divided in float32, so here it is divided anew.
+    In float64, as fits magnify rounding; W_O of the folder is divided in float32 by a gate of zeros (softplus(0) = ln 2),
+    so here it is divided anew.
     """
     path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level(), **FEW_HEADS)
     removed(path, tmp_path / "small", "decoder-self.0.0,decoder-self.0.2")
     plain, gated = (hs.load(str(tmp_path / "small" / name), dtype="float64") for name in ("", "laguna"))
     assert plain.checkpoint.layout == gated.checkpoint.layout
     models: list[Any] = [each.checkpoint.model for each in (plain, gated)]
+    gate = float(torch.tensor(2.0).log())
     with torch.no_grad():
         for whole, divided in zip(*(model.model.layers for model in models), strict=True):
-            divided.self_attn.o_proj.weight.copy_(whole.self_attn.o_proj.weight / laguna._gate(torch.float32))
+            divided.self_attn.o_proj.weight.copy_(whole.self_attn.o_proj.weight / gate)
     tables = [model.analyze(**PROMPTS, only=ANALYSED, **SMALL).heads for model in (plain, gated)]
     assert {"magnitude", "explained", "facilitation", "shapley", "eap_ig", "lrp"} <= set(tables[0])
     pd.testing.assert_frame_equal(tables[0], tables[1], check_exact=False, rtol=0, atol=1e-9)
