@@ -306,6 +306,7 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
         Refit(**options)
 
 
+@pytest.mark.slow
 def test_the_command_chooses_and_says_why(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     checkpoint: Checkpoint = speakers.checkpoint("bert")
     model: Any = checkpoint
