@@ -54,8 +54,7 @@ from headscope.pruning.sweep.cells import RUNS, SweepContext, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.functions import read_functions
 from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
-from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors
-from headscope.pruning.sweep.verdicts import verdict_lines, verdicts
+from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors, verdict_lines, verdicts
 from headscope.results import Signature
 from headscope.training.files.outputs import TRAINING
 from headscope.training.from_scratch import FRESH, RUN, recipe_digest

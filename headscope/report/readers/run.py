@@ -262,7 +262,9 @@ def load_run(path: Path | str) -> AnalysisRun:
     _check_heads(run.heads, run.layout, name=f"heads.csv of run {run.name}")
     twice = run.heads.duplicated(list(HEAD_COLUMNS))
     if twice.any():
-        raise RunError(f"heads.csv of run {run.name} holds {_head(run.heads[twice].iloc[0])} twice")
+        row = run.heads[twice].iloc[0]
+        head = f"{row['site']}.{row['layer']}.{row['head']}"
+        raise RunError(f"heads.csv of run {run.name} holds {head} twice")
     there = Counter(run.heads[["site", "layer"]].itertuples(index=False, name=None))
     for (site, layer), rows in there.items():
         if rows != (heads := run.layout[site][layer]):
@@ -289,21 +291,19 @@ def _read_meta(path: Path) -> dict[str, Any]:
     lacking = [key for key in ("signature", "layout") if not isinstance(meta, dict) or key not in meta]
     if lacking:
         raise RunError(f"run {path.name}: run.json has no {' and no '.join(lacking)}; analyse again")
-    if not _is_layout(meta["layout"]):
-        raise RunError(
-            f"run {path.name}: the layout in run.json must give each site a list of head counts, at most {MOST_HEADS} "
-            f"heads in each of at most {MOST_LAYERS} layers"
-        )
-    return dict(meta)
-
-
-def _is_layout(layout: object) -> bool:
-    return isinstance(layout, dict) and all(
+    layout = meta["layout"]
+    is_layout = isinstance(layout, dict) and all(
         isinstance(counts, list)
         and len(counts) <= MOST_LAYERS
         and all(type(count) is int and 0 <= count <= MOST_HEADS for count in counts)
         for counts in layout.values()
     )
+    if not is_layout:
+        raise RunError(
+            f"run {path.name}: the layout in run.json must give each site a list of head counts, at most {MOST_HEADS} "
+            f"heads in each of at most {MOST_LAYERS} layers"
+        )
+    return dict(meta)
 
 
 def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
@@ -322,10 +322,6 @@ def _check_heads(table: pd.DataFrame, layout: dict[str, list[int]], *, name: str
     for site, layer, head in table[list(HEAD_COLUMNS)].drop_duplicates().itertuples(index=False):
         if head not in range(layer_heads.get((site, layer), 0)):
             raise RunError(f"{name} holds {site}.{layer}.{head}, which the layout in run.json does not have")
-
-
-def _head(row: pd.Series[Any]) -> str:
-    return f"{row['site']}.{row['layer']}.{row['head']}"
 
 
 def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
