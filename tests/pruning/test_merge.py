@@ -259,6 +259,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"merge_kv": (4,)}, "--merge-kv 4: every layer has 4 key/value heads as it is"),
     ({"merge_kv": (2,), "heads": "decoder-self.0.0"}, "give --heads LIST.*--merge-kv N.*not both"),
     ({"merge_kv": (2,), "pad": True}, "--pad is for removed heads"),
+    ({"merge_kv": (4, 2, 1), "export": ("native",)}, "--export native: a plain class has one number of key/value"),
     ({"merge_kv": (2,), "compensate": "mean", "source": "FILE"}, "--compensate mean is for removed heads"),
     ({"heads": "decoder-self.0.0", "merge_by": "FILE"}, "--merge-by says which .* --merge-kv N"),
     ({"merge_kv": (2,), "column": "full_attention"}, "--column says which column of --merge-by"),

@@ -172,6 +172,11 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
         (["--max-drop", "little"], "--max-drop 'little' must be a number"),
         (["--keep", 3, "--metric", "accuracy"], "--metric accuracy"),
         (["--keep", 3, "--export", "gguf"], "gguf"),
+        (
+            ["--keep", 3, "--export", "native"],
+            "--export native has as many heads in every layer, and --allocate",
+        ),
+        (["--keep", 4, "--export", "native", "--allocate", "uniform"], "cannot say how wide a head is"),
         (["--keep", 3, "--compensate", "most"], "unknown compensation 'most'"),
         (["--keep", 3, "--compensate", "mean", "--feed-forward"], "--feed-forward is for --compensate auto and"),
         (["--keep", 3, "--by", "confidance"], "did you mean 'confidence'"),
@@ -189,6 +194,7 @@ def test_errors_are_one_line(
     status, _, error = command(*asked(folder, *fast, "--out", tmp_path / "small", *options))
     assert status == 2 and said in error, error
     assert error.strip().count("\n") == 0 and (tmp_path / "notes/mine.txt").read_text() == "mine\n"
+    assert not (tmp_path / "small").exists()
 
 
 def test_a_text_is_needed(folder: Path, tmp_path: Path, command: Command) -> None:
