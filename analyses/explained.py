@@ -15,14 +15,13 @@ from torch import Tensor
 from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config import LabelOptions, option
 from headscope.data.corpus import Corpus
-from headscope.description.embeddings import static_embeddings
 from headscope.description.examples import Examples, Sharpest, leading_pairs
 from headscope.description.features import GROUPS
 from headscope.description.mass import Masses, functions_for, masses
 from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.description.sample import NUMBERS, Chosen, Laid, SampledRows, Sampler, SiteSample, lay_out
 from headscope.description.shares import FOLDS, Explained, explained
-from headscope.description.tokens import TokenReader
+from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure

@@ -11,7 +11,6 @@ from headscope.config.small import DemoConfig
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
     from headscope.api.demo import Part
 
@@ -43,7 +42,14 @@ def demo(values: Mapping[str, Any]) -> None:
     console.show(summary(result.translation.analysis, following=False))
     sizes = result.translation.removed.before.attention_heads, result.translation.removed.after.attention_heads
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
-    console.show(["", title, _scores(result.translation)])
+    assert result.translation.scores is not None
+    columns = ("before", "95 %", "after", "95 %")
+    table = console.table(["", *columns], numbers=columns)
+    before, after = result.translation.scores
+    for old, new in zip(before.scores, after.scores, strict=True):
+        ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
+        table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
+    console.show(["", title, table])
     figures = [figure for part in result.parts for figure in part.analysis.figures if figure.stem == "heads"]
     smaller = [f"smaller checkpoint: {part.removed.path}" for part in result.parts]
     drawn = [f"figure: {figure}" for figure in figures]
@@ -131,15 +137,3 @@ def relevance_found(part: Part) -> tuple[str, str]:
 def _begin(title: str, lines: tuple[str, str]) -> None:
     """A rule, and the two lines of a part."""
     console.show(["", f"── {title} ".ljust(WIDTH, "─"), *lines])
-
-
-def _scores(part: Part) -> Table:
-    """BLEU and perplexity of captions that were not used before, with all heads and without those that went."""
-    assert part.scores is not None
-    columns = ("before", "95 %", "after", "95 %")
-    table = console.table(["", *columns], numbers=columns)
-    before, after = part.scores
-    for old, new in zip(before.scores, after.scores, strict=True):
-        ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
-        table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
-    return table

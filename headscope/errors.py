@@ -34,6 +34,11 @@ def one_line(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
+def reason_of(error: BaseException, *, most: int = 160) -> str:
+    """What another program raised, in one line: its message, or its class where it has none."""
+    return one_line(error)[:most] or type(error).__name__
+
+
 def shortlist(names: Sequence[str], *, most: int = 3) -> str:
     """The first names of a list, and how many more there are: `a, b, c and 5 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

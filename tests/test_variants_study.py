@@ -19,12 +19,13 @@ import pytest
 from headscope.heads import HeadId, Site
 from headscope.tails import student_quantile, student_upper_tail
 from headscope.training.config import TrainConfig
-from headscope.training.swaps.schedule import read_schedule
+from headscope.training.swaps.swaps import read_schedule
 from headscope.training.variant import VARIANTS
 from tests.makers.modules import ROOT
 
 RESULTS = ROOT / "benchmarks" / "variants"
-FLAGS = {"mae-uniform": " --uniform", "mae-nobcd": " --no-bcd"}
+FLAGS = {"mae-uniform": " --uniform", "mae-nobcd": " --no-bcd", "baseline-0.2": " --dropout 0.2"}
+FLAGS["mae-uniform-0.2"] = FLAGS["mae-uniform"] + FLAGS["baseline-0.2"]
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +185,7 @@ def accuracies(analysis: Path, margins: tuple[float, float, float]) -> None:
     (analysis / "heads.csv").write_text(heads)
 
 
+@pytest.mark.slow
 def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -337,12 +339,13 @@ def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> N
 def test_the_documentation_says_what_the_tables_say() -> None:
     design, page, verdicts = part("design"), part("page"), part("verdicts")
     rows = page.read_table(RESULTS / "runs.csv")
-    commands = {arm.name: f"`{arm.variant}{FLAGS.get(arm.name, '')}`" for arm in design.ARMS}
-    judged = {
-        (verdict.claim.arm, verdict.claim.against, verdict.claim.family): verdict
-        for verdict in verdicts.verdicts(design.CLAIMS, rows, verdicts.idle(design.ARMS, rows))
-        if verdict.difference
-    }
+    more = page.read_table(RESULTS / "regimes" / "runs.csv")
+    commands = {arm.name: f"`{arm.variant}{FLAGS.get(arm.name, '')}`" for arm in (*design.ARMS, *design.REGIME_ARMS)}
+    found = [
+        *verdicts.verdicts(design.CLAIMS, rows, verdicts.idle(design.ARMS, rows)),
+        *verdicts.verdicts(design.REGIME_CLAIMS, rows + more, {}),
+    ]
+    judged = {(verdict.claim.arm, verdict.claim.against, verdict.claim.family): verdict for verdict in found}
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     published = [arms[:2] for arms in design.BETTER if arms[0] in commands]
     for arm, against in published:
@@ -352,6 +355,10 @@ def test_the_documentation_says_what_the_tables_say() -> None:
             cells += [verdict.difference.shown(digits).replace("-", "−"), verdict.word]
         assert f"| {commands[arm]} than {commands[against]} | {' | '.join(cells)} |" in text
     assert len(published) == 6
+    for claim in design.REGIME_CLAIMS:
+        verdict = judged[claim.arm, claim.against, "regime"]
+        shown = verdict.difference.shown(3).replace("-", "−") if verdict.difference else ""
+        assert f"| {commands[claim.arm]} than {commands[claim.against]} | {shown} | {verdict.word} |" in text
 
 
 @pytest.mark.parametrize(("plan", "table"), [("PLAN.md", "runs.csv"), ("PLAN-regimes.md", "regimes/runs.csv")])

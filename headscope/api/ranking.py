@@ -126,7 +126,14 @@ def ranking_of(
     corpus = _corpus_of(checkpoint, texts, config, criterion, parse=None if parse is None else str(parse))
     gating = gates_for(checkpoint, config, whole_groups=config.allocate != "per-group")
     context = context_of(config, OpenedSelection(checkpoint, gating, corpus, None, 0))
-    table = None if study is None else _table_of(study, checkpoint)
+    table = None
+    if study is not None:
+        if not isinstance(study, Study):
+            raise wrong_type("study", study, "what analyze returns")
+        table = study.heads
+        for head in heads_of_rows(table):
+            if head.head >= checkpoint.layout.get((head.site, head.layer), 0):
+                raise ConfigError(f"the study is of another model: this one has no head {head}")
     scoring = scoring_of(config, context, heads=None if table is None else lambda: table, parsed=parse is not None)
     noted = gates()
 
@@ -172,13 +179,3 @@ def _corpus_of(
     if criterion is not None and criterion.reads_text:
         raise ConfigError(f"by={config.by!r} is measured on text: give text=, or a study= that has it")
     return None
-
-
-def _table_of(study: Study, checkpoint: Checkpoint) -> pd.DataFrame:
-    """The heads of a study; ConfigError where it is of another model."""
-    if not isinstance(study, Study):
-        raise wrong_type("study", study, "what analyze returns")
-    for head in heads_of_rows(study.heads):
-        if head.head >= checkpoint.layout.get((head.site, head.layer), 0):
-            raise ConfigError(f"the study is of another model: this one has no head {head}")
-    return study.heads

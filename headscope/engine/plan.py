@@ -268,7 +268,8 @@ def _applicable(
         left_out.append(LeftOut(" and ".join(unmeasured), "need a --target, which the decoder is to read"))
     running = []
     for cls in analyses:
-        reason = _missing(cls, corpus, options) or _elsewhere(cls, sites, measured) or cls.applies(checkpoint)
+        reason = _missing(cls, checkpoint, corpus, options) or _elsewhere(cls, sites, measured)
+        reason = reason or cls.applies(checkpoint)
         if reason:
             left_out.append(LeftOut(cls.name, reason))
         else:
@@ -282,7 +283,9 @@ def _applicable(
     return running, left_out
 
 
-def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | None:
+def _missing(cls: type[Analysis], checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) -> str | None:
+    if "random" in cls.passes and reads_sound(checkpoint.model):
+        return "gives random subwords to the encoder, and this one reads sound"
     if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:
         return "needs --parse stanza or --parse FILE.conllu"
     if "contrast" in cls.needs and not corpus.has_contrast:

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, reason_of
 from headscope.files.reading import read_text
 
 C = TypeVar("C")
@@ -113,7 +113,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also for numbers of thousands of digits
-        raise ConfigError(f"{path} is no TOML: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{path} is no TOML: {reason_of(error, most=200)}") from None
 
 
 _TOKEN = re.compile(r"""(?P<name>[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)|(?P<blank>[ \t]+)|.""", re.DOTALL)

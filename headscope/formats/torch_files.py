@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError
-from headscope.formats.safe_pickle import BROKEN, Machine, Refused, Storage, StoredTensor, one_line
+from headscope.errors import CheckpointError, reason_of
+from headscope.formats.safe_pickle import BROKEN, Machine, Refused, Storage, StoredTensor
 
 MOST_BYTES = 16 << 20  # of pickle, without tensors; fairseq's largest language models have about one million
 LEGACY = bytes.fromhex("80028a0a6cfc9c46f920") + bytes.fromhex("6aa850192e")  # pickle of torch's magic number
@@ -47,7 +47,7 @@ def read_torch(path: Path) -> Any:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except _BROKEN as error:
-        raise CheckpointError(f"{path} is truncated or broken ({one_line(error)}); copy it again") from None
+        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, most=120)}); copy it again") from None
 
 
 def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     except Refused as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (OSError, RuntimeError, *_BROKEN) as error:
-        raise CheckpointError(f"{path} is truncated or broken ({one_line(error)}); copy it again") from None
+        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, most=120)}); copy it again") from None
 
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, *BROKEN)

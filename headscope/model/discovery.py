@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, reason_of
 from headscope.heads import SITES, Layout, Site
 from headscope.model import interface
 from headscope.model.attention import AttentionCall, replace_contexts, tapped
@@ -221,9 +221,9 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
                 f"model type {kind!r} reads {beside} beside the text, and headscope gives it text alone, with which it "
                 f"cannot run; {_advice(model)}"
             ) from error
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error, most=200)
         raise CheckpointError(
-            f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason[:200]}; it cannot be analysed"
+            f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason}; it cannot be analysed"
         ) from error
     return output.float()
 

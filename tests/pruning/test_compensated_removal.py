@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,9 @@ def gone(kind: str) -> list[HeadId]:
     return heads
 
 
+@cache
 def shrunk(kind: str, *, export: str | None = None, **options: Any) -> tuple[Checkpoint, Shrunk]:
+    """A model and what it shrinks to, made once for several tests."""
     checkpoint = opened(kind)
     calibration = Refit(**{"method": "least-squares", **options})
     done = shrink(

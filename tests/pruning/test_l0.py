@@ -20,7 +20,7 @@ from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.gating import gated
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.finetuning import Recipe, Tuner
+from headscope.pruning.learning.finetuning import Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import (
     L0,
@@ -30,7 +30,6 @@ from headscope.pruning.learning.learners.l0 import (
     nonzero_probability,
     settled_gates,
 )
-from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import batch_loss
 from headscope.pruning.options.learn import LearnConfig
@@ -442,7 +441,7 @@ def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared
     for side, name in (("src", "a"), ("dst", "b")):
         (tmp_path / name).write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
     kept = []
-    for strength in (0.0, 0.01, 0.1):
+    for strength in (0.0, 0.1):
         config = LearnConfig(
             checkpoint=str(folder / "model.npz"),
             source=tmp_path / "a",
@@ -462,4 +461,4 @@ def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared
                 and choice.quality["gated"] <= choice.quality["before"]
             )
         assert not choice.model and not (tmp_path / f"{strength}" / "model").exists()
-    assert 36 >= kept[0] > 30 > kept[1] > kept[2], kept
+    assert 36 >= kept[0] > 30 > kept[1], kept

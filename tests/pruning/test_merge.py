@@ -96,6 +96,15 @@ def test_heads_of_one_kind_share_when_there_are_scores() -> None:
     assert beside.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
+def test_only_averaged_weights_are_copied() -> None:
+    whole = checkpoint("wide")
+    before = {name: values.clone() for name, values in whole.model.state_dict().items()}
+    pooled = whole.with_pooled_groups(plan_merge(whole.attention_sites, (8, 2, 8))).model.state_dict()
+    own = {name for name, values in whole.model.state_dict().items() if pooled[name].data_ptr() != values.data_ptr()}
+    assert {name.rpartition("layers.1.self_attn.")[2].split(".")[0] for name in own} == {"k_proj", "v_proj"}
+    assert all(torch.equal(values, before[name]) for name, values in whole.model.state_dict().items())
+
+
 def test_merging_equal_heads_changes_nothing() -> None:
     whole = checkpoint("wide")
     plan = plan_merge(whole.attention_sites, 2, scores=scored(whole))
@@ -175,6 +184,7 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
     assert {time["tokens"] for time in record["times"]} == {0, 128}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("export", ["self-contained", "masked"])
 def test_other_exports_and_a_refit(
     folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]], export: str

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.models.auto import modeling_auto
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, reason_of
 from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
@@ -126,7 +126,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
         except Exception as error:  # whatever transformers may raise
             if write_failure(error):
                 raise
-            raise CheckpointError(f"it cannot be saved: {' '.join(str(error).split())[:200]}") from error
+            raise CheckpointError(f"it cannot be saved: {reason_of(error, most=200)}") from error
         tokenizer = getattr(checkpoint, "tokenizer", None)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)

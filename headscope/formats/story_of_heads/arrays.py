@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, reason_of
 from headscope.model.native.transformer_config import TransformerConfig
 
 RATIO = 100  # weights hardly compress; a member that is said to shrink further is refused before it is read
@@ -87,7 +87,7 @@ class Arrays:
                 warnings.simplefilter("ignore")  # numpy's about headers that Python 2 wrote
                 yield
         except BROKEN as error:
-            detail = " ".join(str(error).split())[:120] or type(error).__name__
+            detail = reason_of(error, most=120)
             raise CheckpointError(f"{self.path} is truncated or broken: {content} ({detail})") from None
 
 

@@ -204,7 +204,12 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
     size = stack.vocabulary if stack else 0
     pickled, text = folder / f"{name}.voc", folder / f"{name}.voc.txt"
     if pickled.is_file():
-        ids = _read_voc(pickled)
+        vocabulary = read_pickle(pickled, {".".join(VOC)})
+        state = vocabulary.state if isinstance(vocabulary, StubType) else None
+        ids = state[0] if isinstance(state, tuple) and len(state) == 1 else state
+        plain = isinstance(ids, dict) and all(type(key) is str and type(value) is int for key, value in ids.items())
+        if not plain or not isinstance(ids, dict) or min(ids.values(), default=0) < 0:
+            raise DataError(f"{pickled} holds no vocabulary of story-of-heads, a dictionary of tokens and ids")
     elif text.is_file():
         ids = {subword: number for number, subword in enumerate(read_text(text).removesuffix("\n").split("\n"))}
     else:
@@ -221,17 +226,6 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
     subwords[:3] = BEGIN, END, UNKNOWN
     splitter = Splitter("backtick", _codes(bpe, name))
     return Vocabulary(tuple(subwords), splitter, start=0, end=1, unknown=2)
-
-
-def _read_voc(path: Path) -> dict[str, int]:
-    """Token to id from the pickle of their `Voc`, whose state is a tuple of one dictionary."""
-    vocabulary = read_pickle(path, {".".join(VOC)})
-    state = vocabulary.state if isinstance(vocabulary, StubType) else None
-    ids = state[0] if isinstance(state, tuple) and len(state) == 1 else state
-    plain = isinstance(ids, dict) and all(type(key) is str and type(value) is int for key, value in ids.items())
-    if not plain or not isinstance(ids, dict) or min(ids.values(), default=0) < 0:
-        raise DataError(f"{path} holds no vocabulary of story-of-heads, a dictionary of tokens and ids")
-    return ids
 
 
 def _codes(bpe: Path | None, name: str) -> bytes | None:

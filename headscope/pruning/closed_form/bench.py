@@ -17,8 +17,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.anchors import anchor_texts, beside, capped, opened, second_text, subwords
-from headscope.pruning.closed_form.calibration import CalibrationText, Compensated
-from headscope.pruning.closed_form.choice import Candidate, Choice, least_harm
+from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, least_harm
 from headscope.pruning.closed_form.compensate import (
     ModuleRefit,
     RefittedCopy,
@@ -77,6 +76,7 @@ class RefitBench:
 
     `altered` is what the checkpoint becomes where no heads go and its key/value groups are merged: its modules are
     refitted one after the other. `moments` are those of the intact model on the calibration text, where they are known.
+    The last two removals are remembered: of sizes the one that passed, when the next does not, is what is written.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class RefitBench:
     ) -> None:
         self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, altered
         self.add_bias, self.batching, self.seed = add_bias, batching, seed
+        self.made: dict[frozenset[HeadId], Compensated] = {}
         self.moments = AnchoredMoments(checkpoint, text.calibration, batching=batching, seed=seed, moments=moments)
 
     @cached_property
@@ -122,6 +123,14 @@ class RefitBench:
         The checkpoint stays as it is. ConfigError for heads that cannot be compensated and text that does not reach
         them.
         """
+        gone = frozenset(heads)
+        if gone not in self.made:
+            for oldest in list(self.made)[:-1]:
+                del self.made[oldest]
+            self.made[gone] = self._compensated(heads)
+        return self.made[gone]
+
+    def _compensated(self, heads: Sequence[HeadId]) -> Compensated:
         began = time.monotonic()
         choice = self._chosen(heads) if self.options.method == AUTO else None
         asked = {name: getattr(self.options, name) for name in REFITTED}

@@ -18,14 +18,16 @@ from headscope.formats.base import Checkpoint
 from headscope.model.native.layers import SinusoidalPositions
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, EngineRun, engine, refuse_difference
 from headscope.pruning.engines.onnx_decoder import (
+    QUANTITY,
     STEPS,
+    TOLERANCE,
     GraphDecoder,
     cache_shape,
     export_decoder,
+    exported,
     greedy,
     prompt_pair,
 )
-from headscope.pruning.engines.onnx_export import QUANTITY, TOLERANCE, exported
 from headscope.pruning.engines.onnx_seq2seq import (
     ENCODER,
     FIRST,

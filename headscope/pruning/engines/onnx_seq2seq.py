@@ -18,8 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.pruning.engines.onnx_decoder import CacheShape, shape_of
-from headscope.pruning.engines.onnx_export import exported
+from headscope.pruning.engines.onnx_decoder import CacheShape, exported, shape_of
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
 
 ENCODER, FIRST, NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"

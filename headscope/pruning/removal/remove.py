@@ -25,9 +25,10 @@ from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, inputs_of
+from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES, write_card
-from headscope.formats.huggingface.alignment import alignment_note
+from headscope.formats.huggingface.generation import alignment_note
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
@@ -264,13 +265,15 @@ def write_shrunk(
     *,
     whole: Checkpoint | None = None,
     wanted: Tensor | None = None,
+    add: Callable[[Path], None] | None = None,
     began: float | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Removed:
     """Write a shrunk checkpoint where `build` says, open it again, and compare its outputs with `wanted` [n V].
 
     These are by default those of the `whole` checkpoint with the heads masked. It is also timed, where `to.rounds` says
-    so. CheckpointError where the files compute something else; then nothing was written.
+    so. `add` writes more into the complete folder. CheckpointError where the files compute something else; then nothing
+    was written.
     """
     if wanted is None:
         assert whole is not None, "one of both says what the files must compute"
@@ -325,7 +328,12 @@ def write_shrunk(
         elsewhere=done.elsewhere,
     )
     write_card(removal_card(result, written), made)
-    build.finish(removal_record(result))
+    record = removal_record(result)
+    if add is not None:
+        with build.writing() as made:
+            write_json(made / RECORD, build.kind.described(record))
+            add(made)
+    build.finish(record)
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.errors import HeadscopeError
+from headscope.errors import HeadscopeError, reason_of
 from headscope.files.reading import read_object, read_record, read_text
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
@@ -190,8 +190,8 @@ def _selections(paths: Sequence[Path]) -> PruningRun:
         try:
             row, kept, removed = _selection(path, meta)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, HeadscopeError) as error:
-            detail = " ".join(str(error).split())[:160]
-            raise RunError(f"{path} is no run that chose heads ({type(error).__name__}: {detail})") from None
+            problem = f"{type(error).__name__}: {reason_of(error)}"
+            raise RunError(f"{path} is no run that chose heads ({problem})") from None
         if number == 0:
             unpruned = {name.replace("of_", "kept_"): count for name, count in row.items() if name.startswith("of_")}
             rows.append({**row, **unpruned, "method": UNPRUNED, "size": "", "kept": row["of"], "cell": UNPRUNED})

@@ -150,8 +150,7 @@ class SwapHeads(Variant):
 
     def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
         """The schedule, checked against the model and the length of the run."""
-        from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
-        from headscope.training.swaps.swaps import fork_parts
+        from headscope.training.swaps.swaps import fork_parts, read_fork_schedule, read_schedule
 
         if self.options.compat == "fork" and path.suffix != ".toml":
             fork_swaps = read_fork_schedule(path)

@@ -96,6 +96,7 @@ def test_a_folder_of_layers_that_no_llama_has_is_refused(tmp_path: Path) -> None
         open_checkpoint(str(file.parent))
 
 
+@pytest.mark.slow
 def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
     text = tmp_path / "text.en"

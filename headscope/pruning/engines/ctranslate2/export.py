@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, one_line
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.alignment import alignment_heads
+from headscope.formats.huggingface.generation import alignment_heads
 from headscope.pruning.engines.base import (
     FULL,
     QUANTITY,
