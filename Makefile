@@ -25,6 +25,7 @@ test-fast: $(VENV)/dev.stamp
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/vermin --quiet --no-tips --violations --target=3.10- headscope cli analyses examples
 
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy

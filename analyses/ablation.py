@@ -25,8 +25,7 @@ class AblationOptions:
     """Options of `ablation`."""
 
     ablate_with: Literal["zero", "mean", "resample"] = option(
-        "zero",
-        "What an ablated head gives: nothing, its mean over the sentence, its context of another position.",
+        "zero", "What an ablated head gives: nothing, its mean over the sentence, its context of another position."
     )
 
 

@@ -129,17 +129,17 @@ class Alignment(Analysis):
 
     def read(self, corpus: Corpus) -> None:
         """Read the links, or train the aligner."""
-        given = self.options
-        if reads_sound(self.checkpoint.model) and given.alignments is None:
+        options = self.options
+        if reads_sound(self.checkpoint.model) and options.alignments is None:
             remark = "alignment: recordings have no words to link; see alignment_score"
             self.links = SentenceLinks(corpus, remarks=[remark])
             return
         self.links = links_of(
             corpus,
-            given.alignments,
-            first=given.alignments_first,
-            training=(given.align_corpus, given.align_target),
-            aligner=given.aligner,
+            options.alignments,
+            first=options.alignments_first,
+            training=(options.align_corpus, options.align_target),
+            aligner=options.aligner,
         )
         self.offsets = self._offsets(self.links)
 

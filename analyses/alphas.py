@@ -84,10 +84,16 @@ class Alphas(Analysis):
             site_layer: _exact(1 - size.diagonal() / size.sum(dim=1)) for site_layer, size in sizes.items()
         }
         matrices = {site_layer: Matrix.of(alpha) for site_layer, alpha in self.alphas.items()}
+        entries = pd.DataFrame(
+            {"site": site.value, "layer": layer, "head": i, "source": j, "alpha": value}
+            for (site, layer), alpha in self.alphas.items()
+            for i, row in enumerate(alpha.tolist())
+            for j, value in enumerate(row)
+        )
         return AnalysisReport(
             columns=[Column("alpha_own", diagonals), Column("alpha_others", off_diagonals)],
             tables={
-                "alphas": _entries(self.alphas),
+                "alphas": entries,
                 "alphas_modules": pd.DataFrame(
                     {"site": site.value, "layer": layer, "heads": len(matrix.singular_values), **matrix._asdict()}
                     for (site, layer), matrix in matrices.items()
@@ -106,15 +112,6 @@ def alphas_of(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor]:
     return {
         site_layer: matrix.detach().cpu().double() for site_layer, matrix in head_matrices(checkpoint.model).items()
     }
-
-
-def _entries(alphas: dict[SiteLayer, Tensor]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"site": site.value, "layer": layer, "head": i, "source": j, "alpha": value}
-        for (site, layer), alpha in alphas.items()
-        for i, row in enumerate(alpha.tolist())
-        for j, value in enumerate(row)
-    )
 
 
 def _exact(values: Tensor) -> Estimate:

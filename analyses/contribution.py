@@ -60,17 +60,14 @@ class Contribution(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gram = self.grams[heads.site, heads.layer]
         name = f"norms of values/{heads.site}/{heads.layer}"  # the same for every block of queries
-        value_norms = heads.of_batch.get(name, heads.batch, lambda: _value_norms(heads.value, gram))  # [b h s]
+        value_norms = heads.of_batch.get(
+            name, heads.batch, lambda: norms(repeat_groups(heads.value.to(gram.dtype), len(gram)), gram)
+        )  # [b h s]
         weighted_norms = torch.einsum("bhts,bhs->bht", heads.weights, value_norms)
         return {
             "contribution": heads.over_queries(weighted_norms),
             "contribution_sum": heads.over_queries(norms(heads.context, gram)),
         }
-
-
-def _value_norms(value: Tensor, gram: Tensor) -> Tensor:
-    """‖f(x_s)‖ [b h s] of value [b g s k]."""
-    return norms(repeat_groups(value.to(gram.dtype), len(gram)), gram)
 
 
 def norms(vectors: Tensor, gram: Tensor) -> Tensor:

@@ -26,5 +26,5 @@ class Distance(Analysis):
     sites = frozenset({Site.ENCODER_SELF, Site.DECODER_SELF})
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        away = heads.offsets.abs().to(heads.max_weight.dtype)  # [b h t]
-        return {"distance": heads.over_queries(away)}
+        distances = heads.offsets.abs().to(heads.max_weight.dtype)  # [b h t]
+        return {"distance": heads.over_queries(distances)}

@@ -71,7 +71,8 @@ class Distinctness(Analysis):
                 cosine, angles = cosines(factors.dots), principal_cosines(factors)
                 overlap = angles.square().mean(dim=-1)
                 for name, pairs in (("cosine", cosine), ("overlap", overlap)):
-                    columns.setdefault(f"{name}_{letter}", {})[site_layer] = _exact(_mean_of_others(pairs))
+                    others = pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool), torch.nan).nanmean(dim=-1)
+                    columns.setdefault(f"{name}_{letter}", {})[site_layer] = _exact(others)
                 tables.append(_table(site_layer, letter, cosine, overlap, angles))
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
                 if first in weights and second in weights:
@@ -170,11 +171,6 @@ def effective_rank(first: Tensor, second: Tensor) -> Tensor:
     share = values / values.sum(dim=-1, keepdim=True)
     rank: Tensor = torch.special.entr(share).sum(dim=-1).exp()
     return rank
-
-
-def _mean_of_others(pairs: Tensor) -> Tensor:
-    diagonal = torch.eye(len(pairs), dtype=torch.bool)
-    return pairs.masked_fill(diagonal, torch.nan).nanmean(dim=-1)
 
 
 def _exact(values: Tensor) -> Estimate:

@@ -132,7 +132,10 @@ class ExpertUse(Analysis):
             tied = _interval("tied", aggregates.ratio("tied", *site_layer), 0)
             gates.append({**location, "experts": mixture.experts, **entropy, "even": math.log(mixture.experts), **tied})
             measured = {name: aggregates.ratio(name, *site_layer) for name in ("responsibility", "share")}
-            lacks = [";".join(str(head) for head in row.nonzero()[:, 0].tolist()) for row in 1 - _members(mixture)]
+            lacks = [
+                ";".join(str(head) for head in row.nonzero()[:, 0].tolist())
+                for row in 1 - membership(mixture.heads, mixture.size)
+            ]
             for number, missing in enumerate(lacks):
                 cells = {
                     k: v for name, estimate in measured.items() for k, v in _interval(name, estimate, number).items()
@@ -231,10 +234,6 @@ class OneExpert(Analysis):
             for mode in self.modes
         ]
         return AnalysisReport(tables={"one_expert": pd.DataFrame(rows)})
-
-
-def _members(mixture: Experts) -> Tensor:
-    return membership(mixture.heads, mixture.size)
 
 
 def _interval(name: str, estimate: Estimate, cell: int) -> dict[str, float]:

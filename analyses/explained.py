@@ -15,14 +15,13 @@ from torch import Tensor
 from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config import LabelOptions, option
 from headscope.data.corpus import Corpus
-from headscope.description.embeddings import static_embeddings
 from headscope.description.examples import Examples, Sharpest, leading_pairs
 from headscope.description.features import GROUPS
 from headscope.description.mass import Masses, functions_for, masses
 from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.description.sample import NUMBERS, Chosen, Laid, SampledRows, Sampler, SiteSample, lay_out
 from headscope.description.shares import FOLDS, Explained, explained
-from headscope.description.tokens import TokenReader
+from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
@@ -130,7 +129,10 @@ class ExplainedShares(Analysis):
         numbers = heads.batch.indices.tolist()
         sharp = Sharpest.of(numbers, heads.max_weight, heads.argmax_position, heads.queries, first)
         self.waiting_sharp.append((heads.site, heads.layer, sharp))
-        inside = [part._replace(positions=_within(part.positions, first, t)) for part in chosen]
+        inside = [
+            part._replace(positions=part.positions[(part.positions >= first) & (part.positions < first + t)])
+            for part in chosen
+        ]
         inside = [part for part in inside if len(part.positions)]
         if inside:
             line = torch.cat([torch.full_like(part.positions, part.row) for part in inside])
@@ -238,10 +240,6 @@ class ExplainedShares(Analysis):
             **({"parse": self.run.parse} if self.run.parse else {}),
             **evidence_signature(self.options),
         }
-
-
-def _within(positions: Tensor, first: int, count: int) -> Tensor:
-    return positions[(positions >= first) & (positions < first + count)]
 
 
 def _split(laid: Laid, site: Site) -> list[tuple[tuple[Site, int], slice]]:

@@ -13,15 +13,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio
 from headscope.config import option
-from headscope.engine.base import (
-    Aggregates,
-    Analysis,
-    AnalysisReport,
-    Column,
-    HeadBatch,
-    analysis,
-    head_ids,
-)
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis, head_ids
 from headscope.engine.declarations import Measure
 from headscope.heads import Site
 

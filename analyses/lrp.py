@@ -48,11 +48,6 @@ class LrpOptions:
     )
 
 
-def default_rules(checkpoint: Checkpoint, *, has_target: bool) -> str:
-    """`voita` for encoder–decoders of the native kind, which it was made for; `attnlrp` for all others."""
-    return "voita" if checkpoint.is_native and has_target else "attnlrp"
-
-
 @analysis
 class Lrp(Analysis):
     """Mean over explained predictions of a head's relevance, normalised over the heads of its layer.
@@ -102,7 +97,8 @@ class Lrp(Analysis):
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         has_target = batch.target is not None
-        self.names = self.names or (default_rules(checkpoint, has_target=has_target),)
+        # `voita` was made for encoder–decoders of the native kind
+        self.names = self.names or ("voita" if checkpoint.is_native and has_target else "attnlrp",)
         self.quantity = explained_quantity(checkpoint, has_target=has_target, target=self.target)
         ratios: dict[tuple[str, Site, int], Ratio] = {}
         for name, explanation in self._explanations(checkpoint, batch).items():

@@ -11,7 +11,7 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, 
 from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.projections import Projections, Slices
+from headscope.model.projections import Slices
 
 MATRICES = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
@@ -45,7 +45,10 @@ class Magnitude(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         for site_layer, projections in checkpoint.projections.items():
-            self.norms[site_layer] = slice_norms(projections, checkpoint.layout[site_layer])
+            heads = checkpoint.layout[site_layer]
+            self.norms[site_layer] = {
+                letter: _norms(getattr(projections, name), heads) for letter, name in MATRICES.items()
+            }
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         output = {site_layer: exact(norms["o"]) for site_layer, norms in self.norms.items()}
@@ -64,11 +67,6 @@ class Magnitude(Analysis):
         ]
         columns = [Column("magnitude", output), Column("magnitude_all", product)]
         return AnalysisReport(columns=columns, tables={"magnitude": pd.DataFrame(rows)})
-
-
-def slice_norms(projections: Projections, heads: int) -> dict[str, Tensor]:
-    """Frobenius norm of every head's slice [h], by letter; NaN where a slice cannot be told."""
-    return {letter: _norms(getattr(projections, name), heads) for letter, name in MATRICES.items()}
 
 
 def _norms(slices: Slices | None, heads: int) -> Tensor:

@@ -47,11 +47,7 @@ class RetrievalOptions(LabelOptions):
         panel=PANEL,
     )
     needle_depths: int = option(
-        10,
-        "How many depths the needle is hidden at in each length.",
-        metavar="N",
-        panel=PANEL,
-        minimum=1,
+        10, "How many depths the needle is hidden at in each length.", metavar="N", panel=PANEL, minimum=1
     )
     needle_steps: int = option(50, "Tokens that the model writes at most.", metavar="N", panel=PANEL, minimum=1)
     kv_budget: int | None = option(
@@ -127,7 +123,10 @@ class Retrieval(Analysis):
                 f"{lengths[-1] + around + options.needle_steps}; give shorter ones, or longer --haystack-lengths"
             )
         haystack = Haystack.read(corpus, checkpoint, length=lengths[-1])
-        stop = stop_ids(checkpoint)
+        # an answer ends at special ids and new lines
+        special = set(range(checkpoint.vocabulary)) - set(checkpoint.plain_ids())
+        newlines = (checkpoint.id_of(subword) for subword in ("<0x0A>", "Ċ", "\n"))
+        stop = frozenset(special | {number for number in newlines if number is not None})
         for length in (length for length in lengths if length > 0):
             for depth in np.linspace(0, 1, options.needle_depths).tolist():
                 text = haystack.around([(depth, options.needle)], length=length)
@@ -192,7 +191,7 @@ class Prompt:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, text: str, needle: str, answer: str) -> Prompt | None:
-        """A text as a prompt, None where its answer cannot be found again among its ids."""
+        """A text as a prompt. Returns None if its answer cannot be found again among its ids."""
         ids = prompt_ids(checkpoint, text)
         first = text.index(needle) + needle.index(answer)
         spans = checkpoint.spans(text, ids)
@@ -263,13 +262,6 @@ def find_needle(ids: Sequence[int], needle: Sequence[int]) -> int | None:
         if len(wanted & set(ids[start : start + len(needle)])) > 0.9 * len(wanted):
             return start
     return None
-
-
-def stop_ids(checkpoint: Checkpoint) -> frozenset[int]:
-    """Ids that end an answer: special ones and new lines."""
-    special = set(range(checkpoint.vocabulary)) - set(checkpoint.plain_ids())
-    newlines = (checkpoint.id_of(subword) for subword in ("<0x0A>", "Ċ", "\n"))
-    return frozenset(special | {number for number in newlines if number is not None})
 
 
 def _head_scores(trials: Sequence[Trial]) -> str:

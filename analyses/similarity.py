@@ -61,10 +61,7 @@ class Similarity(Analysis):
     joins_layers = True
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
-    measures = (
-        Measure("similarity_cosine", range=(-1, 1), signed=True),
-        Measure("similarity_cka", range=(0, 1)),
-    )
+    measures = (Measure("similarity_cosine", range=(-1, 1), signed=True), Measure("similarity_cka", range=(0, 1)))
     pairs = PAIRS
     figures = (
         AnalysisFigure(
@@ -104,7 +101,7 @@ class Similarity(Analysis):
         for site_layer in aggregates.site_layers("pairs"):
             total, count = aggregates.bootstrap.sums(aggregates.group_sums("pairs", site_layer))
             cosine, l2 = (total / count).unbind(dim=1)  # [1+r p]
-            heads = head_vectors(cosine.shape[-1])
+            heads = (math.isqrt(8 * cosine.shape[-1] + 1) - 1) // 2  # of p pairs, each head with itself included
             samples = {
                 "cosine": cosine,
                 "l2": l2,
@@ -172,21 +169,21 @@ def pairwise_similarity(tokens: Tensor) -> tuple[Tensor, Tensor]:
     near would mean to wait for it.
     """
     if tokens.device.type != "cpu":
-        away = torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
+        distances = torch.cdist(tokens, tokens, compute_mode="donot_use_mm_for_euclid_dist")
         directions = torch.nn.functional.normalize(tokens, dim=-1, eps=1e-12)
-        return directions @ directions.transpose(1, 2), away
+        return directions @ directions.transpose(1, 2), distances
     dots = tokens @ tokens.transpose(1, 2)
     squares = dots.diagonal(dim1=1, dim2=2).clone()  # [n h]
     inverse = squares.sqrt().clamp(min=1e-12).reciprocal()
     square_sums = squares[:, :, None] + squares[:, None]
-    away = torch.sub(square_sums, dots, alpha=2)  # below zero only by rounding, and where it is formed anew
-    near = away <= square_sums.mul_(NEAR)
+    distances = torch.sub(square_sums, dots, alpha=2)  # below zero only by rounding, and where it is formed anew
+    near = distances <= square_sums.mul_(NEAR)
     near.diagonal(dim1=1, dim2=2).fill_(False)
     if near.any():
         token, i, j = near.nonzero(as_tuple=True)
-        away[near] = (tokens[token, i] - tokens[token, j]).square().sum(dim=-1)
-    away.diagonal(dim1=1, dim2=2).fill_(0)
-    return dots.mul_(inverse[:, :, None]).mul_(inverse[:, None]), away.sqrt_()
+        distances[near] = (tokens[token, i] - tokens[token, j]).square().sum(dim=-1)
+    distances.diagonal(dim1=1, dim2=2).fill_(0)
+    return dots.mul_(inverse[:, :, None]).mul_(inverse[:, None]), distances.sqrt_()
 
 
 def cka_samples(aggregates: Aggregates, site_layer: tuple[Site, int], heads: int) -> Tensor:
@@ -236,13 +233,8 @@ def recentred(samples: Tensor, *, folds: int) -> Tensor:
     without the shift an interval of replicates can lie beside the value. The factor is the small-sample
     correction of a bootstrap over f units (Efron 1982).
     """
-    away = samples[1:] - samples[1:].nanmean(dim=0, keepdim=True)
-    return torch.cat([samples[:1], (samples[:1] + away * (folds / max(1, folds - 1)) ** 0.5).clamp(0, 1)])
-
-
-def head_vectors(pairs: int) -> int:
-    """How many heads have that many pairs, each with itself included."""
-    return (math.isqrt(8 * pairs + 1) - 1) // 2
+    deviations = samples[1:] - samples[1:].nanmean(dim=0, keepdim=True)
+    return torch.cat([samples[:1], (samples[:1] + deviations * (folds / max(1, folds - 1)) ** 0.5).clamp(0, 1)])
 
 
 def mean_of_others(pairs: Tensor, heads: int) -> Tensor:

@@ -163,8 +163,11 @@ class Streaming(Analysis):
         report.columns = [Column("full_attention", columns)]
         layers, widths = [layer for _, layer in self.gates], {len(gate) for gate in self.gates.values()}
         if layers == list(range(len(layers))) and len(widths) == 1:
+            # tab-separated, a line a layer, no header: as DuoAttention stores them
+            text = io.StringIO()
+            np.savetxt(text, torch.stack(list(self.gates.values())).numpy(), delimiter="\t")
             report.files = {
-                "streaming/full_attention_heads.tsv": heads_file(list(self.gates.values())),
+                "streaming/full_attention_heads.tsv": text.getvalue(),
                 "streaming/config.json": json.dumps(self._config()) + "\n",
             }
         else:
@@ -199,10 +202,3 @@ class Streaming(Analysis):
         return {
             "streaming": f"{keys},l1={options.streaming_penalty:g},{options.streaming_steps}x{options.streaming_lr:g}"
         }
-
-
-def heads_file(gates: list[Tensor]) -> str:
-    """Gates [g] of every layer as DuoAttention stores them: tab-separated, a line a layer, no header."""
-    text = io.StringIO()
-    np.savetxt(text, torch.stack(gates).numpy(), delimiter="\t")
-    return text.getvalue()

@@ -134,8 +134,8 @@ class Successor(Analysis):
         return pd.DataFrame(rows, columns=["site", "layer", "head", "sequence", "words", "share"])
 
     def signature(self) -> dict[str, str]:
-        given = self.options.sequences
-        return {"orders": "english" if given is None else given.name, **evidence_signature(self.options)}
+        sequences = self.options.sequences
+        return {"orders": "english" if sequences is None else sequences.name, **evidence_signature(self.options)}
 
 
 def read_sequences(path: Path | None) -> dict[str, list[str]]:

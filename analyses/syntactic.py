@@ -44,10 +44,7 @@ class SyntacticOptions(PublishedLabelOptions):
     """Options of `syntactic`: relations are those of UD 2, without subtypes."""
 
     relations: str = option(
-        "default",
-        "UD relations: a list, all, or default (nsubj,obj,amod,advmod).",
-        metavar="NAMES",
-        refuse_idle=True,
+        "default", "UD relations: a list, all, or default (nsubj,obj,amod,advmod).", metavar="NAMES", refuse_idle=True
     )
 
 

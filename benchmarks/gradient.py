@@ -24,8 +24,8 @@ from headscope.assets import demo_checkpoint
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.base import RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
 

@@ -23,11 +23,10 @@ from headscope.data.corpus import open_corpus
 from headscope.formats.base import IGNORED, Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner
+from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.learners.l0 import L0, L0Options
 from headscope.pruning.learning.learners.subset import Subset, SubsetOptions
-from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
 from headscope.pruning.learning.training_loss import LabelLoss, batch_loss, default_smoothing
 from headscope.training.data.batches import Numbers

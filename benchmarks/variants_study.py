@@ -5,6 +5,7 @@
     python benchmarks/variants_study.py cost   --data DIR --out DIR    time of a step, arms interleaved
     python benchmarks/variants_study.py syntax --parse CONLLU --out DIR  the best models' heads on a treebank
     python benchmarks/variants_study.py repeats --out DIR              runs made once more on another machine
+    python benchmarks/variants_study.py regimes --out DIR              runs of PLAN-regimes.md into regimes/
     python benchmarks/variants_study.py report --out DIR               runs.csv, table.md, figures/ of what is finished
 
 All arms of seed 1 come first, then those of seed 2, … Whatever is finished is skipped and what was stopped goes on,
@@ -24,8 +25,9 @@ from pathlib import Path
 
 import pandas as pd
 from variants.collect import collect, collect_repeats
-from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, SEEDS, SWAPS, Arm, swap_schedule
+from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, REGIME_ARMS, SEEDS, SWAPS, Arm, swap_schedule
 from variants.page import write_page
+from variants.regimes import DROPOUT
 from variants.runs import Setting, commit_of_checkout, complete, finished, machine, parsed, result_of
 
 from headscope.files.writing import write_json
@@ -41,7 +43,7 @@ def main() -> None:
     parser.add_argument("--parse", type=Path, help="German treebank in CoNLL-U, for syntax")
     parser.add_argument("--out", type=Path, required=True, help="directory of the study")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where tables and figures go")
-    parser.add_argument("--arms", help="some of the arms, with commas")
+    parser.add_argument("--arms", help="some of the arms, with commas; those of PLAN-regimes.md only so")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds 1 to N; arms of fewer seeds end earlier")
     parser.add_argument("--first-seed", type=int, default=1, help="leave out the seeds before")
     parser.add_argument("--rounds", type=int, default=10, help="of cost")
@@ -51,17 +53,18 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
     names = asked.arms.split(",") if asked.arms else [arm.name for arm in ARMS]
-    if unknown := sorted(set(names) - {arm.name for arm in ARMS}):
-        parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(arm.name for arm in ARMS)}")
+    known = {arm.name: arm for arm in (*ARMS, *REGIME_ARMS)}
+    if unknown := sorted(set(names) - set(known)):
+        parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(known)}")
     if asked.what in ("grid", "train", "cost") and asked.data is None:
         parser.error("--data says where the texts are")
     if asked.what == "syntax" and asked.parse is None:
         parser.error("--parse says where the treebank is")
-    if asked.what in ("syntax", "repeats", "report") and asked.arms:
+    if asked.what in ("syntax", "repeats", "regimes", "report") and asked.arms:
         parser.error(f"{asked.what} is of all arms that have runs; leave out --arms")
     if asked.what == "grid" and asked.max_epochs is None:
         asked.max_epochs = GRID_EPOCHS
-    arms = [arm for arm in ARMS if arm.name in names]
+    arms = [known[name] for name in known if name in names]
     STEPS[asked.what](asked, arms)
 
 
@@ -91,7 +94,7 @@ def train_all(asked: argparse.Namespace, arms: list[Arm]) -> None:
     for seed in range(asked.first_seed, asked.seeds + 1):
         for arm in arms:
             if seed <= arm.seeds:
-                complete(setting, arm, seed)
+                complete(setting, arm, seed, measured=arm in ARMS)
 
 
 def grid(asked: argparse.Namespace, arms: list[Arm]) -> None:
@@ -127,6 +130,13 @@ def repeats(asked: argparse.Namespace, arms: list[Arm]) -> None:
     collect_repeats(asked.out, asked.results)
 
 
+def regimes(asked: argparse.Namespace, arms: list[Arm]) -> None:
+    """The tables of regimes/ among the results."""
+    folder = asked.results / DROPOUT
+    folder.mkdir(exist_ok=True)
+    collect(asked.out, folder)
+
+
 def report(asked: argparse.Namespace, arms: list[Arm]) -> None:
     """The tables and figures."""
     from variants.figures import draw
@@ -138,7 +148,15 @@ def report(asked: argparse.Namespace, arms: list[Arm]) -> None:
     print((asked.results / "table.md").read_text(encoding="utf-8"))
 
 
-STEPS = {"grid": grid, "train": train_all, "cost": cost, "syntax": syntax, "repeats": repeats, "report": report}
+STEPS = {
+    "grid": grid,
+    "train": train_all,
+    "cost": cost,
+    "syntax": syntax,
+    "repeats": repeats,
+    "regimes": regimes,
+    "report": report,
+}
 
 if __name__ == "__main__":
     main()

@@ -2,20 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from headscope.cli import console
-from headscope.cli.options import made_of, option_of, read, value_of
-from headscope.cli.typed import typed_text
+from headscope.cli.options import STDIN, made_of, option_of, read, value_of
 from headscope.config import AnalyzeConfig
 from headscope.config.analyze import ANALYSES
 from headscope.engine.declarations import analysis_options
+from headscope.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from headscope.api.analysis import FinishedRun
+
+HOW = "with --source - and --target - a line is a sentence, a tab and its translation"
+
+
+def typed_text(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The sentences of stdin by option, of a `source` and perhaps a `target` that are `-`; nothing where none is.
+
+    At a terminal it asks for each; else a line is a sentence, or both with a tab between. ConfigError where stdin is
+    asked for anything else, DataError where it has no sentence.
+    """
+    if values["source"] != STDIN:
+        if values["target"] == STDIN:
+            raise ConfigError("--target - goes with --source -, a sentence and its translation in turn; give a file")
+        return {}
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise ConfigError("--source - is read by one process; under torchrun give a file")
+    names = [name for name in ("source", "target") if values[name] == STDIN]
+    lines = list(_asked(names) if sys.stdin.isatty() else _piped(names))
+    if not lines:
+        raise DataError("there is no sentence on stdin; type one, or pipe a text in: … --source - < sentences")
+    return {name: list(texts) for name, texts in zip(names, zip(*lines, strict=True), strict=True)}
+
+
+def _asked(names: list[str]) -> Iterator[tuple[str, ...]]:
+    """Sentences that are typed at a terminal, until an empty line or the end."""
+    console.say("one sentence a line; an empty line ends")
+    while source := _answer("sentence: "):
+        translation = _answer("its translation: ") if len(names) > 1 else ""
+        if len(names) > 1 and not translation:
+            raise DataError(f"{source[:60]!r} has no translation; leave out --target -, or type one")
+        yield (source, translation)[: len(names)]
+
+
+def _answer(question: str) -> str:
+    sys.stderr.write(question)
+    sys.stderr.flush()
+    return next(_decoded([sys.stdin.buffer.readline()]), "").strip()
+
+
+def _piped(names: list[str]) -> Iterator[tuple[str, ...]]:
+    for number, line in enumerate(_decoded(sys.stdin.buffer), start=1):
+        parts = tuple(part.strip() for part in line.split("\t")) if len(names) > 1 else (line,)
+        if len(parts) != len(names):
+            raise DataError(f"stdin:{number}: {HOW}")
+        if not all(part.strip() for part in parts):
+            raise DataError(f"stdin:{number}: the line is empty; every line must hold one sentence")
+        yield parts
+
+
+def _decoded(lines: Iterable[bytes]) -> Iterator[str]:
+    from headscope.evaluation.translation import decoded_lines
+
+    return decoded_lines(lines)
 
 
 ANALYSIS_OPTIONS = analysis_options()
@@ -31,6 +86,7 @@ def analyze(values: Mapping[str, Any], *, json: bool) -> None:
     sentences that are typed or piped in, and writes the page of their attention too.
     """
     from headscope.api.analysis import run_analysis
+    from headscope.cli.summary import summary
 
     own = {name: value_of(option.field, option.type, values[name]) for name, option in ANALYSIS_OPTIONS.items()}
     typed = typed_text(values)
@@ -41,7 +97,7 @@ def analyze(values: Mapping[str, Any], *, json: bool) -> None:
     if json:
         console.print_json(_as_json(finished))
     else:
-        _show(finished)
+        console.show(summary(finished))
     if not finished.study.complete:
         done = finished.study.sentences
         console.say(f"interrupted: {finished.folder} holds what {done} sentences gave; run.json says complete: false")
@@ -61,10 +117,3 @@ def _as_json(finished: FinishedRun) -> dict[str, Any]:
         "left_out": [{"analysis": omission.analysis, "why": omission.why} for omission in finished.study.left_out],
         "heads": table.to_json(),
     }
-
-
-def _show(finished: FinishedRun) -> None:
-    """The summary on the terminal: functions, the sharpest heads, what was left out and why."""
-    from headscope.cli.summary import summary
-
-    console.show(summary(finished))

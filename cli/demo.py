@@ -11,9 +11,8 @@ from headscope.config.small import DemoConfig
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table
 
-    from headscope.api.demo import Demonstration, Part
+    from headscope.api.demo import Part
 
 WIDTH = 80  # of the rules between parts
 
@@ -43,8 +42,18 @@ def demo(values: Mapping[str, Any]) -> None:
     console.show(summary(result.translation.analysis, following=False))
     sizes = result.translation.removed.before.attention_heads, result.translation.removed.after.attention_heads
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
-    console.show(["", title, _scores(result.translation)])
-    _end(result)
+    assert result.translation.scores is not None
+    columns = ("before", "95 %", "after", "95 %")
+    table = console.table(["", *columns], numbers=columns)
+    before, after = result.translation.scores
+    for old, new in zip(before.scores, after.scores, strict=True):
+        ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
+        table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
+    console.show(["", title, table])
+    figures = [figure for part in result.parts for figure in part.analysis.figures if figure.stem == "heads"]
+    smaller = [f"smaller checkpoint: {part.removed.path}" for part in result.parts]
+    drawn = [f"figure: {figure}" for figure in figures]
+    console.show(["", *smaller, *drawn, f"everything in one page, for a browser: {result.page}"])
 
 
 def functions_found(part: Part) -> tuple[str, str]:
@@ -65,16 +74,16 @@ def functions_found(part: Part) -> tuple[str, str]:
     )
 
 
-def _best_of_each(given: pd.DataFrame) -> Iterator[str]:
+def _best_of_each(labels: pd.DataFrame) -> Iterator[str]:
     """The clearest positional head and the clearest head of each relation, in words."""
-    given = given.assign(family=given["label"].str.partition(":")[0], detail=given["label"].str.partition(":")[2])
+    labels = labels.assign(family=labels["label"].str.partition(":")[0], detail=labels["label"].str.partition(":")[2])
     row: Any
-    for row in given[given["family"] == "positional"].nlargest(1, "value").itertuples():
+    for row in labels[labels["family"] == "positional"].nlargest(1, "value").itertuples():
         yield (
             f"Head {row.layer}.{row.head} looks at the token at offset {row.detail} in {row.value:.0%} of "
             f"{row.instances:,} positions"
         )
-    for row in given[given["family"] == "syntactic"].nlargest(2, "value").itertuples():
+    for row in labels[labels["family"] == "syntactic"].nlargest(2, "value").itertuples():
         relation, down = row.detail[:-1], row.detail.endswith(">")
         way = f"to the {relation} of a word" if down else f"from an {relation} to the word it belongs to"
         yield (
@@ -128,22 +137,3 @@ def relevance_found(part: Part) -> tuple[str, str]:
 def _begin(title: str, lines: tuple[str, str]) -> None:
     """A rule, and the two lines of a part."""
     console.show(["", f"── {title} ".ljust(WIDTH, "─"), *lines])
-
-
-def _end(result: Demonstration) -> None:
-    figures = [figure for part in result.parts for figure in part.analysis.figures if figure.stem == "heads"]
-    smaller = [f"smaller checkpoint: {part.removed.path}" for part in result.parts]
-    drawn = [f"figure: {figure}" for figure in figures]
-    console.show(["", *smaller, *drawn, f"everything in one page, for a browser: {result.page}"])
-
-
-def _scores(part: Part) -> Table:
-    """BLEU and perplexity of captions that were not used before, with all heads and without those that went."""
-    assert part.scores is not None
-    columns = ("before", "95 %", "after", "95 %")
-    table = console.table(["", *columns], numbers=columns)
-    before, after = part.scores
-    for old, new in zip(before.scores, after.scores, strict=True):
-        ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
-        table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
-    return table

@@ -171,15 +171,23 @@ class ListsOnce(PlainCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments that are left; ConfigError for a list that is given more than once."""
-        args = list(self._with_values(ctx, args))
+        """The arguments that are left; ConfigError for a list that is given more than once.
+
+        A word too many behind an option whose value may be left out is meant as its value.
+        """
+        typed, args = args, list(self._with_values(ctx, args))
         if args or not self.no_args_is_help:
-            given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-            for option in filter(_is_list, given):
-                if (count := given.count(option)) > 1:
+            options: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+            for option in filter(_is_list, options):
+                if (count := options.count(option)) > 1:
                     name = max(option.opts, key=len)
                     raise ConfigError(f"{name} is given {count} times; give it once, as a list: {name} a,b,c")
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, list(args))
+        except USAGE as error:
+            if args == typed or "unexpected extra argument" not in str(error):
+                raise
+            return super().parse_args(ctx, typed)
 
     def _with_values(self, ctx: Any, args: list[str]) -> Iterator[str]:
         """The arguments, where an option whose value may be left out has one."""
@@ -301,7 +309,7 @@ class _Names(LazyGroup):
 
 
 def help_context(command: Any, name: str, arguments: Sequence[str], parent: Any = None) -> Any:
-    """The context of the command whose help a command line asks for; None where it asks for none.
+    """The context of the command whose help a command line asks for. Returns None if it asks for none.
 
     Found from the names alone: options are not read, which is what takes typer longest.
     """

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.table import Table
 
-    from headscope.engine.result import AnalysisResult
+    from headscope.engine.conclusion import AnalysisResult
 
 
 MEASURED = ("ablation", "shapley", "integrated_gradients")
@@ -40,23 +40,19 @@ def importance_tables(study: AnalysisResult) -> Iterator[Any]:
     if len(study.tables["importance_agreement"]):
         yield _agreement(study.tables["importance_agreement"], main)
     if "importance_functions" in study.tables:
-        yield _function_need(study.tables["importance_functions"], main)
-
-
-def _function_need(table: pd.DataFrame, main: str) -> Table:
-    """The heads of every function beside the others, by the main importance."""
-    title = f"functions by {measure_of(main).words} (every importance is in importance_functions.csv)"
-    columns = ("heads", "mean", "95 %", "less the others", "95 % ", "needed most")
-    shown = console.table(("function", *columns), title=title, numbers=columns, whole=("function", *columns))
-    for row in table[table["measure"] == main].to_dict("records"):
-        name = f"mostly {row['name']}" if row["kind"] == "mostly" else row["name"]
-        cells = [f"{row['heads']}"]
-        for column in ("mean", "difference"):
-            ends = [row[f"{column}_{end}"] for end in ("low", "high")]
-            known = ends[0] == ends[0]
-            cells += [number_text(row[column]), " to ".join(map(number_text, ends)) if known else ""]
-        shown.add_row(name, *cells, f"{row['first']} of {row['of_first']}")
-    return shown
+        table = study.tables["importance_functions"]
+        title = f"functions by {measure_of(main).words} (every importance is in importance_functions.csv)"
+        columns = ("heads", "mean", "95 %", "less the others", "95 % ", "needed most")
+        shown = console.table(("function", *columns), title=title, numbers=columns, whole=("function", *columns))
+        for row in table[table["measure"] == main].to_dict("records"):
+            name = f"mostly {row['name']}" if row["kind"] == "mostly" else row["name"]
+            cells = [f"{row['heads']}"]
+            for column in ("mean", "difference"):
+                ends = [row[f"{column}_{end}"] for end in ("low", "high")]
+                known = ends[0] == ends[0]
+                cells += [number_text(row[column]), " to ".join(map(number_text, ends)) if known else ""]
+            shown.add_row(name, *cells, f"{row['first']} of {row['of_first']}")
+        yield shown
 
 
 def most_and_least(ranked: pd.DataFrame, title: str, main: str) -> Table:
@@ -169,7 +165,13 @@ def patching_tables(study: AnalysisResult) -> Iterator[Any]:
             ranked, f"the heads that the answers need most and least, by {measure_of(main).words}", main
         )
         if len(study.tables["patching_agreement"]):
-            yield _spearman_table(study.tables["patching_agreement"])
+            title = "how the rankings agree: Spearman with its interval over prompts"
+            rows = (
+                (row["first"], row["second"], *_rho(row))
+                for row in study.tables["patching_agreement"].to_dict("records")
+            )
+            columns = ("ranking", "and", "Spearman", "95 %")
+            yield console.table(columns, rows, title=title, numbers=columns[2:], pad_edge=True)
 
 
 def patching_answers(study: AnalysisResult) -> Iterator[str]:
@@ -200,10 +202,3 @@ def _strongest(ranked: pd.DataFrame, main: str) -> str:
 
 def _rho(row: Any) -> tuple[str, str]:
     return f"{row['spearman']:.2f}", f"{row['spearman_low']:.2f} to {row['spearman_high']:.2f}"
-
-
-def _spearman_table(pairs: pd.DataFrame) -> Table:
-    title = "how the rankings agree: Spearman with its interval over prompts"
-    rows = ((row["first"], row["second"], *_rho(row)) for row in pairs.to_dict("records"))
-    columns = ("ranking", "and", "Spearman", "95 %")
-    return console.table(columns, rows, title=title, numbers=columns[2:], pad_edge=True)

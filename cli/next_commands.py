@@ -110,8 +110,8 @@ def after_removal(removed: Removed, options: Mapping[str, Any]) -> str:
     if removed.quality is None:
         return command_line("show", removed.path)
     valid = {name: options.get(f"valid_{name}") for name in TEXT if name != "pairs"}
-    given = {name: options.get(name) for name in TEXT}
-    text = {**given, **valid} if any(valid.values()) else given
+    texts = {name: options.get(name) for name in TEXT}
+    text = {**texts, **valid} if any(valid.values()) else texts
     if not text["source"] and not text["labels"]:
         text["source"] = sample("en")
         text["target"] = sample("de") if removed.before.cross_cache else None

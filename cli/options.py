@@ -23,7 +23,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None:
-        names_of = _known(context)
+        names_of: dict[str, str] = {}  # by an option's long name (`--from` may set `run`) and by its parameter's own
+        for parameter in context.command.params:
+            name = parameter.name
+            if name is not None and name not in ("config", "help"):
+                long = [flag.removeprefix("--").replace("-", "_") for flag in parameter.opts if flag.startswith("--")]
+                names_of |= dict.fromkeys([name, *long], name)
         options = {names_of[key]: value for key, value in read_config(path, list(names_of)).items()}
         context.default_map = {**(context.default_map or {}), **options}
     return path
@@ -72,7 +77,8 @@ def made_of(
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         options = [option_of(entry, hint) for cls in classes for entry, hint in declared_options(cls)]
         options += [*more, *ending]
-        arguments = [option for option in options if _is_argument(option)]
+        is_argument = type(typer.Argument())
+        arguments = [option for option in options if isinstance(get_args(option.annotation)[-1], is_argument)]
         return declared(command, [*arguments, *(option for option in options if option not in arguments)])
 
     return decorate
@@ -81,8 +87,8 @@ def made_of(
 def read(cls: type[C], values: Mapping[str, Any], **made: Any) -> C:
     """A config of what typer gives for its options, and of fields that are `made` of others."""
     hints = get_type_hints(cls)
-    given = {entry.name: value_of(entry, hints[entry.name], values[entry.name]) for entry, _ in declared_options(cls)}
-    config = cls(**{**given, **made})
+    chosen = {entry.name: value_of(entry, hints[entry.name], values[entry.name]) for entry, _ in declared_options(cls)}
+    config = cls(**{**chosen, **made})
     check_options(config)
     return config
 
@@ -106,10 +112,6 @@ def check_texts(values: Mapping[str, Any], *, typed: tuple[str, ...] = ()) -> No
             words = f"only {' and '.join(map(flag, typed))} read it" if typed else "only analyze and translate read it"
             raise DataError(f"{flag(entry.name)} - would be stdin, and {words}; give a file")
         raise DataError(f"there is no file {path}")
-
-
-def _is_argument(option: inspect.Parameter) -> bool:
-    return isinstance(get_args(option.annotation)[-1], type(typer.Argument()))
 
 
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -137,12 +139,7 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
         made: Any = typer.Argument(help=_help(entry), metavar=metavar)
     else:
         own = [flag_of(entry)] if about.get("name") or (kind is bool and not default) else []
-        made = typer.Option(
-            *own,
-            help=_help(entry),
-            metavar=metavar,
-            rich_help_panel=about.get("panel") or panel,
-        )
+        made = typer.Option(*own, help=_help(entry), metavar=metavar, rich_help_panel=about.get("panel") or panel)
     kind = kind | None if optional else kind
     annotation = Annotated[kind, made] if about["common"] else Annotated[kind, RARE, made]
     return parameter(entry.name, annotation, default)
@@ -196,17 +193,6 @@ def declared(function: Callable[..., None], parameters: Iterable[inspect.Paramet
     function.__annotations__ = {option.name: option.annotation for option in options}
     function.rare = {option.name for option in options if RARE in get_args(option.annotation)}  # type: ignore[attr-defined]
     return function
-
-
-def _known(context: typer.Context) -> dict[str, str]:
-    """The parameter that every option sets, by the option's long name (`--from` may set `run`) and by its own."""
-    parameters: dict[str, str] = {}
-    for parameter in context.command.params:
-        name = parameter.name
-        if name is not None and name not in ("config", "help"):
-            long = [flag.removeprefix("--").replace("-", "_") for flag in parameter.opts if flag.startswith("--")]
-            parameters |= dict.fromkeys([name, *long], name)
-    return parameters
 
 
 def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:

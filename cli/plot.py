@@ -111,8 +111,8 @@ def _command(figure: PlotFigure) -> Any:
     @made_of(runs, *shared, config=False, json=False)
     def command(values: Mapping[str, Any]) -> None:
         options, out = read(figure.Options, values), values["out"]
-        given = vars(read(runs, values))
-        paths = list(given["runs"]) if "runs" in given else list(given.values())
+        chosen = vars(read(runs, values))
+        paths = list(chosen["runs"]) if "runs" in chosen else list(chosen.values())
         if out.is_file():
             check_inputs(out, inputs_of({name: value for name, value in values.items() if name != "out"}))
         written = _page(figure, paths, options, values) if figure.page else _figures(figure, paths, options, values)

@@ -51,7 +51,9 @@ def _learn(config: LearnConfig, strengths: Sequence[float] = (), *, json: bool) 
     with process_group() as processes:
         if config.resume and (record := processes.on_main(lambda: finished(config.out))):
             if processes.main:
-                _show_complete(config, record, json=json)
+                console.say(f"the run in {config.out} is complete; nothing is left to resume")
+                if json:
+                    console.print_json({"out": str(config.out), **record})
             return
         try:
             _run(config, strengths, processes, json=json)
@@ -81,12 +83,6 @@ def _run(config: LearnConfig, strengths: Sequence[float], processes: Processes, 
     sweep = run_lambdas(config, strengths, progress=console.updates, processes=processes)
     if processes.main:
         _show_sweep(sweep, json=json)
-
-
-def _show_complete(config: LearnConfig, record: Mapping[str, Any], *, json: bool) -> None:
-    console.say(f"the run in {config.out} is complete; nothing is left to resume")
-    if json:
-        console.print_json({"out": str(config.out), **record})
 
 
 def _show_sweep(sweep: LambdaSweep, *, json: bool) -> None:

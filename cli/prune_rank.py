@@ -24,11 +24,6 @@ def show_choice(choice: Selection, *, json: bool, options: Mapping[str, Any]) ->
     rows = [(site, str(total), str(kept)) for site, (kept, total) in choice.per_site().items()]
     rows.append(("all", str(choice.gating.heads), str(len(choice.kept))))
     table = console.table(("site", "heads", "kept"), rows, numbers=("heads", "kept"))
-    console.show([table, *map(Text, _lines(choice)), Text(str(choice.signature), style="dim")])
-    console.show(console.ending(_answer(choice), choice.folder, after_choice(choice, options)))
-
-
-def _lines(choice: Selection) -> list[str]:
     lines = [choice.facts["ranking"]["direction"]] if "ranking" in choice.facts else []
     learning = choice.facts.get("learning", {})
     if "lambda_paper" in learning:
@@ -37,7 +32,9 @@ def _lines(choice: Selection) -> list[str]:
         lines.append(f"λ {paper:.4g} on the sum over heads, {code:.4g} on the mean over modules{how}")
         if learning["lambda_searched"]:
             lines.append(f"log_a > 0 alone would keep {learning['heads_with_log_a_above_0']} heads")
-    return [*lines, *(f"note: {remark}" for remark in choice.remarks)]
+    lines += [f"note: {remark}" for remark in choice.remarks]
+    console.show([table, *map(Text, lines), Text(str(choice.signature), style="dim")])
+    console.show(console.ending(_answer(choice), choice.folder, after_choice(choice, options)))
 
 
 def _answer(choice: Selection) -> Iterator[str]:

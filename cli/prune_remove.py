@@ -77,7 +77,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     verdict = [] if quality is None else [f"{verdict_words(quality.record())} ({quality.text})"]
     lines = [
         f"{masked} and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
-        f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})",
+        f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})"
     ]
     if proof.cached is not None:
         lines.append(f"through the key/value cache: {proof.cached:.1e}")

@@ -25,8 +25,7 @@ def shrink(values: Mapping[str, Any], *, json: bool) -> None:
     were tried (sizes/sweep.csv).
     """
     from headscope.api.removal import shrunk_folder
-    from headscope.pruning.removal.record import removal_record
-    from headscope.pruning.shrink.summary import summary
+    from headscope.pruning.removal.record import removal_record, summary
 
     config = read(ShrinkConfig, values)
     try:

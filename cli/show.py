@@ -39,7 +39,9 @@ def _print(overview: dict[str, Any], options: Mapping[str, Any]) -> None:
     tokenizer = overview["tokenizer"]
     lines["tokenizer"] = f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "none"
     if overview["labels"]:
-        lines["labels"] = _names(overview["labels"])
+        labels = overview["labels"]
+        more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+        lines["labels"] = ", ".join(labels[:SHOWN]) + more
     first = console.table(("name", "value"), lines.items(), whole=("name",), show_header=False)
     first.columns[1].overflow = "fold"
     for line in _mixed(overview["mixing"]):
@@ -100,11 +102,6 @@ def _ending(overview: dict[str, Any], options: Mapping[str, Any]) -> Iterator[An
         "",
         command_line(*analyze, options={**options, **text}, names=(*TEXT, *COMPANIONS)) if reads else "",
     )
-
-
-def _names(labels: list[str]) -> str:
-    """The first labels of a classifier."""
-    return ", ".join(labels[:SHOWN]) + (f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else "")
 
 
 def _short(value: Any) -> str:

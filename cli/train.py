@@ -53,8 +53,16 @@ class Variants(PlainGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a variant, or of several (`mixing+swap`); ConfigError where there is none of that name."""
         from headscope.training.composed import find_variant
+        from headscope.training.config import TrainConfig
 
-        return _command(find_variant(cmd_name))
+        variant = find_variant(cmd_name)
+        group = Application(add_completion=False)
+        text = inspect.getdoc(variant) or ""
+        about = f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
+        group.command(name=variant.name, help=about, short_help=variant.summary)(
+            _callback(variant, {"shared": TrainConfig, "own": variant.Options})
+        )
+        return typer.main.get_command(group)
 
 
 app = Application(
@@ -69,21 +77,6 @@ app = Application(
 @app.callback()
 def train() -> None:
     """Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model."""
-
-
-def _command(variant: type[Variant]) -> Any:
-    from headscope.training.config import TrainConfig
-
-    group = Application(add_completion=False)
-    group.command(name=variant.name, help=_help(variant), short_help=variant.summary)(
-        _callback(variant, {"shared": TrainConfig, "own": variant.Options})
-    )
-    return typer.main.get_command(group)
-
-
-def _help(variant: type[Variant]) -> str:
-    text = inspect.getdoc(variant) or ""
-    return f"{variant.summary}\n\n{text}" if text and text != variant.summary else variant.summary
 
 
 def _callback(variant: type[Variant], classes: Mapping[str, type[Any]]) -> Callable[..., None]:
@@ -108,7 +101,7 @@ def _run(variant: type[Variant], classes: Mapping[str, type[Any]], arguments: di
     import sys
 
     from headscope.training.config import preset
-    from headscope.training.files.resumed_options import resumed_options
+    from headscope.training.files.outputs import resumed_options
 
     context, resume, force, json = (arguments.pop(name) for name in ("context", "resume", "force", "json"))
     del arguments["config"]
@@ -160,14 +153,10 @@ def _show(result: TrainingResult, *, json: bool) -> None:
     for remark in result.remarks:
         screen.print(Text(f"note: {remark}"), soft_wrap=True)
     screen.print(Text(result.signature, style="dim"), soft_wrap=True)
-    written = _written(result.folder)
+    written = [name for name in ("last", "best", "averaged") if (result.folder / name).is_dir()]
     answers = [f"checkpoints in {result.folder}: " + ", ".join(written)] if written else []
     following = command_line("plot", "training", result.folder, "--out", f"{result.folder}-training.png")
     console.show(console.ending(answers, result.folder, following))
-
-
-def _written(folder: Path) -> list[str]:
-    return [name for name in ("last", "best", "averaged") if (folder / name).is_dir()]
 
 
 def _display(main: bool, notes: Sequence[str]) -> _Bar | _Lines:

@@ -34,6 +34,11 @@ def one_line(text: object) -> str:
     return printable(" ".join(str(text).split()))
 
 
+def reason_of(error: BaseException, *, most: int = 160) -> str:
+    """What another program raised, in one line: its message, or its class where it has none."""
+    return one_line(error)[:most] or type(error).__name__
+
+
 def shortlist(names: Sequence[str], *, most: int = 3) -> str:
     """The first names of a list, and how many more there are: `a, b, c and 5 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
@@ -59,9 +64,9 @@ class ConfigError(HeadscopeError):
 
 def check_one_given(choices: Mapping[str, object]) -> None:
     """ConfigError unless exactly one value is not None; the keys say what to give, such as `--keep N, how many`."""
-    given = sum(value is not None for value in choices.values())
-    if given != 1:
-        raise ConfigError(f"give {', or '.join(choices)}" + ("; not both" if given else ""))
+    count = sum(value is not None for value in choices.values())
+    if count != 1:
+        raise ConfigError(f"give {', or '.join(choices)}" + ("; not both" if count else ""))
 
 
 class CheckpointError(HeadscopeError):

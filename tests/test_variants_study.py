@@ -19,12 +19,13 @@ import pytest
 from headscope.heads import HeadId, Site
 from headscope.tails import student_quantile, student_upper_tail
 from headscope.training.config import TrainConfig
-from headscope.training.swaps.schedule import read_schedule
+from headscope.training.swaps.swaps import read_schedule
 from headscope.training.variant import VARIANTS
 from tests.makers.modules import ROOT
 
 RESULTS = ROOT / "benchmarks" / "variants"
-FLAGS = {"mae-uniform": " --uniform", "mae-nobcd": " --no-bcd"}
+FLAGS = {"mae-uniform": " --uniform", "mae-nobcd": " --no-bcd", "baseline-0.2": " --dropout 0.2"}
+FLAGS["mae-uniform-0.2"] = FLAGS["mae-uniform"] + FLAGS["baseline-0.2"]
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +123,26 @@ def test_regimes_are_compared_and_the_stricter_bound_is_told() -> None:
     weak = runs("mae", {1: 1.8, 2: 1.9}, "gate_entropy", gate_steps=9.0, gate_change=0.03)
     assert "mae would be left out, and 7 claims untested" in regimes.strictly(weak)
     assert regimes.strictly(runs("mae", {1: 1.8}, "gate_entropy", gate_steps=9.0, gate_change=0.3)) == ""
+
+
+@pytest.mark.parametrize(
+    ("control", "said"),
+    [
+        ((1.9, 2.0, 2.11), "mae-uniform: not tested; mae: regularisation; mixing: more than this dropout brings"),
+        ((1.9, 2.2, 2.3), "mae-uniform: not tested; mae: not decided; mixing: not decided"),
+    ],
+)
+def test_what_is_regularisation_follows_from_the_claims(control: tuple[float, ...], said: str) -> None:
+    regimes, design, verdicts = (part(name) for name in ("regimes", "design", "verdicts"))
+    losses = {
+        "baseline": (2.0, 2.1, 2.2),
+        design.CONTROL: control,
+        "mae": (1.901, 2.001, 2.1),
+        "mixing": (1.8, 1.9001, 2.01),
+    }
+    rows = [row for arm, values in losses.items() for row in runs(arm, dict(enumerate(values, 1)))]
+    words = regimes.regularisation(verdicts.verdicts(design.REGIME_CLAIMS, rows, {}), rows)
+    assert re.sub(r" \(.*?\)", "", "; ".join(words)) == f"mae-uniform-0.2: not tested; {said}"
 
 
 @pytest.mark.parametrize("epochs", [5, 20, 50])
@@ -308,7 +329,7 @@ def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> N
     if not (RESULTS / "runs.csv").exists():
         pytest.skip("the runs of the plan are not finished")
     for path in RESULTS.iterdir():
-        if path.suffix == ".csv" or path.name in ("figures", "five-epochs"):
+        if path.suffix == ".csv" or path.name in ("figures", "five-epochs", "regimes"):
             (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.name)
     part("page").write_page(tmp_path)
     for name in ("table.md", "table.csv"):
@@ -318,12 +339,13 @@ def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> N
 def test_the_documentation_says_what_the_tables_say() -> None:
     design, page, verdicts = part("design"), part("page"), part("verdicts")
     rows = page.read_table(RESULTS / "runs.csv")
-    commands = {arm.name: f"`{arm.variant}{FLAGS.get(arm.name, '')}`" for arm in design.ARMS}
-    judged = {
-        (verdict.claim.arm, verdict.claim.against, verdict.claim.family): verdict
-        for verdict in verdicts.verdicts(design.CLAIMS, rows, verdicts.idle(design.ARMS, rows))
-        if verdict.difference
-    }
+    more = page.read_table(RESULTS / "regimes" / "runs.csv")
+    commands = {arm.name: f"`{arm.variant}{FLAGS.get(arm.name, '')}`" for arm in (*design.ARMS, *design.REGIME_ARMS)}
+    found = [
+        *verdicts.verdicts(design.CLAIMS, rows, verdicts.idle(design.ARMS, rows)),
+        *verdicts.verdicts(design.REGIME_CLAIMS, rows + more, {}),
+    ]
+    judged = {(verdict.claim.arm, verdict.claim.against, verdict.claim.family): verdict for verdict in found}
     text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     published = [arms[:2] for arms in design.BETTER if arms[0] in commands]
     for arm, against in published:
@@ -333,15 +355,20 @@ def test_the_documentation_says_what_the_tables_say() -> None:
             cells += [verdict.difference.shown(digits).replace("-", "−"), verdict.word]
         assert f"| {commands[arm]} than {commands[against]} | {' | '.join(cells)} |" in text
     assert len(published) == 6
+    for claim in design.REGIME_CLAIMS:
+        verdict = judged[claim.arm, claim.against, "regime"]
+        shown = verdict.difference.shown(3).replace("-", "−") if verdict.difference else ""
+        assert f"| {commands[claim.arm]} than {commands[claim.against]} | {shown} | {verdict.word} |" in text
 
 
-def test_the_plan_was_committed_before_every_run() -> None:
-    if not (RESULTS / "runs.csv").exists():
+@pytest.mark.parametrize(("plan", "table"), [("PLAN.md", "runs.csv"), ("PLAN-regimes.md", "regimes/runs.csv")])
+def test_the_plan_was_committed_before_every_run(plan: str, table: str) -> None:
+    if not (RESULTS / table).exists():
         pytest.skip("the runs of the plan are not finished")
-    first = git("log", "--diff-filter=A", "--format=%H", "--", "benchmarks/variants/PLAN.md").splitlines()
+    first = git("log", "--diff-filter=A", "--format=%H", "--", f"benchmarks/variants/{plan}").splitlines()
     if not first:
         pytest.skip("the history of this checkout is cut off")
-    signatures = pd.read_csv(RESULTS / "runs.csv")["signature"]
+    signatures = pd.read_csv(RESULTS / table)["signature"]
     for commit in {signature.rsplit("|commit:", 1)[1] for signature in signatures}:
         git("cat-file", "-e", commit)
         order = ["git", "-C", str(ROOT), "merge-base", "--is-ancestor", first[-1], commit]

@@ -55,7 +55,7 @@ class Effect:
 class Arm:
     """A variant with its options and learning rate, on how many seeds it is trained, and which rates were tried.
 
-    Without rates of its own an arm has another one's, as PLAN.md says.
+    Without rates of its own an arm has another one's, as PLAN.md says. `recipe` is what it has instead of RECIPE's.
     """
 
     name: str
@@ -66,12 +66,13 @@ class Arm:
     seeds: int = SEEDS
     effects: tuple[Effect, ...] = ()
     rates: tuple[float, ...] = ()
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
         """What to type for the same training, without the shared options."""
         words = []
-        for name, value in {"lr": self.lr, **self.options}.items():
+        for name, value in {"lr": self.lr, **self.recipe, **self.options}.items():
             flag = name.replace("_", "-")
             words.append((f"--{flag}" if value else f"--no-{flag}") if isinstance(value, bool) else f"--{flag} {value}")
         return " ".join(["headscope train", self.variant, *words])
@@ -115,6 +116,31 @@ ARMS = (
     Arm("wide-high", "wide attention at twice the rate", "wide", 0.001, seeds=2),
 )
 
+DROPOUTS = (0.2, 0.3)  # instead of 0.1
+REGIME_ARMS = tuple(
+    arm
+    for dropout in DROPOUTS
+    for arm in (
+        Arm(
+            f"baseline-{dropout:g}",
+            f"baseline, dropout {dropout:g}",
+            "baseline",
+            0.003,
+            rates=(0.003,),
+            recipe={"dropout": dropout},
+        ),
+        Arm(
+            f"mae-uniform-{dropout:g}",
+            f"Uni-MAE-7, dropout {dropout:g}",
+            "mae",
+            0.003,
+            {"uniform": True},
+            recipe={"dropout": dropout},
+        ),
+    )
+)
+"""The arms of PLAN-regimes.md that are run; only their losses are looked at."""
+
 
 def swap_schedule(epochs: int = EPOCHS) -> dict[str, list[dict[str, Any]]]:
     """The fork's example, scaled to a run of so many epochs and to a decoder of three layers.
@@ -150,7 +176,7 @@ class Claim:
     """
 
     text: str
-    family: Literal["loss", "bleu", "heads", "cost"]
+    family: Literal["loss", "bleu", "heads", "cost", "regime"]
     column: str
     arm: str
     against: str | float
@@ -266,3 +292,16 @@ CLAIMS = (
         "Peng et al. 2020: about 1.2",
     ),
 )
+
+CONTROL = "baseline-0.2"  # of the better dropout by regimes/grid.csv
+REGIME_CLAIMS = tuple(
+    Claim(f"{arm} has a lower validation loss than {other}", "regime", "valid_nll", arm, other, -1, None, number)
+    for number, arm, other in (
+        ("1", CONTROL, "baseline"),
+        ("2a", "mae-uniform-0.2", CONTROL),
+        ("2b", "mae-uniform", CONTROL),
+        ("3", "mae", CONTROL),
+        ("4", "mixing", CONTROL),
+    )
+)
+"""Those of PLAN-regimes.md that its runs are about; `source` is their number there."""

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from variants.design import ARMS, CLAIMS, EPOCHS, RECIPE, SENTENCES, TEST, Arm
-from variants.regimes import EARLY, SHORT, gate_steps, strictly, table_of_regimes
+from variants.design import ARMS, CLAIMS, EPOCHS, RECIPE, REGIME_ARMS, REGIME_CLAIMS, SENTENCES, TEST, Arm
+from variants.regimes import DROPOUT, EARLY, SHORT, gate_steps, regularisation, strictly, table_of_regimes
 from variants.verdicts import UNTESTED, Difference, Row, Verdict, idle, paired_with, seeds_needed, verdicts
 
 REACH = 0.02  # nats: how narrow the primary interval is to be
@@ -106,6 +106,7 @@ def markdown(folder: Path, rows: Sequence[Row], costs: Sequence[Row]) -> str:
         "\n" + power(judged) + "\n",
         repeats(folder, rows),
         *regimes(folder, rows),
+        *dropout(folder, rows),
         "## What the arms did\n",
         "Numbers of the runs' own histories and best models without which an arm is not in the tables, least and most "
         "over seeds: swapped pairs of heads, share of a matrix off its diagonal, mean entropy of the encoder's gates "
@@ -130,16 +131,20 @@ def about(rows: Sequence[Row]) -> str:
     values = {
         name: sorted({str(row.get(name, "")) for row in rows} - {""}) for name in ("ended", "threads", "bleu_signature")
     }
-    commits = sorted({str(row["signature"]).rsplit("|commit:", 1)[-1][:12] for row in rows})
     period = " to ".join(dict.fromkeys(values["ended"][:1] + values["ended"][-1:])) or "-"
     shared = ", ".join(f"{name} {value}" for name, value in RECIPE.items())
     return (
         "Made by `python benchmarks/variants_study.py report` from runs.csv, curves.csv and cost.csv; the design is in "
         f"[PLAN.md](PLAN.md). {len(rows)} runs on {SENTENCES:,} sentences for {EPOCHS} epochs ({shared}), the "
-        f"checkpoint of the lowest validation loss; {planned(rows)}; commit {', '.join(commits) or '-'}; "
+        f"checkpoint of the lowest validation loss; {planned(rows)}; commit {commits(rows)}; "
         f"{machines(rows)}; {', '.join(values['threads']) or '-'} thread; ended {period}. "
         f"BLEU: {TEST}, beam 5, lower-cased ({', '.join(values['bleu_signature'])}).\n"
     )
+
+
+def commits(rows: Sequence[Row]) -> str:
+    """Of which commit runs are."""
+    return ", ".join(sorted({str(row["signature"]).rsplit("|commit:", 1)[-1][:12] for row in rows})) or "-"
 
 
 def machines(rows: Sequence[Row]) -> str:
@@ -248,13 +253,55 @@ def regimes(folder: Path, rows: Sequence[Row]) -> list[str]:
         f"The same differences of validation loss on {SENTENCES:,} sentences for {EPOCHS} epochs (the claims above), "
         f"after epoch {EARLY} of those runs, and in the [earlier study](five-epochs/table.md): all 29,000 sentences "
         "for 5 epochs, three seeds, bf16, where nothing overfits and MAE's gates started even and did not learn. p of "
-        "each comparison by itself. Where the two disagree the claim is about a regime, and the control that would "
-        "separate the variant from mere regularisation (more dropout) is planned, not run (PLAN.md).\n",
+        "each comparison by itself. Where the two disagree the claim is about a regime.\n",
         markdown_table(lines),
         "\nFive seeds are few: that differences are normally distributed, which every interval and p-value here takes "
         "for granted, carries everything. It cannot be seen from five numbers, and a sign test of five pairs cannot go "
         "below p 0.06, whatever they are.\n",
     ]
+
+
+def dropout(folder: Path, rows: Sequence[Row]) -> list[str]:
+    """The control that separates a variant from mere regularisation."""
+    controls = read_table(folder / DROPOUT / "runs.csv")
+    if not controls:
+        return []
+    judged = verdicts(REGIME_CLAIMS, [*rows, *controls], idle(ARMS, rows))
+    seeds = {row["seed"] for row in controls}
+    plain = [row for row in rows if row["arm"] == "baseline" and row["seed"] in seeds]
+    claims = ((claim, *rest) for claim, _, *rest in map(line_of_claim, judged))
+    return [
+        "## Variant or regularisation\n",
+        f"More dropout on {SENTENCES:,} sentences for {EPOCHS} epochs: the part of [PLAN-regimes.md](PLAN-regimes.md) "
+        f"that was run (commit {commits(controls)}; {machines([*plain, *controls])}), of which only losses were looked "
+        f"at. Tried for 8 epochs on seed 100: {tried(folder)}.\n",
+        table_of_controls(controls, plain),
+        "\nClaims, corrected together (Holm); arms without a number have dropout 0.1 and are those of above:\n",
+        markdown_table([("claim", "here", "p, corrected", "verdict"), *claims]),
+        f"\nBy the rule of the plan: {'; '.join(regularisation(judged, rows))}.\n",
+    ]
+
+
+def table_of_controls(controls: Sequence[Row], plain: Sequence[Row]) -> str:
+    """The losses of each seed with more dropout, those of the plain baseline above."""
+    seeds = sorted({row["seed"] for row in controls})
+    lines = [("lowest validation loss (after epoch), at the end", *(f"seed {seed}" for seed in seeds))]
+    for name in dict.fromkeys(row["arm"] for row in (*plain, *controls)):
+        cells = {
+            row["seed"]: f"{row['valid_nll']:.4f} ({row['best_epoch']}), {row['last_nll']:.4f}"
+            for row in (*plain, *controls)
+            if row["arm"] == name
+        }
+        lines.append((name, *(cells.get(seed, "") for seed in seeds)))
+    return markdown_table(lines)
+
+
+def tried(folder: Path) -> str:
+    """The losses of the grid of dropout."""
+    found = [*read_table(folder / "grid.csv"), *read_table(folder / DROPOUT / "grid.csv")]
+    losses = {str(row["arm"]).removesuffix("@0.003"): row["valid_nll"] for row in found}
+    names = ("baseline", *(arm.name for arm in REGIME_ARMS if arm.rates))
+    return ", ".join(f"{name} {losses[name]:.4f}" for name in names if name in losses)
 
 
 def table_of_effects(rows: Sequence[Row]) -> str:
@@ -303,6 +350,7 @@ def figures(folder: Path) -> list[str]:
     """The pictures that lie there."""
     texts = {
         "curves.png": "Validation loss by epoch, all seeds",
+        "regimes.png": "The same with more dropout",
         "effects.png": "Differences from the baseline of the same seed, with 95 % intervals",
         "heads.png": "What the heads did: differences from the baseline, and mixing matrices of seed 1",
     }

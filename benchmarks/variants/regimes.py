@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from variants.design import ARMS, BETTER, CLAIMS, EPOCHS, OURS, SENTENCES, Effect
-from variants.verdicts import LEVEL, Difference, Row, idle, paired_with
+from variants.design import ARMS, BETTER, CLAIMS, CONTROL, EPOCHS, OURS, SENTENCES, Effect
+from variants.verdicts import LEVEL, REPRODUCED, Difference, Row, Verdict, idle, paired_with
 
 SHORT = "five-epochs"
+DROPOUT = "regimes"
+"""The folder of the runs of PLAN-regimes.md."""
 NAMES: Mapping[str, str] = {"swap-manual": "swap"}
 """Arms of the study of five epochs that have another name here."""
 EARLY = 4  # epochs of the long runs, that many updates of which a G epoch has not come yet
@@ -42,6 +44,24 @@ def _word(difference: Difference | None) -> str:
     if difference is None:
         return ""
     return "undecided" if difference.p > LEVEL else "yes" if difference.mean < 0 else "the reverse"
+
+
+def regularisation(judged: Sequence[Verdict], rows: Sequence[Row]) -> list[str]:
+    """What the claims of PLAN-regimes.md say of each variant, by the rule that stands there."""
+    pays = any(verdict.claim.arm == CONTROL and verdict.word == REPRODUCED for verdict in judged)
+    return [_explained(verdict, rows, pays) for verdict in judged if verdict.claim.against == CONTROL]
+
+
+def _explained(verdict: Verdict, rows: Sequence[Row], pays: bool) -> str:
+    arm, here = verdict.claim.arm, verdict.difference
+    plain = Difference.of(paired_with(rows, arm, "baseline", "valid_nll"))
+    if here is None:
+        return f"{arm}: not tested"
+    if verdict.word == REPRODUCED:
+        return f"{arm}: more than this dropout brings"
+    if pays and plain is not None and here.mean - here.reach > plain.mean:
+        return f"{arm}: regularisation ({plain.mean:+.3f} against the plain baseline is outside of {here.shown(3)})"
+    return f"{arm}: not decided"
 
 
 def strictly(rows: Sequence[Row]) -> str:

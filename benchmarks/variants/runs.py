@@ -150,6 +150,7 @@ def train_config(setting: Setting, arm: Arm, seed: int, **changes: Any) -> Train
     options: dict[str, Any] = {
         **PRESETS[RECIPE["preset"]],
         **setting.recipe,
+        **arm.recipe,
         **texts,
         "out": setting.folder(arm, seed),
         "source_lang": "de",

@@ -16,11 +16,11 @@ from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.declarations import checked_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
-from headscope.engine.result import AnalysisResult
 from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
 from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
@@ -157,7 +157,7 @@ def measure_heads(
     such as where the text comes from. HeadscopeError for whatever the user can fix.
     """
     began = time.monotonic()
-    analyses = chosen_analyses(options, prompts=corpus.has_contrast, parsed=corpus.has_parses)
+    analyses = chosen_analyses(options, prompts=corpus.has_contrast)
     options = replace(options, analysis_options=checked_options(options.analysis_options))
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
     batching = BatchingOptions(limit=options.max_length, long=options.long)

@@ -91,16 +91,8 @@ def load(
             f"source: a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a "
             "transformers model (the model itself, not what wraps it)"
         )
-    checkpoint_options = {
-        "device": device != "auto",
-        "dtype": dtype != "auto",
-        "device_map": device_map,
-        "format": format,
-        "dicts": dicts,
-        "hp": hp,
-        "bpe": bpe,
-    }
-    if useless := [name for name, value in checkpoint_options.items() if value]:
+    own = {"device": device != "auto", "dtype": dtype != "auto", "device_map": device_map, "format": format}
+    if useless := [name for name, value in {**own, "dicts": dicts, "hp": hp, "bpe": bpe}.items() if value]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
     if is_packing(source):
         raise ConfigError(
@@ -137,34 +129,12 @@ evaluate = of_loaded(Model.evaluate)
 
 @overload
 def prune(
-    checkpoint: str | PathLike[str],
-    method: Literal["rank", "l0", "subset"],
-    *,
-    out: PathName,
-    force: bool = False,
-    progress: Report = False,
-    **options: Any,
+    checkpoint: PathName, method: Literal["rank", "l0", "subset"], *, out: PathName, **options: Any
 ) -> Selection: ...
 @overload
-def prune(
-    checkpoint: str | PathLike[str],
-    method: Literal["sweep"],
-    *,
-    out: PathName,
-    force: bool = False,
-    progress: Report = False,
-    **options: Any,
-) -> Sweep: ...
+def prune(checkpoint: PathName, method: Literal["sweep"], *, out: PathName, **options: Any) -> Sweep: ...
 @overload
-def prune(
-    checkpoint: str | PathLike[str],
-    method: Literal["shrink"],
-    *,
-    out: PathName,
-    force: bool = False,
-    progress: Report = False,
-    **options: Any,
-) -> Removed: ...
+def prune(checkpoint: PathName, method: Literal["shrink"], *, out: PathName, **options: Any) -> Removed: ...
 @in_python
 def prune(
     checkpoint: str | PathLike[str],
@@ -206,8 +176,7 @@ def prune(
     if method not in (ways := ["rank", *LEARNERS.names(), "sweep", "shrink"]):
         raise ConfigError(unknown("way to prune", method, ways))
     common = {**options, "checkpoint": str(checkpoint), "out": out, "force": force}
-    report = progress_of(progress)
-    function = f"prune {method}"
+    report, function = progress_of(progress), f"prune {method}"
     if method == "rank":
         return run_ranking(configured(RankConfig, common, function=function), progress=report)
     if method == "sweep":
@@ -242,7 +211,7 @@ def train(
     """
     from headscope.training.composed import find_variant
     from headscope.training.config import TrainConfig, preset
-    from headscope.training.files.resumed_options import resumed_options
+    from headscope.training.files.outputs import resumed_options
     from headscope.training.trainer import train as run_training
 
     cls, function = find_variant(variant), f"train {variant}"
@@ -252,20 +221,11 @@ def train(
     config = configured(TrainConfig, shared, function=function)
     configured_variant = cls(configured(cls.Options, variant_options, function=function))
     with TrainingReport(progress_of(progress)) as listener:
-        return run_training(
-            config,
-            configured_variant,
-            resume=resume,
-            force=force,
-            listener=listener,
-            command=("headscope.train", variant),
-        )
+        more: Any = {"listener": listener, "command": ("headscope.train", variant)}
+        return run_training(config, configured_variant, resume=resume, force=force, **more)
 
 
 def _split(options: Mapping[str, Any], cls: type[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options that are fields of a config class, and the others."""
-    names = {option.name for option in fields(cls)}
-    return (
-        {name: value for name, value in options.items() if name in names},
-        {name: value for name, value in options.items() if name not in names},
-    )
+    own = {option.name: options[option.name] for option in fields(cls) if option.name in options}
+    return own, {name: value for name, value in options.items() if name not in own}

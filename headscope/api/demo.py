@@ -15,7 +15,7 @@ from headscope.errors import CheckpointError
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import run_evaluation
 from headscope.files.folders import Build
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.rank import RankConfig
@@ -136,12 +136,7 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
         ),
         progress,
     )
-    options: dict[str, Any] = {
-        "by": MEASURE,
-        "run": analysis.folder,
-        "fraction": SHARE,
-        "sites": ("encoder-self",),
-    }
+    options: dict[str, Any] = {"by": MEASURE, "run": analysis.folder, "fraction": SHARE, "sites": ("encoder-self",)}
     choice = run_ranking(RankConfig(checkpoint=trained(), out=out / "translation-ranking", **options))
     calibration: dict[str, Any] = {
         "source": text["learn.en"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -15,7 +16,6 @@ from headscope.api.texts import LabelList, Text, Texts, one_text, texts_of
 from headscope.config import CheckpointOptions, EvaluateOptions
 from headscope.errors import ConfigError
 from headscope.evaluation.each_head import score_each_head
-from headscope.evaluation.metrics.base import TextMode
 from headscope.evaluation.opened import Against, Intact, OpenedEvaluation, matched, named, recorded
 from headscope.evaluation.quality import Evaluation, score_corpus
 from headscope.evaluation.translation import decoded_lines, translate_lines
@@ -26,6 +26,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.gating import masked
 from headscope.model.mixing.experts import one_expert
 from headscope.registry import unknown
+from headscope.results import Signature
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,60 +49,6 @@ class TranslateMore(TypedDict, total=False):
     progress: Report
 
 
-def evaluation_of(
-    checkpoint: Checkpoint,
-    texts: Texts,
-    options: Mapping[str, Any],
-    *,
-    against: Against,
-    gates: str,
-    progress: Report,
-) -> Evaluation:
-    """Scores of an open checkpoint on a text, states compared with those of the model that `against` finds."""
-    opened = _open_evaluation(checkpoint, texts, options, function="evaluate", against=against, gates=gates)
-    with eval_mode(checkpoint.model), eval_mode((opened.intact or checkpoint).model):
-        evaluation = score_corpus(opened, progress=progress_of(progress))
-    evaluation.remarks = [python_words(remark) for remark in evaluation.remarks]
-    if gates:
-        evaluation.signature = evaluation.signature.having(gates=gates)
-    return evaluation
-
-
-def head_scores_of(
-    checkpoint: Checkpoint,
-    texts: Texts,
-    options: Mapping[str, Any],
-    *,
-    against: Against,
-    gates: str,
-    progress: Report,
-) -> pd.DataFrame:
-    """Scores with each head masked by itself; the signature is in the table's `attrs`."""
-    settings = {**options, "each_head": True}
-    opened = _open_evaluation(checkpoint, texts, settings, function="evaluate_heads", against=against, gates=gates)
-    with eval_mode(checkpoint.model), eval_mode((opened.intact or checkpoint).model):
-        scores = score_each_head(opened, progress=progress_of(progress))
-    signature = scores.signature.having(gates=gates) if gates else scores.signature
-    scores.table.attrs["signature"] = str(signature)
-    return scores.table
-
-
-def _open_evaluation(
-    checkpoint: Checkpoint,
-    texts: Texts,
-    options: Mapping[str, Any],
-    *,
-    function: str,
-    against: Against,
-    gates: str,
-) -> OpenedEvaluation:
-    heads: dict[str, Heads | None] = {name: options.get(name) for name in ("mask", "heads") if name in options}
-    selected = {name: heads_option(heads[name], checkpoint.layout, name=name) for name in heads}
-    checked = configured(EvaluateOptions, {**options, **selected}, function=function)
-    corpus = texts.corpus(checkpoint, max_sentences=checked.max_sentences)
-    return matched(checkpoint, corpus, checked, against=against, altered=bool(gates))
-
-
 _SEARCH = {"lenpen": "power", "max_len_a": "max_ratio", "max_len_b": "max_extra", "max_length": "longest"}
 
 
@@ -118,7 +65,10 @@ def translations_of(
     checked = configured(TranslateOptions, {**search, "best": nbest, "scores": scores}, function="translate")
     off = [] if mask is None else head_ids_of(mask, checkpoint.layout, name="mask")
     source = one_text(text)
-    lines, total = (_file_lines(Path(source)), 0) if isinstance(source, (str, Path)) else (iter(source), len(source))
+    if isinstance(source, (str, Path)):
+        lines, total = decoded_lines(raw_lines(Path(source)), name=str(source)), 0
+    else:
+        lines, total = iter(source), len(source)
     with (
         eval_mode(checkpoint.model),
         masked(checkpoint.model, off),
@@ -126,10 +76,6 @@ def translations_of(
         progress_of(report)("translating", total) as step,
     ):
         return list(translate_lines(checkpoint, lines, options=checked, tokens=tokens, progress=step))
-
-
-def _file_lines(path: Path) -> Iterator[str]:
-    return decoded_lines(raw_lines(path), name=str(path))
 
 
 class ScoredModel(OpenModel):
@@ -162,10 +108,12 @@ class ScoredModel(OpenModel):
             one without `mask`. Where that is the same the metrics that compare are left out, as a remark says.
         options: further ones, of `headscope.config.EvaluateOptions` (`beam`, `max_sentences`, `seed`, …).
         """
-        settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask}
-        texts = texts_of(text, target, second=second, labels=labels)
-        intact = self._against(against)
-        return evaluation_of(self.checkpoint, texts, settings, against=intact, gates=self.gates, progress=progress)
+        settings = {**options, "metrics": metrics, "mask": mask, **_protocol(tokenised)}
+        with self._scored(texts_of(text, target, second=second, labels=labels), settings, against) as opened:
+            evaluation = score_corpus(opened, progress=progress_of(progress))
+        evaluation.remarks = [python_words(remark) for remark in evaluation.remarks]
+        evaluation.signature = self._gated_signature(evaluation.signature)
+        return evaluation
 
     @in_python
     def evaluate_heads(
@@ -188,10 +136,18 @@ class ScoredModel(OpenModel):
         The first row is the model as it is; then come the heads whose loss harms most. Default metrics are perplexity
         and accuracy, of all heads in one pass; "bleu" and "chrf" translate the whole text for every head.
         """
-        settings = {**options, "metrics": metrics, "text": _protocol(tokenised), "mask": mask, "heads": heads}
-        texts = texts_of(text, target, second=second, labels=labels)
-        intact = self._against(against)
-        return head_scores_of(self.checkpoint, texts, settings, against=intact, gates=self.gates, progress=progress)
+        settings = {
+            **options,
+            "metrics": metrics,
+            "mask": mask,
+            **_protocol(tokenised),
+            "heads": heads,
+            "each_head": True,
+        }
+        with self._scored(texts_of(text, target, second=second, labels=labels), settings, against) as opened:
+            scores = score_each_head(opened, progress=progress_of(progress))
+        scores.table.attrs["signature"] = str(self._gated_signature(scores.signature))
+        return scores.table
 
     @in_python
     def translate(self, text: Text, **options: Unpack[TranslateMore]) -> list[str]:
@@ -216,6 +172,24 @@ class ScoredModel(OpenModel):
         """
         return translations_of(self.checkpoint, text, {**options}, nbest=nbest, scores=True)
 
+    @contextmanager
+    def _scored(
+        self, texts: Texts, options: Mapping[str, Any], against: OpenModel | PathName | None
+    ) -> Iterator[OpenedEvaluation]:
+        """What is scored on what, within the block; this model and the intact one are then in eval mode."""
+        checkpoint, function = self.checkpoint, "evaluate_heads" if "each_head" in options else "evaluate"
+        heads = {
+            name: heads_option(options[name], checkpoint.layout, name=name) for name in {"mask", "heads"} & {*options}
+        }
+        checked = configured(EvaluateOptions, {**options, **heads}, function=function)
+        corpus = texts.corpus(checkpoint, max_sentences=checked.max_sentences)
+        opened = matched(checkpoint, corpus, checked, against=self._against(against), altered=bool(self.gates))
+        with eval_mode(checkpoint.model), eval_mode((opened.intact or checkpoint).model):
+            yield opened
+
+    def _gated_signature(self, signature: Signature) -> Signature:
+        return signature.having(gates=self.gates) if self.gates else signature
+
     def _against(self, against: OpenModel | PathName | None) -> Against:
         """How the intact model is found; ConfigError for what is neither a model nor a path."""
         if against is None:
@@ -239,5 +213,5 @@ class ScoredModel(OpenModel):
         return CheckpointOptions(checkpoint=opened.path, device=str(opened.device), dtype=dtype, **files)
 
 
-def _protocol(tokenised: bool) -> TextMode:
-    return "tokenised-lowercase" if tokenised else "raw"
+def _protocol(tokenised: bool) -> dict[str, str]:
+    return {"text": "tokenised-lowercase" if tokenised else "raw"}

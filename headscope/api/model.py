@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +21,6 @@ from headscope.api.removal import (
     save_shrunk,
     shrunk_copy,
     shrunk_model,
-    sizes_of,
     times_of,
 )
 from headscope.api.selection import Heads
@@ -34,13 +34,14 @@ from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.formats.convert import Converted
 from headscope.heads import HeadId
+from headscope.model.discovery import eval_mode
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import converted
 from headscope.pruning.options.rank import Allocation
 from headscope.pruning.options.refit import DAMPING, Refit
 from headscope.pruning.options.remove import MergeAllocation
 from headscope.pruning.removal.record import Removed, Shrunk
-from headscope.pruning.removal.savings import Timing
+from headscope.pruning.removal.savings import Timing, size
 from headscope.pruning.removal.verify import Verification
 
 if TYPE_CHECKING:
@@ -349,7 +350,9 @@ class SmallModel(Model):
     @cached_property
     def sizes(self) -> Mapping[str, Mapping[str, int]]:
         """Parameters, heads, bytes, floating point operations and cache, "before" and "after"."""
-        return sizes_of(self._shrunk)
+        with eval_mode(self.model):
+            after = size(self._shrunk.checkpoint, self._shrunk.data)
+        return {"before": asdict(self._shrunk.before), "after": asdict(after)}
 
     @in_python
     def times(self, *, rounds: int = 5, batch: int = 64, engines: str | Iterable[str] | None = None) -> list[Timing]:

@@ -254,9 +254,9 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         with python_errors():
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            for name in plain.keys() & given.keys():
-                checked_value(name, plain[name], given[name])
+            arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+            for name in plain.keys() & arguments.keys():
+                checked_value(name, plain[name], arguments[name])
             return function(*args, **kwargs)
 
     return wrapped

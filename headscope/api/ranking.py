@@ -20,7 +20,7 @@ from headscope.model.discovery import eval_mode
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking.criterion import Criterion, criterion_named
-from headscope.pruning.ranking.rank_run import context_of, ranking_table, scores_between, scoring_of
+from headscope.pruning.ranking.rank_run import context_of, scores_between, scoring_of
 from headscope.pruning.ranking.ranking import check_keep, rank_heads
 from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.results import Signature, signature_of
@@ -54,7 +54,7 @@ class Ranking:
     def scores(self) -> pd.DataFrame:
         """A row per head that may be removed, the best first: site, layer, head, score, rank."""
         ranked = rank_heads(self._gating, self._gating.heads, self._way.score)
-        return ranking_table(self._gating, ranked)[["site", "layer", "head", "score", "rank"]]
+        return ranked.table(self._gating)[["site", "layer", "head", "score", "rank"]]
 
     @in_python
     def lowest(self, count: int, *, per_layer: bool = False, uniform: bool = False) -> list[HeadId]:
@@ -112,22 +112,28 @@ def ranking_of(
 
     `gates` says which are active, for the signature.
     """
-    given = {
+    named = {
         "source": None if texts.empty and parse is None else Path("text"),  # checked for being there only
         "run": None if study is None else Path("study"),
         "protect": protect if isinstance(protect, str) else heads_option(protect, checkpoint.layout, name="protect"),
     }
     fixed = {"checkpoint": checkpoint.path, "out": Path("ranking"), "keep": 0}
-    config = configured(RankConfig, {**options, **given, **fixed}, function="rank")
+    config = configured(RankConfig, {**options, **named, **fixed}, function="rank")
     fixed_scores = study is not None or config.is_file
     criterion = None if fixed_scores else criterion_named(config.by, parsed=parse is not None)
     if config.objective and config.allocate != "measured" and not (criterion and criterion.explains):
         raise ConfigError(f"objective {config.objective} means nothing for a ranking by {config.by}; leave it out")
     corpus = _corpus_of(checkpoint, texts, config, criterion, parse=None if parse is None else str(parse))
-    whole = config.allocate != "per-group"
-    gating = gates_for(checkpoint, config, whole_groups=whole)
+    gating = gates_for(checkpoint, config, whole_groups=config.allocate != "per-group")
     context = context_of(config, OpenedSelection(checkpoint, gating, corpus, None, 0))
-    table = None if study is None else _table_of(study, checkpoint)
+    table = None
+    if study is not None:
+        if not isinstance(study, Study):
+            raise wrong_type("study", study, "what analyze returns")
+        table = study.heads
+        for head in heads_of_rows(table):
+            if head.head >= checkpoint.layout.get((head.site, head.layer), 0):
+                raise ConfigError(f"the study is of another model: this one has no head {head}")
     scoring = scoring_of(config, context, heads=None if table is None else lambda: table, parsed=parse is not None)
     noted = gates()
 
@@ -173,13 +179,3 @@ def _corpus_of(
     if criterion is not None and criterion.reads_text:
         raise ConfigError(f"by={config.by!r} is measured on text: give text=, or a study= that has it")
     return None
-
-
-def _table_of(study: Study, checkpoint: Checkpoint) -> pd.DataFrame:
-    """The heads of a study; ConfigError where it is of another model."""
-    if not isinstance(study, Study):
-        raise wrong_type("study", study, "what analyze returns")
-    for head in heads_of_rows(study.heads):
-        if head.head >= checkpoint.layout.get((head.site, head.layer), 0):
-            raise ConfigError(f"the study is of another model: this one has no head {head}")
-    return study.heads

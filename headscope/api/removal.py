@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from numbers import Real
 from os import PathLike
 from pathlib import Path
@@ -35,12 +35,11 @@ from headscope.pruning.model_inputs import outputs, texts
 from headscope.pruning.options.refit import Refit, anchor_files
 from headscope.pruning.options.remove import MergeAllocation, check_allocation, check_merge
 from headscope.pruning.options.shrink import ShrinkConfig
-from headscope.pruning.removal.engine_speed import engine_timing
 from headscope.pruning.removal.export import as_export, split_export
 from headscope.pruning.removal.merge_plan import Merge
 from headscope.pruning.removal.record import Removed, Shrunk, pushed
 from headscope.pruning.removal.remove import REMOVAL, Destination, remove_heads, write_shrunk
-from headscope.pruning.removal.savings import Timing, size, timings
+from headscope.pruning.removal.savings import Timing, engine_timing, timings
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.pruning.shrink.opened import opened_with
@@ -118,18 +117,17 @@ def shrunk_model(
     progress: Report,
 ) -> Shrunk:
     """The same in memory, of an open checkpoint and texts in memory; what is measured lies in a temporary folder."""
-    given = {
+    settings = {
         **options,
         "checkpoint": checkpoint.path,
         "source": None if text.empty else Path("text"),  # checked for being there only
         "protect": protect if isinstance(protect, str) else heads_option(protect, checkpoint.layout, name="protect"),
     }
     with TemporaryDirectory() as folder, eval_mode(checkpoint.model):
-        config = configured(ShrinkConfig, {**given, "out": folder}, function="shrink")
+        config = configured(ShrinkConfig, {**settings, "out": folder}, function="shrink")
         corpus = text.corpus(checkpoint, max_sentences=config.max_sentences)
         valid = None if held_out.empty else held_out.corpus(checkpoint, max_sentences=config.valid_sentences)
-        whole = config.allocation != "per-group"
-        gating = gates_for(checkpoint, config, whole_groups=whole)
+        gating = gates_for(checkpoint, config, whole_groups=config.allocation != "per-group")
         limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
         selection = OpenedSelection(checkpoint, gating, corpus, None, limit)
         opened = opened_with(config, config.out, selection, valid, (text.source, text.target))
@@ -245,17 +243,8 @@ def times_of(
         for engine in chosen:
             with TemporaryDirectory() as folder:
                 written = engine.write(done.checkpoint, data, Path(folder), options), Path(folder)
-                measured.append(
-                    engine_timing(engine, written, models=models, data=data, options=options, rounds=rounds)
-                )
+                measured.append(engine_timing(engine, written, models, data, options, rounds=rounds))
     return measured
-
-
-def sizes_of(done: Shrunk) -> Mapping[str, Mapping[str, int]]:
-    """Sizes of the model before and after the removal."""
-    with eval_mode(done.checkpoint.model):
-        after = size(done.checkpoint, done.data)
-    return {"before": asdict(done.before), "after": asdict(after)}
 
 
 def save_shrunk(

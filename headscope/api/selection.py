@@ -57,7 +57,12 @@ def gates_of(gates: Heads | GateValues, layout: Layout) -> Gates:
     by_layer: dict[tuple[Site, int], Tensor] = {}
     for key, value in gates.items():
         if isinstance(key, tuple):
-            by_layer[_site_layer(key, layout)] = _numbers(key, value)
+            names = {(site.value, layer): (site, layer) for site, layer in layout}
+            name = (getattr(key[0], "value", key[0]), *key[1:])
+            if name not in names:
+                layers = ", ".join(f"({site!r}, {layer})" for site, layer in names)
+                raise ConfigError(f"this model has no layer {name!r}; it has {layers}")
+            by_layer[names[name]] = _numbers(key, value)
             continue
         number = _numbers(key, value, single=True)
         for head in head_ids_of(key, layout, name="gates"):
@@ -77,15 +82,6 @@ def _numbers(key: Any, value: Any, *, single: bool = False) -> Tensor:
         wanted = "a number" if single else "a number for each head, a tensor [h] or [b h]"
         raise ConfigError(f"the gate of {key!r} is {shown(value)}; give {wanted}")
     return numbers.reshape(()) if single else numbers
-
-
-def _site_layer(key: tuple[Any, ...], layout: Layout) -> tuple[Site, int]:
-    names = {(site.value, layer): (site, layer) for site, layer in layout}
-    name = (getattr(key[0], "value", key[0]), *key[1:])
-    if name not in names:
-        layers = ", ".join(f"({site!r}, {layer})" for site, layer in names)
-        raise ConfigError(f"this model has no layer {name!r}; it has {layers}")
-    return names[name]
 
 
 def gates_name(gates: Gates) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from headscope.api.analysis import Measurement, measure_heads, save_measurement
 from headscope.api.options import PathName, Report, analyze_options, configured, in_python, progress_of, python_words
@@ -15,12 +15,12 @@ from headscope.api.selection import Heads, heads_option
 from headscope.api.texts import Texts
 from headscope.bootstrap import Array
 from headscope.config.option import check_options
+from headscope.engine.conclusion import LeftOut
 from headscope.engine.plan import chosen_analyses
-from headscope.engine.result import LeftOut
 from headscope.engine.run_files import ANALYSIS
 from headscope.errors import ConfigError
 from headscope.files.folders import Build, check_writable
-from headscope.files.output_checks import Input, check_folder, inputs_of
+from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
@@ -77,7 +77,11 @@ class Study:
         """
         arrays = self._arrays()
         if name not in arrays:
-            raise ConfigError(_no_array(name, list(arrays)))
+            if not arrays:
+                why = "similarity is an analysis, and detail=True keeps single sentences"
+                raise ConfigError(f"there is no array {name!r}: {why}")
+            others = f" … ({len(arrays)} in .arrays)" if len(arrays) > 4 else ""
+            raise ConfigError(f"there is no array {name!r}; there are {', '.join([*arrays][:4])}{others}")
         return arrays[name]
 
     def _arrays(self) -> dict[str, Array]:
@@ -168,8 +172,8 @@ class Study:
         OutputError where the folder is not empty, unless `force` allows to replace a run in it, and where it is or
         contains an input of the study. An incomplete study goes to FOLDER.new rather than replace a run.
         """
-        checkpoint = str(self._record["checkpoint"]["path"])
-        with Build(Path(folder), ANALYSIS, inputs=sources(checkpoint, self._record["options"]), force=force) as build:
+        inputs = inputs_of({**self._record["options"], "checkpoint": str(self._record["checkpoint"]["path"])})
+        with Build(Path(folder), ANALYSIS, inputs=inputs, force=force) as build:
             out, _ = save_measurement(self._measurement, build, figures=figures, report=report)
         return out
 
@@ -193,19 +197,9 @@ class Study:
         return compact_html(analysis_report(self.run(), ()), self.heads, [*left_out, *self.remarks])
 
 
-def sources(checkpoint: str, options: Mapping[str, Any]) -> list[Input]:
-    """The input files of a study, which no output may replace."""
-    return inputs_of({**options, "checkpoint": checkpoint})
-
-
-def _no_array(name: str, names: list[str]) -> str:
-    if not names:
-        return f"there is no array {name!r}: similarity is an analysis, and detail=True keeps single sentences"
-    others = f" … ({len(names)} in .arrays)" if len(names) > 4 else ""
-    return f"there is no array {name!r}; there are {', '.join(names[:4])}{others}"
-
-
 COMMAND = ("headscope.Model.analyze",)
+Runs: TypeAlias = "Study | PathName | Sequence[Study | PathName]"
+"""What figures are drawn of: studies, and folders of runs."""
 
 
 def study_of(
@@ -227,7 +221,7 @@ def study_of(
     settings = analyze_options({**options, "mask": heads_option(mask, checkpoint.layout, name="mask")})
     chosen_analyses(settings, prompts=texts.answer is not None)
     if out is not None:
-        read = sources(checkpoint.path, {**settings.settings(), **texts.settings()})
+        read = inputs_of({**settings.settings(), **texts.settings(), "checkpoint": checkpoint.path})
         check_folder(Path(out), ANALYSIS, inputs=read, force=force)
         check_writable(Path(out))
     parse, target_parse = settings.parse, settings.target_parse
@@ -245,17 +239,13 @@ def study_of(
 
 @overload
 def plot(  # type: ignore[overload-overlap]
-    runs: Study | PathName | Sequence[Study | PathName],
-    name: Literal["report"],
-    *,
-    out: PathName,
-    force: bool = False,
+    runs: Runs, name: Literal["report"], *, out: PathName, force: bool = False
 ) -> Path: ...
 
 
 @overload
 def plot(
-    runs: Study | PathName | Sequence[Study | PathName],
+    runs: Runs,
     name: str = "heads",
     *,
     out: PathName | None = None,
@@ -271,7 +261,7 @@ def plot(
 
 @in_python
 def plot(
-    runs: Study | PathName | Sequence[Study | PathName],
+    runs: Runs,
     name: str = "heads",
     *,
     out: PathName | None = None,
@@ -300,18 +290,21 @@ def plot(
     from headscope.report.registry import find_figure
 
     figure = find_figure(name)
-    settings = configured(figure.Options, _required(figure.Options, name, options), function=f"plot {name}")
+    needed = [entry.name for entry in fields(figure.Options) if entry.default is MISSING]
+    if lacking := [option for option in needed if option not in options]:
+        raise ConfigError(f"the figure {name!r} needs {lacking[0]}=")
+    settings = configured(figure.Options, options, function=f"plot {name}")
     check_options(settings)
     several = isinstance(runs, Sequence) and not isinstance(runs, str)
-    given: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
-    if strange := [run for run in given if not isinstance(run, (Study, str, PathLike))]:
+    shown: list[Any] = [*runs] if several else [runs]  # type: ignore[misc]  # a sequence, as it says
+    if strange := [run for run in shown if not isinstance(run, (Study, str, PathLike))]:
         raise ConfigError(f"runs: a {type(strange[0]).__name__} is no run; give a study, a folder or a list of these")
     path = None if out is None else Path(out)
     if figure.page and path is None:
         raise ConfigError(f"{name!r} is a page; give out='page.html'")
     if path is not None:
         (check_page if figure.page else check_path)(path, force=force)
-    read = figure.read([run.run() if isinstance(run, Study) else Path(run) for run in given])
+    read = figure.read([run.run() if isinstance(run, Study) else Path(run) for run in shown])
     if figure.page:
         assert path is not None
         return save_page(figure.drawn(read, settings), path, force=force)
@@ -321,13 +314,6 @@ def plot(
         if path is not None:
             write_figure(drawn, path, dpi=dpi, force=force)
     return drawn
-
-
-def _required(cls: type[Any], name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options; ConfigError where one lacks that has no default."""
-    if lacking := [entry.name for entry in fields(cls) if entry.default is MISSING and entry.name not in options]:
-        raise ConfigError(f"the figure {name!r} needs {lacking[0]}=")
-    return options
 
 
 def _show_in_notebook() -> None:

@@ -123,8 +123,8 @@ def texts_of(
 
 def prompt_texts(clean: Text | None, corrupt: Text | None, answer: AnswerList | None, *, target: Text | None) -> Texts:
     """Prompts, their corrupt versions and answers; ConfigError where one of them is missing."""
-    given = {"clean": clean, "corrupt": corrupt, "answer": answer}
-    if missing := [name for name, text in given.items() if text is None]:
+    prompts = {"clean": clean, "corrupt": corrupt, "answer": answer}
+    if missing := [name for name, text in prompts.items() if text is None]:
         raise ConfigError(f"clean, corrupt and answer belong together; give {' and '.join(missing)} too")
     return Texts(*cast(Any, (clean, target)), **cast(Any, {"corrupt": corrupt, "answer": answer}))
 

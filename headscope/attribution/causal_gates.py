@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from headscope.attribution.gatevector import split_gates
-from headscope.attribution.objectives.predictions import negative_log_likelihood
+from headscope.attribution.objectives.base import negative_log_likelihood
 from headscope.data.encoded import IGNORED, Batch, Side
 from headscope.errors import NumericalError
 from headscope.formats.base import Checkpoint

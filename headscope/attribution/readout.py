@@ -178,7 +178,7 @@ def _direct(probe: _ReadoutProbe, x: Tensor) -> str | None:
 
 
 def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | None:
-    """Gain, shift and kind of a norm, from its outputs for a few states; None where they do not give y [… d] for x."""
+    """Gain, shift and kind of a norm, from its outputs for a few states; None if they do not give y [… d] for x."""
     far = FAR * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)).to(x.dtype)  # [d]
     shift = module(torch.zeros_like(far))
     for centred in (True, False):
@@ -196,7 +196,7 @@ def _varying(logits: Tensor) -> Tensor:
 
 
 def proportion(a: Tensor, b: Tensor) -> float | None:
-    """The factor f with a = f · b, None where there is none."""
+    """The factor f with a = f · b. Returns None if there is none."""
     if a.shape != b.shape:
         return None
     factor = (a * b).sum() / b.square().sum()

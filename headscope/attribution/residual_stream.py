@@ -133,7 +133,7 @@ _REASONS: WeakKeyDictionary[Checkpoint, dict[bool, str | None]] = WeakKeyDiction
 
 
 def why_no_stream(checkpoint: Checkpoint, *, embeddings: bool) -> str | None:
-    """Why a checkpoint has no residual stream that can be told, None where it has one; found once per checkpoint."""
+    """Why a checkpoint has no residual stream that can be told; None if it has one; found once per checkpoint."""
     reasons = _REASONS.setdefault(checkpoint, {})
     if embeddings not in reasons:
         stream = find_stream(checkpoint, embeddings=embeddings)
@@ -168,7 +168,7 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
             parts = checkpoint.projections[site_layer]
             if parts.query is None or parts.key is None or parts.value is None:
                 return f"{site_layer[0]}.{site_layer[1]}: its heads' rows of the projections cannot be told"
-            if _width(parts.value) != slices.shape[-1]:
+            if parts.value.weight.shape[1 - parts.value.axis] != slices.shape[-1]:
                 return f"{site_layer[0]}.{site_layer[1]}: its heads read a part of the stream only"
             site_layers.append(site_layer)
     readout = find_readout(checkpoint)
@@ -283,11 +283,6 @@ def _seen_input(module: nn.Module, seen: list[Tensor]) -> Iterator[None]:
         yield
 
 
-def _width(slices: Slices) -> int:
-    """How wide the states are that a projection reads."""
-    return slices.weight.shape[1 - slices.axis]
-
-
 def _reading(slices: Slices | None, norm: FinalNorm | None, heads: int) -> Tensor:
     """A head's matrix of a projection, the norm's gain folded in: [h d k]."""
     assert slices is not None
@@ -339,7 +334,7 @@ class _Probe:
         return hook
 
     def norm(self, site_layer: SiteLayer) -> FinalNorm | str | None:
-        """The norm whose output a layer's values are projected from; None where that is no norm's."""
+        """The norm whose output a layer's values are projected from. Returns None if that is no norm's."""
         if site_layer not in self.inputs:
             return "what its projections read cannot be told"
         read = self.inputs[site_layer]

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import WHOLE
-from headscope.config.inputs import (
-    DATA,
-    MODEL,
-    OUTPUT,
-    CheckpointOptions,
-    PromptFiles,
-    TextFiles,
-    TextOptions,
-)
+from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, PromptFiles, TextFiles, TextOptions
 from headscope.config.option import option, plain_options, plain_value
 from headscope.errors import ConfigError
 
@@ -87,10 +79,7 @@ class AnalyzeOptions(TextOptions):
         common=True,
     )
     target_parse: Path | None = option(
-        None,
-        "Dependency parses of the translations: a CoNLL-U file.",
-        metavar="FILE",
-        panel=DATA,
+        None, "Dependency parses of the translations: a CoNLL-U file.", metavar="FILE", panel=DATA
     )
     stanza_dir: Path | None = option(
         None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", panel=DATA

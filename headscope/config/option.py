@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -117,9 +118,11 @@ def check_options(options: Any) -> None:
     flags = {entry.name: flag_of(entry) for entry in fields(options)}
     check_numbers(options, flags=flags)
     for name, allowed, strange in _strange_choices(options):
-        *others, last = (str(word) for word in allowed if word)
+        *others, last = words = [str(word) for word in allowed if word]
         choices = f"{', '.join(others)} or {last}" if others else last
-        raise ConfigError(f"{flags[name]} {strange!r} is not known; choose {choices}")
+        near = get_close_matches(str(strange), words, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"{flags[name]} {strange!r} is not known; {hint}choose {choices}")
 
 
 def flag_of(entry: Field[Any]) -> str:
@@ -164,10 +167,10 @@ def plain_value(value: Any) -> Any:
 def restored(cls: type[C], values: Mapping[str, Any]) -> C:
     """The config that `plain_options` gave the values of; fields that they lack have their defaults."""
     hints = get_type_hints(cls)
-    given = {field.name: values[field.name] for field in fields(cls) if field.name in values}  # type: ignore[arg-type]
-    for name, value in given.items():
+    own = {field.name: values[field.name] for field in fields(cls) if field.name in values}  # type: ignore[arg-type]
+    for name, value in own.items():
         if isinstance(value, list):
-            given[name] = tuple(value)
+            own[name] = tuple(value)
         elif isinstance(value, str) and names_file(hints[name]):
-            given[name] = Path(value)
-    return cls(**given)
+            own[name] = Path(value)
+    return cls(**own)

@@ -45,12 +45,17 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
     touched = _touched(parse, spans)
     if touched is None:
         return NO_TOKEN
-    if _cut_off(parse, spans):
+    # combining and control characters are not counted
+    last = max((span[1] for span in spans if span is not None), default=0)
+    remaining = "".join(parse.text[max(token.start, last) : token.end] for token in parse.tokens)
+    if fold_characters(remaining, "bare"):
         return TRUNCATED
     if len({token for first, last in touched.values() for token in range(first, last + 1)}) < len(parse.tokens):
         return NO_SUBWORD
     joined = {token for first, last in touched.values() for token in range(first, last)}
-    unit_of = _unit_numbers(len(parse.tokens), joined)
+    unit_of: list[int] = []
+    for token in range(len(parse.tokens)):
+        unit_of.append(unit_of[-1] + (token - 1 not in joined) if unit_of else 0)
     units: list[list[int]] = [[] for _ in range(len(unit_of) - len(joined))]
     for subword, (first, _) in touched.items():
         units[unit_of[first]].append(subword)
@@ -65,7 +70,7 @@ def align(parse: Parse, spans: Sequence[Span | None]) -> Aligned | str:
 
 
 def _touched(parse: Parse, spans: Sequence[Span | None]) -> dict[int, Span] | None:
-    """First and last token that each subword overlaps; None where a subword overlaps no token."""
+    """First and last token that each subword overlaps. Returns None if a subword overlaps no token."""
     starts, ends = [token.start for token in parse.tokens], [token.end for token in parse.tokens]
     touched: dict[int, Span] = {}
     for subword, span in enumerate(spans):
@@ -83,18 +88,3 @@ def _strip(text: str, span: Span | None) -> Span:
     part = text[start:end]
     start += len(part) - len(part.lstrip())
     return start, start + len(part.strip())
-
-
-def _cut_off(parse: Parse, spans: Sequence[Span | None]) -> bool:
-    """Whether tokens remain after the last subword; combining and control characters are not counted."""
-    end = max((span[1] for span in spans if span is not None), default=0)
-    remaining = "".join(parse.text[max(token.start, end) : token.end] for token in parse.tokens)
-    return bool(fold_characters(remaining, "bare"))
-
-
-def _unit_numbers(count: int, joined: set[int]) -> list[int]:
-    """The unit of each token, where each token of `joined` has the unit of its successor."""
-    numbers: list[int] = []
-    for token in range(count):
-        numbers.append(numbers[-1] + (token - 1 not in joined) if numbers else 0)
-    return numbers

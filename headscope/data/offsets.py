@@ -88,7 +88,7 @@ def _verified_spans(
 
 
 def _groups(length: int, spans: Sequence[Span | None]) -> list[list[int]] | None:
-    """Groups of subwords whose spans overlap; None where spans are not in order or exceed the text."""
+    """Groups of subwords whose spans overlap. Returns None if spans are not in order or exceed the text."""
     groups: list[list[int]] = []
     begin = end = 0
     for subword, span in enumerate(spans):

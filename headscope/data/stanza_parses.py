@@ -49,7 +49,12 @@ def parse_with_stanza(
     """
     lines = lines if isinstance(lines, Sequence) else list(lines)
     models = _models(lang, resources, download)
-    cache = (Path(cache_dir) if cache_dir else _default_cache()) / f"{_digest(lines, models)}.jsonl"
+    head = [CACHE_FORMAT, version("stanza"), models.lang, *models.digests]
+    digest = hashlib.sha256(json.dumps(head).encode())
+    for line in lines:
+        content = line.encode(errors="surrogatepass")
+        digest.update(b"%d:%b" % (len(content), content))
+    cache = (Path(cache_dir) if cache_dir else _default_cache()) / f"{digest.hexdigest()}.jsonl"
     if _is_complete(cache, len(lines)):
         return _cached(cache, lines)
     return _caching(cache, _parses(_pipeline(models, use_gpu), lines, batch))
@@ -73,7 +78,17 @@ def _models(lang: str, resources: str | os.PathLike[str] | None, download: bool)
     except DataError:
         if not download:
             raise
-    _download(lang, directory)
+    with _quiet():
+        import stanza
+
+        try:
+            processors = ",".join(name for name in PROCESSORS if name not in OPTIONAL)
+            stanza.download(lang, model_dir=str(directory), processors=processors, verbose=False)
+        except (OSError, ValueError) as error:
+            raise DataError(
+                f"cannot download stanza's {lang!r} models to {directory} ({_first_line(error)}); "
+                "name a directory that already holds them with --stanza-dir DIR"
+            ) from None
     return _installed(lang, directory)
 
 
@@ -125,20 +140,6 @@ def _files(lang: str, directory: Path, packages: dict[str, str], listed: dict[st
         if not path.is_file():
             raise _missing(f"stanza's {name} model for language {lang!r} is missing: looked for {path}")
         yield f"{name}/{package} {entry.get('md5') or path.stat().st_mtime_ns} {path.stat().st_size}"
-
-
-def _download(lang: str, directory: Path) -> None:
-    with _quiet():
-        import stanza
-
-        try:
-            processors = ",".join(name for name in PROCESSORS if name not in OPTIONAL)
-            stanza.download(lang, model_dir=str(directory), processors=processors, verbose=False)
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"cannot download stanza's {lang!r} models to {directory} ({_first_line(error)}); "
-                "name a directory that already holds them with --stanza-dir DIR"
-            ) from None
 
 
 def _missing(problem: str) -> DataError:
@@ -238,15 +239,6 @@ def _has_valid_offsets(line: str, after: int, token: Any) -> bool:
 def _default_cache() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "headscope" / "parses"
-
-
-def _digest(lines: Sequence[str], models: _Models) -> str:
-    head = [CACHE_FORMAT, version("stanza"), models.lang, *models.digests]
-    digest = hashlib.sha256(json.dumps(head).encode())
-    for line in lines:
-        content = line.encode(errors="surrogatepass")
-        digest.update(b"%d:%b" % (len(content), content))
-    return digest.hexdigest()
 
 
 def _is_complete(path: Path, count: int) -> bool:

@@ -301,7 +301,7 @@ class Vocabulary:
         return spans
 
     def id_of(self, subword: str) -> int | None:
-        """The id of a subword, None where it is not listed."""
+        """The id of a subword. Returns None if it is not listed."""
         return self._ids.get(subword)
 
     def plain_ids(self) -> list[int]:

@@ -124,7 +124,15 @@ class TokenPairs:
 
 def token_pairs(laid: Laid, position: Sequence[Tensor], heads: slice) -> TokenPairs:
     """Every pair of tokens, none of them special, that a sampled query sees; some heads."""
-    stride, plain = len(laid.ids[1]), _plain(laid)
+    special: tuple[set[int], set[int]] = (set(), set())
+    for sentences in laid.pairs:
+        for pairs in sentences:
+            special[0].update(pairs.query.ids[pairs.query.special].tolist())
+            special[1].update(pairs.key.ids[pairs.key.special].tolist())
+    plain = [  # which rows of the tables of queries and keys are no special tokens
+        torch.tensor([number not in odd for number in ids.tolist()]) for ids, odd in zip(laid.ids, special, strict=True)
+    ]
+    stride = len(laid.ids[1])
     numbers = [(block.queries[:, :, None] * stride + block.keys[:, None]) for block in laid.blocks]
     usable = [
         block.visible & plain[1][block.keys][:, None] & plain[0][block.queries][..., None] for block in laid.blocks
@@ -138,19 +146,6 @@ def token_pairs(laid: Laid, position: Sequence[Tensor], heads: slice) -> TokenPa
         sums.append(torch.zeros(len(unique), values.shape[1]).index_add_(0, place, values))
     made = unique.numpy()
     return TokenPairs(made // stride, made % stride, sums[0], sums[1], count)
-
-
-def _plain(laid: Laid) -> tuple[Tensor, Tensor]:
-    """Which rows of the tables of queries and keys are no special tokens."""
-    special: tuple[set[int], set[int]] = (set(), set())
-    for sentences in laid.pairs:
-        for pairs in sentences:
-            special[0].update(pairs.query.ids[pairs.query.special].tolist())
-            special[1].update(pairs.key.ids[pairs.key.special].tolist())
-    first, second = (
-        torch.tensor([number not in odd for number in ids.tolist()]) for ids, odd in zip(laid.ids, special, strict=True)
-    )
-    return first, second
 
 
 def leading_pairs(

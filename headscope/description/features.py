@@ -67,9 +67,10 @@ class Inventory:
 
     def features(self, pairs: Pairs) -> Numbers:
         """The categories [f n s] of pairs, counted through over all features."""
+        first: Numbers = (~pairs.key.special & (np.arange(len(pairs.key)) == 0))[None].astype(np.int64)
         parts = (
             _position(pairs),
-            _first(pairs),
+            first,
             self._token(pairs),
             self._classes(pairs),
             _identity(pairs),
@@ -133,11 +134,6 @@ def _position(pairs: Pairs) -> Numbers:
         kinds[0] = FIRST_SPECIAL
     found = np.where(special[None], kinds[None], found)
     return np.where(special[None] & (offset == 0) & pairs.same_side, ITSELF, found)
-
-
-def _first(pairs: Pairs) -> Numbers:
-    first: Numbers = (~pairs.key.special & (np.arange(len(pairs.key)) == 0))[None].astype(np.int64)
-    return first
 
 
 def _identity(pairs: Pairs) -> Numbers:

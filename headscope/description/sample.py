@@ -65,16 +65,13 @@ class SiteSample:
         groups: list[list[int]] = []
         for layer in sorted(self.rows):
             for group in groups:
-                if _alike(self.rows[group[0]], self.rows[layer]):
+                one, other = self.rows[group[0]], self.rows[layer]
+                if one.keys() == other.keys() and all(torch.equal(one[n].visible, other[n].visible) for n in one):
                     group.append(layer)
                     break
             else:
                 groups.append([layer])
         return groups
-
-
-def _alike(one: dict[int, SampledRows], other: dict[int, SampledRows]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[n].visible, other[n].visible) for n in one)
 
 
 @dataclass

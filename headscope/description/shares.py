@@ -117,7 +117,7 @@ def _fit(
 ) -> Description:
     """Go on from `description` with these features; pairs of tokens begin at nothing, and take every ridge in turn."""
     chosen = [(block.sentences // FOLDS) % WATCHED != WATCHED - 1 for block in blocks]
-    if not pairs or not tables[0].shape[1]:
+    if not pairs or not all(table.shape[1] for table in tables):
         return fitted(description, blocks, used, chosen, tables, steps=steps)
     description = with_pairs(description, blocks, used, chosen, tables)
     for number, ridge in enumerate(PAIR_RIDGES):

@@ -55,7 +55,14 @@ def short_examples(
     chosen: list[Example] = []
     room = ROOM
     for sentence in _short(checkpoint, corpus, count, limit):
-        example = _example(checkpoint, sentence, attention_maps(checkpoint, sentence, limit=limit, off=off))
+        maps = attention_maps(checkpoint, sentence, limit=limit, off=off)
+        texts: dict[str, str] = {"source": sentence.source}
+        if sentence.second is not None:
+            texts["source"] += f" ‖ {sentence.second}"
+        if "target" in maps.sides and sentence.target:
+            texts["target"] = sentence.target
+        subwords = {name: checkpoint.subwords(side.ids) for name, side in maps.sides.items()}
+        example = Example(sentence.number, texts, subwords, _weights(checkpoint, maps.captured))
         room -= sum(weights.nbytes for weights in example.weights.values())
         if room < 0:
             break
@@ -79,16 +86,6 @@ def _short(checkpoint: Checkpoint, corpus: Corpus, count: int, limit: int) -> It
         if all(0 < len(side.ids) <= most and not side.cut for side in sides):
             taken += 1
             yield sentence
-
-
-def _example(checkpoint: Checkpoint, sentence: Sentence, maps: Maps) -> Example:
-    texts: dict[str, str] = {"source": sentence.source}
-    if sentence.second is not None:
-        texts["source"] += f" ‖ {sentence.second}"
-    if "target" in maps.sides and sentence.target:
-        texts["target"] = sentence.target
-    subwords = {name: checkpoint.subwords(side.ids) for name, side in maps.sides.items()}
-    return Example(sentence.number, texts, subwords, _weights(checkpoint, maps.captured))
 
 
 def _weights(checkpoint: Checkpoint, captured: Captured) -> dict[str, Bytes]:

@@ -197,7 +197,7 @@ class Analysis:
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint) -> str | None:
-        """Why a checkpoint is none that this analysis is for, None where it is one."""
+        """Why a checkpoint is none that this analysis is for. Returns None if it is one."""
         return None
 
     @property

@@ -1,9 +1,14 @@
-"""From the sums of analyses to columns of heads.csv, tables, arrays and labels."""
+"""From the sums of analyses to their results: columns of heads.csv, tables, arrays and labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap
 from headscope.data.batching import Omissions
@@ -14,13 +19,83 @@ from headscope.engine.declarations import Measure
 from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.evidence.labels import evidence_table
 from headscope.engine.evidence.need import Statistics, agreement_table, need_table, resampled_agreement
-from headscope.engine.heads_table import heads_table, stacked
-from headscope.engine.result import AnalysisResult, LeftOut
-from headscope.heads import HeadId, Layout, all_heads
+from headscope.heads import HeadId, Layout, Site, all_heads
 from headscope.model.threads import parallel_map
 
-if TYPE_CHECKING:
-    import pandas as pd
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An analysis, or a site of it, that was not measured, and why."""
+
+    analysis: str
+    why: str
+
+
+@dataclass
+class AnalysisResult:
+    """Everything measured: a row per head, the analyses' own tables and arrays, labels, and what was left out.
+
+    `unsupported` are labels that lack evidence, each with the reason; `files` are texts for other programs, by their
+    path in a run. `streamed` is the number of sentences whose attention weights were not made as matrices.
+    """
+
+    heads: pd.DataFrame
+    tables: dict[str, pd.DataFrame]
+    arrays: dict[str, Array]
+    labels: dict[HeadId, list[str]]
+    unsupported: dict[HeadId, list[str]]
+    left_out: list[LeftOut]
+    remarks: list[str]
+    signatures: dict[str, dict[str, str]]
+    detail: dict[str, dict[str, Array]]
+    losses: Omissions
+    sentences: int
+    complete: bool
+    seconds: float
+    files: dict[str, str] = field(default_factory=dict)
+    streamed: int = 0
+
+
+def heads_table(
+    heads: Sequence[HeadId],
+    reports: Sequence[AnalysisReport],
+    labels: Mapping[HeadId, list[str]],
+    unsupported: Mapping[HeadId, list[str]],
+) -> pd.DataFrame:
+    """One row per head: site, layer, head, every measure with its interval, the labels, and those without evidence."""
+    columns: dict[str, list[Any]] = {
+        "site": [head.site.value for head in heads],
+        "layer": [head.layer for head in heads],
+        "head": [head.head for head in heads],
+    }
+    for report in reports:
+        for name, texts in report.texts.items():
+            columns[name] = [texts.get(head, "") for head in heads]
+        for column in report.columns:
+            for end, part in (("", "value"), ("_low", "low"), ("_high", "high")):
+                columns[column.name + end] = _entries(column.estimates, heads, part)
+    columns["functions"] = [";".join(labels.get(head, [])) for head in heads]
+    columns["functions_unsupported"] = [";".join(unsupported.get(head, [])) for head in heads]
+    return pd.DataFrame(columns)
+
+
+def _entries(estimates: Mapping[tuple[Site, int], Any], heads: Sequence[HeadId], part: str) -> list[float]:
+    """One bound of a column at every head; NaN where its place was not measured."""
+    bounds = {site_layer: getattr(estimate, part).tolist() for site_layer, estimate in estimates.items()}
+    missing = float("nan")
+    return [
+        bounds[head.site, head.layer][head.head] if (head.site, head.layer) in bounds else missing for head in heads
+    ]
+
+
+def stacked(layers: Mapping[int, Tensor]) -> Array:
+    """Per-layer values [h] as [layer h]; layers with fewer heads are filled with NaN."""
+    widest = max(len(values) for values in layers.values())
+    filled = np.full((max(layers) + 1, widest), np.nan)
+    for layer, values in layers.items():
+        filled[layer, : len(values)] = values.numpy()
+    return filled
+
 
 NOTHING = "found nothing to measure"
 
@@ -45,8 +120,12 @@ def conclude(
     )
     labels = _joined([report.labels for report in reports])
     unsupported = _joined([report.unsupported for report in reports])
-    heads = heads_table(_measured(aggregator, layout), reports, labels, unsupported)
-    tables = _tables(reporting, reports)
+    observed = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
+    measured = {layer: heads for layer, heads in layout.items() if layer in observed or not observed}
+    heads = heads_table(list(all_heads(measured)), reports, labels, unsupported)
+    tables = {name: frame for report in reports for name, frame in report.tables.items()}
+    if any(analysis.functions for analysis in reporting):
+        tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
     tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
     if "explained" in heads:
         heads["description"] = descriptions(heads, tables)
@@ -78,14 +157,6 @@ def _joined(parts: Sequence[Mapping[HeadId, list[str]]]) -> dict[HeadId, list[st
         for head, added in part.items():
             texts.setdefault(head, []).extend(added)
     return texts
-
-
-def _tables(reporting: Sequence[Analysis], reports: Sequence[AnalysisReport]) -> dict[str, pd.DataFrame]:
-    """The tables of the analyses, and the evidence of all labels where any analysis gives some."""
-    tables = {name: frame for report in reports for name, frame in report.tables.items()}
-    if any(analysis.functions for analysis in reporting):
-        tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
-    return tables
 
 
 def _importances(reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums) -> dict[str, pd.DataFrame]:
@@ -138,9 +209,3 @@ def _detail(aggregator: Aggregator, reports: Sequence[AnalysisReport]) -> dict[s
         for name, arrays in report.detail.items():
             detail.setdefault(name, {}).update(arrays)
     return detail
-
-
-def _measured(aggregator: Aggregator, layout: Layout) -> list[HeadId]:
-    """Heads of the layers that were observed; all of them where only parameters were looked at."""
-    observed = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
-    return list(all_heads({layer: heads for layer, heads in layout.items() if layer in observed or not observed}))

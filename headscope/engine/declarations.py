@@ -19,11 +19,15 @@ from dataclasses import Field, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
 
 from headscope.config import NoOptions, check_options, flag
+from headscope.config.option import restored
 from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
 """The analyses by name; `headscope.engine.base.ANALYSES` is the same registry with its type."""
@@ -263,38 +267,37 @@ def analysis_options() -> dict[str, DeclaredOption]:
 def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of all options of analyses by name, the defaults of those that are not given included.
 
-    ConfigError for an option that no analysis has, and for a value that is none.
+    Names of files may be text, as in run.json. ConfigError for an option that no analysis has, and for a value that is
+    none.
     """
-    options = {option.name: option for analysis in declarations("Options") for option in fields(analysis.Options)}
+    options = analysis_options()
     for name in values:
         if name not in options:
             raise ConfigError(unknown("option of analyses", name, sorted(options)))
-    checked = {name: values.get(name, option.default) for name, option in options.items()}
+    checked: dict[str, Any] = {}
     for analysis in declarations("Options"):
-        names = [option.name for option in fields(analysis.Options)]
-        check_options(analysis.Options(**{name: checked[name] for name in names}))
+        own = restored(analysis.Options, values)
+        check_options(own)
+        checked |= vars(own)
     return checked
 
 
-def refuse_idle_options(values: Mapping[str, Any], chosen: Sequence[Any], *, parsed: bool) -> None:
+def refuse_idle_options(values: Mapping[str, Any], running: Sequence[str], why: Mapping[str, str]) -> None:
     """ConfigError for values of options that may not be ignored (`refuse_idle`) where no analysis that runs has them.
 
-    Of the classes `chosen` those run that have what they need: parses only where the text is `parsed`.
+    `why` says of the other analyses how it comes that they do not run, or what to do.
     """
-    chosen_names = {cls.name for cls in chosen}
-    running = {cls.name for cls in chosen if parsed or "parse" not in cls.needs}
     idle: dict[str, list[str]] = {}
-    options = analysis_options()
-    for name, option in options.items():
-        if option.field.metadata.get("refuse_idle") and running.isdisjoint(option.analyses):
-            idle.setdefault(option.analyses[0], []).append(name)
+    for name, option in analysis_options().items():
+        owners = [owner for owner in option.analyses if owner in why]
+        ignored = owners and option.field.metadata.get("refuse_idle") and not {*running} & {*option.analyses}
+        if ignored and values.get(name, option.field.default) != option.field.default:
+            idle.setdefault(owners[0], []).append(name)
     for analysis, names in idle.items():
-        if any(values[name] != options[name].field.default for name in names):
-            *others, last = map(flag, names)
-            flags = f"{', '.join(others)} and {last}" if others else last
-            verb = "are" if others else "is"
-            asked = "give it a --parse" if analysis in chosen_names else f"ask for it (--also {analysis})"
-            raise ConfigError(f"{flags} {verb} about the analysis {analysis}; {asked}")
+        *others, last = map(flag, names)
+        flags = f"{', '.join(others)} and {last}" if others else last
+        verb = "are" if others else "is"
+        raise ConfigError(f"{flags} {verb} about the analysis {analysis}; {why[analysis]}")
 
 
 def registered_names(kind: str, *, package: str, group: str, unless: str = "\0") -> list[str]:

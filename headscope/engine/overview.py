@@ -66,14 +66,14 @@ def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:
 
 def _objectives(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     """What importances explain and gates learn by: whether it fits, and with which option."""
-    given = {
+    texts_of = {
         "": {"has_target": False, "has_labels": False},
         "--target": {"has_target": True, "has_labels": False},
         "--labels": {"has_target": False, "has_labels": True},
     }
     rows = []
     for name, cls in OBJECTIVES:
-        reasons = {option: cls.applies(checkpoint, **texts) for option, texts in given.items()}
+        reasons = {option: cls.applies(checkpoint, **texts) for option, texts in texts_of.items()}
         needs = next((option for option, reason in reasons.items() if reason is None), None)
         needs = "--clean" if needs == "" and cls.needs_prompts else needs
         refusal = "" if needs is not None else f"no: {reasons['']}"
@@ -129,7 +129,9 @@ class Kind:
             refusal = rows[name].get("why", "") if name in rows else "no" if rows else ""
             needs = self.needs(variant) if self.needs else rows.get(name, {}).get("needs", "")
             cost = self.cost(variant) if self.cost else ""
-            items.append(Item(name, _summary(variant), needs, cost, refusal.removeprefix("no: ")))
+            cls = variant if isinstance(variant, type) else type(variant)
+            summary = str(getattr(variant, "summary", "") or inspect.cleandoc(cls.__doc__ or "").split("\n")[0])
+            items.append(Item(name, summary, needs, cost, refusal.removeprefix("no: ")))
         return items
 
 
@@ -141,12 +143,6 @@ NEEDS = {
     "gradient": "an --objective, or the default one",
     "contrast": "--clean, --corrupt and --answer",
 }
-
-
-def _summary(variant: Any) -> str:
-    """Its `summary`, or the first line of its docstring."""
-    cls = variant if isinstance(variant, type) else type(variant)
-    return str(getattr(variant, "summary", "") or inspect.cleandoc(cls.__doc__ or "").split("\n")[0])
 
 
 def _analysis_needs(cls: Any) -> str:

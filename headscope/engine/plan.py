@@ -14,17 +14,25 @@ from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.config import AnalyzeOptions
 from headscope.data.ahead import ahead
-from headscope.data.batch_memory import Memory, fitting_tokens, memory_of
-from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.batching import (
+    DEFAULT_TOKENS,
+    BatchingOptions,
+    Memory,
+    Omissions,
+    batches,
+    fitting_tokens,
+    memory_of,
+    sentence_limit,
+)
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
+from headscope.engine.conclusion import AnalysisResult, LeftOut
 from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
-from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.engine.runner import AnalysisRunner
 from headscope.errors import ConfigError
 from headscope.files.reading import read_lines
@@ -62,11 +70,8 @@ def _members(names: Sequence[str]) -> set[str]:
     return {member for name in names for member in groups.get(name) or {ANALYSES.get(name).name}}
 
 
-def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False, parsed: bool = False) -> list[type[Analysis]]:
-    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them.
-
-    `parsed`: the text has parses already.
-    """
+def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[type[Analysis]]:
+    """The analyses that options ask for, with those of `prompts`; ConfigError where an option is about none of them."""
     importance = options.importance
     if importance == "none" and options.faithfulness and not options.only:
         importance = "cheap"
@@ -77,8 +82,8 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False, parsed: b
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
-    parsed = parsed or options.parse is not None or options.target_parse is not None
-    refuse_idle_options(checked_options(options.analysis_options), analyses, parsed=parsed)
+    others = {name: f"ask for it (--also {name})" for name, cls in ANALYSES if cls not in analyses}
+    refuse_idle_options(checked_options(options.analysis_options), [cls.name for cls in analyses], others)
     return analyses
 
 
@@ -108,9 +113,11 @@ def run_options(
     config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], limit: int
 ) -> RunOptions:
     """What analyses are told: how frequent tokens are only where one of them asks."""
+    sentences = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
+    parse_name = "+".join(filter(None, (sentences, config.target_parse.name if config.target_parse else "")))
     options = RunOptions(
         keep_special=config.keep_special,
-        parse=_parse_name(config),
+        parse=parse_name,
         seed=config.seed,
         objective=config.objective,
         detail=config.detail,
@@ -121,11 +128,6 @@ def run_options(
         counts, source = _counts(config, checkpoint, corpus, limit)
         options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
     return options
-
-
-def _parse_name(config: AnalyzeOptions) -> str:
-    source = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
-    return "+".join(filter(None, (source, config.target_parse.name if config.target_parse else "")))
 
 
 def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
@@ -266,11 +268,14 @@ def _applicable(
         left_out.append(LeftOut(" and ".join(unmeasured), "need a --target, which the decoder is to read"))
     running = []
     for cls in analyses:
-        reason = _missing(cls, corpus, options) or _elsewhere(cls, measured) or cls.applies(checkpoint)
+        reason = _missing(cls, checkpoint, corpus, options) or _elsewhere(cls, sites, measured)
+        reason = reason or cls.applies(checkpoint)
         if reason:
             left_out.append(LeftOut(cls.name, reason))
         else:
             running.append(cls(options))
+    idle = {omission.analysis: f"it {omission.why}" for omission in left_out}
+    refuse_idle_options(options.analysis_options, [analysis.name for analysis in running], idle)
     if not running:
         raise ConfigError(
             "no analysis can run: " + "; ".join(f"{omission.analysis}: {omission.why}" for omission in left_out)
@@ -278,7 +283,9 @@ def _applicable(
     return running, left_out
 
 
-def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | None:
+def _missing(cls: type[Analysis], checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) -> str | None:
+    if "random" in cls.passes and reads_sound(checkpoint.model):
+        return "gives random subwords to the encoder, and this one reads sound"
     if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:
         return "needs --parse stanza or --parse FILE.conllu"
     if "contrast" in cls.needs and not corpus.has_contrast:
@@ -288,8 +295,10 @@ def _missing(cls: type[Analysis], corpus: Corpus, options: RunOptions) -> str | 
     return None
 
 
-def _elsewhere(cls: type[Analysis], measured: set[Site]) -> str | None:
+def _elsewhere(cls: type[Analysis], sites: set[Site], measured: set[Site]) -> str | None:
     if cls.passes and not cls.sites & measured:
+        if cls.sites & sites:
+            return "needs a --target"
         supported = " or ".join(site.value for site in SITES if site in cls.sites)
         return f"is for {supported}; measured here: {', '.join(site.value for site in SITES if site in measured)}"
     return None
@@ -306,6 +315,7 @@ def _streams(
 ) -> Generator[Batch, None, None]:
     passes = {name for analysis in running for name in analysis.passes}
     if "text" in passes:
+        needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
         yield from batches(
             corpus,
             checkpoint,
@@ -313,16 +323,10 @@ def _streams(
             limit=limit,
             long=batching.long,
             losses=losses,
-            labels=_labelled(checkpoint, corpus, running),
+            labels=needed and gives_labels(checkpoint, corpus),
         )
     if "random" in passes and (corpus.has_target or not checkpoint.two_sided):
         yield from random_batches(checkpoint, seed=options.seed, limit=limit, tokens=batching.tokens)
-
-
-def _labelled(checkpoint: Checkpoint, corpus: Corpus, running: Sequence[Analysis]) -> bool:
-    """Whether batches must say what the model should predict."""
-    needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
-    return needed and gives_labels(checkpoint, corpus)
 
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:

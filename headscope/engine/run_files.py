@@ -14,8 +14,8 @@ import pandas as pd
 
 from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
-from headscope.engine.result import AnalysisResult
-from headscope.files.output_kind import OutputKind
+from headscope.engine.conclusion import AnalysisResult
+from headscope.files.output_checks import OutputKind
 from headscope.files.tables import Example, as_arrays
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import Checkpoint
@@ -36,31 +36,6 @@ LIBRARIES = ("torch", "transformers", "numpy", "stanza", "captum")
 _LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
 
 
-def run_signature(
-    checkpoint: Checkpoint, corpus: Corpus, study: AnalysisResult, settings: Mapping[str, Any]
-) -> Signature:
-    """What shapes every number of a run; the entry `m` (the analysis) is put first for each table."""
-    count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
-    return signature_of(
-        {
-            "eos": "incl" if settings["keep_special"] else "excl",
-            "unit": "piece",
-            "len": f"{settings['limit']}-{settings['long']}",
-        },
-        data=(corpus.digest, count),
-        checkpoint=checkpoint,
-        off={name: settings[name] for name in ("mask", "gates") if settings.get(name)},
-        transformers=True,
-        replicates=settings["bootstrap"],
-        seed=settings["seed"],
-    )
-
-
-def analysis_signature(common: Signature, study: AnalysisResult, name: str) -> Signature:
-    """The signature of one analysis: its name and own settings, then the common part."""
-    return common.having(**study.signatures[name])
-
-
 @dataclass(frozen=True)
 class RunDescription:
     """How the numbers of a run came about: the signature of all of them, and what `run.json` says."""
@@ -73,8 +48,24 @@ def describe_run(
     study: AnalysisResult, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any], command: Sequence[str]
 ) -> RunDescription:
     """Describe a study while the checkpoint and the corpus are as they were measured."""
-    common = run_signature(checkpoint, corpus, study, settings)
-    signature = common.having(m="+".join(study.signatures), **_own_settings(study))
+    count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
+    common = signature_of(
+        {
+            "eos": "incl" if settings["keep_special"] else "excl",
+            "unit": "piece",
+            "len": f"{settings['limit']}-{settings['long']}",
+        },
+        data=(corpus.digest, count),
+        checkpoint=checkpoint,
+        off={name: settings[name] for name in ("mask", "gates") if settings.get(name)},
+        transformers=True,
+        replicates=settings["bootstrap"],
+        seed=settings["seed"],
+    )
+    own_settings = {
+        key: value for settings in study.signatures.values() for key, value in settings.items() if key != "m" and value
+    }
+    signature = common.having(m="+".join(study.signatures), **own_settings)
     return RunDescription(signature, _meta(study, checkpoint, corpus, settings, command, signature, common))
 
 
@@ -107,12 +98,6 @@ def write_run(
     write_json(folder / "run.json", description.record)
 
 
-def _own_settings(study: AnalysisResult) -> dict[str, str]:
-    return {
-        key: value for settings in study.signatures.values() for key, value in settings.items() if key != "m" and value
-    }
-
-
 def _meta(
     study: AnalysisResult,
     checkpoint: Checkpoint,
@@ -129,7 +114,7 @@ def _meta(
         "headscope": VERSION,
         "complete": study.complete,
         "signature": str(signature),
-        "signatures": {name: str(analysis_signature(common, study, name)) for name in study.signatures},
+        "signatures": {name: str(common.having(**study.signatures[name])) for name in study.signatures},
         "command": list(command),
         "checkpoint": {
             "path": str(Path(checkpoint.path).resolve()) if Path(checkpoint.path).exists() else checkpoint.path,

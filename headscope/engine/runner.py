@@ -17,10 +17,9 @@ from headscope.data.encoded import Batch
 from headscope.distributed import upload
 from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
-from headscope.engine.conclusion import conclude
-from headscope.engine.heads.observed import ObservedBatch, precise
+from headscope.engine.conclusion import AnalysisResult, LeftOut, conclude
+from headscope.engine.heads.head_batch import ObservedBatch, precise
 from headscope.engine.heads.streamed_rows import StreamedRows
-from headscope.engine.result import AnalysisResult, LeftOut
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.weights import refuse_overflow

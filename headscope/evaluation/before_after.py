@@ -6,17 +6,76 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from headscope.bootstrap import Array, Bootstrap
+import numpy as np
+
+from headscope.bootstrap import LEVEL, Array, Bootstrap
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
-from headscope.evaluation.comparison import Comparison, compare_scores, losses_left_out
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.margin import MARGIN, Margin
-from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric
-from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, judge, why_open
+from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric, resampled_sums
+from headscope.evaluation.non_inferiority import MARGIN, NON_INFERIOR, WORSE, Margin, NonInferiority, judge, why_open
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
+
+_TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model's value with its 95 % interval, and its difference to another model on the same sentences."""
+
+    value: float
+    low: float
+    high: float
+    difference: float
+    difference_low: float
+    difference_high: float
+    p: float
+
+
+def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Bootstrap) -> Comparison:
+    """Paired bootstrap over groups of sentences [g c]: percentile intervals, and a two-sided p-value of the difference.
+
+    p is the share of resampled differences, less their mean, that are at least as far from 0 as the one observed,
+    with one added to both counts (Riezler & Maxwell 2005, bootstrap with shift); 1 where all sentences are the same.
+    sacreBLEU's paired bootstrap counts the upper tail alone, about half as many.
+    """
+    return compare(*(resampled(metric, rows, bootstrap) for rows in (sums, reference)))
+
+
+def resampled(metric: Metric, sums: Array, bootstrap: Bootstrap) -> Array:
+    """The metric of sums of groups [g c], and of every resample of groups: [1 + replicates]."""
+    return metric.of(resampled_sums(sums, bootstrap))
+
+
+def losses_left_out(metric: Metric, sums: Array, reference: Array) -> Array:
+    """How much worse the metric of sums [g c] is than of a reference [g c]: of all, and without each group [1 + g]."""
+    return metric.worse(left_out(metric, sums), left_out(metric, reference))
+
+
+def left_out(metric: Metric, sums: Array) -> Array:
+    """The metric of sums of groups [g c], and without each group: [1 + g]."""
+    total = sums.sum(axis=0)
+    return metric.of(np.vstack([total, total - sums]))
+
+
+def compare(values: Array, others: Array) -> Comparison:
+    """`compare_scores` of resampled metrics [1 + replicates]."""
+    with np.errstate(invalid="ignore"):
+        differences = values - others  # [1 + replicates], the observed one first
+    if values[0] == others[0]:
+        differences[0] = 0.0  # also where both are infinite
+    shifted = differences[1:] - differences[1:].mean()
+    beyond = int((np.abs(shifted) >= abs(differences[0]) - 1e-12).sum())
+    low, high, least, most = (_quantile(numbers[1:], share) for numbers in (values, differences) for share in _TAILS)
+    p = (1 + beyond) / (1 + len(shifted)) if np.isfinite(shifted).all() else float("nan")
+    return Comparison(float(values[0]), low, high, float(differences[0]), least, most, p)
+
+
+def _quantile(values: Array, share: float) -> float:
+    return float(np.quantile(values, share)) if np.isfinite(values).all() else float("nan")
+
 
 TOKENS = 2048  # positions of a batch
 SEED, REPLICATES = 1, 1000
@@ -105,7 +164,7 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
 def no_baseline(
     metric: Metric, unpruned: Array, bootstrap: Bootstrap, *, margin: Margin, floor: Floor | None
 ) -> str | None:
-    """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
+    """Why no loss can be judged against sums of the unpruned model [g c]. Returns None if it can."""
     baseline = compare_scores(metric, unpruned, unpruned, bootstrap)
     if floor is None:
         if baseline.value != 0 or not margin.relative:

@@ -13,8 +13,7 @@ from headscope.bootstrap import Array, Bootstrap, Estimate
 from headscope.evaluation.likelihood import Likelihood
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.opened import OpenedEvaluation
-from headscope.evaluation.passes import MeasuredMetrics, measure
-from headscope.evaluation.quality import evaluation_signature
+from headscope.evaluation.quality import MeasuredMetrics, evaluation_signature, measure
 from headscope.heads import all_heads, select_heads
 from headscope.progress import Progress, no_progress
 from headscope.results import Signature

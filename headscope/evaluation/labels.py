@@ -13,11 +13,7 @@ from headscope.formats.base import Checkpoint
 
 
 def open_text(
-    files: TextFiles,
-    *,
-    parses: Path | None = None,
-    target_parses: Path | None = None,
-    max_sentences: int | None = None,
+    files: TextFiles, *, parses: Path | None = None, target_parses: Path | None = None, max_sentences: int | None = None
 ) -> Corpus:
     """The corpus of a command, without its labels; those in CoNLL columns are the text where there is no other.
 
@@ -57,7 +53,7 @@ def with_labels(checkpoint: Checkpoint, corpus: Corpus, labels: Lines | None, *,
 
 
 def no_labels(checkpoint: Checkpoint) -> str | None:
-    """Why a checkpoint's predictions cannot be compared with labels, None where they can."""
+    """Why a checkpoint's predictions cannot be compared with labels. Returns None if they can."""
     kind = f"a model of type {checkpoint.model_type!r}"
     if not checkpoint.label_names:
         return f"{kind} is no classifier"

@@ -107,38 +107,27 @@ def likelihood(
         with torch.inference_mode():
             for number, part in enumerate(labelled(checkpoint, corpus, options, sums.losses)):
                 if processes.owns(number):
-                    _add(sums, checkpoint, part, masks)
+                    indices = part.batch.indices
+                    with threads_for_pass(checkpoint.model, part.batch.positions):
+                        nll, right, count, classes = _under_masks(checkpoint, part, masks)
+                    sums.nll.add(indices, Ratio(nll, count[:, None]))
+                    sums.right.add(indices, Ratio(right, count[:, None]))
+                    if checkpoint.label_names:
+                        sums.classes.add(indices, Ratio(classes, count[:, None]))
+                    np.add.at(sums.first, indices.numpy(), nll[:, 0].numpy())
+                    np.add.at(sums.counts, indices.numpy(), count.numpy())
+                    sums.sentences += part.done
                 progress(part.done)
     except KeyboardInterrupt:
         sums.complete = False
-    sums = _merged(processes.all(sums))
+    sums, *others = processes.all(sums)  # of all processes, which have read the same text
+    for other in others:
+        for name in ("nll", "right", "classes"):
+            getattr(sums, name).merge(getattr(other, name))
+        sums.first, sums.counts = sums.first + other.first, sums.counts + other.counts
+        sums.sentences, sums.complete = sums.sentences + other.sentences, sums.complete and other.complete
     if not (sums.complete or sums.sentences):
         raise KeyboardInterrupt
-    return sums
-
-
-def _add(sums: Likelihood, checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]]) -> None:
-    """Score a batch."""
-    indices = part.batch.indices
-    with threads_for_pass(checkpoint.model, part.batch.positions):
-        nll, right, count, classes = _under_masks(checkpoint, part, masks)
-    sums.nll.add(indices, Ratio(nll, count[:, None]))
-    sums.right.add(indices, Ratio(right, count[:, None]))
-    if checkpoint.label_names:
-        sums.classes.add(indices, Ratio(classes, count[:, None]))
-    np.add.at(sums.first, indices.numpy(), nll[:, 0].numpy())
-    np.add.at(sums.counts, indices.numpy(), count.numpy())
-    sums.sentences += part.done
-
-
-def _merged(parts: Sequence[Likelihood]) -> Likelihood:
-    """The sums of all processes, which have read the same text."""
-    sums, *others = parts
-    for part in others:
-        for name in ("nll", "right", "classes"):
-            getattr(sums, name).merge(getattr(part, name))
-        sums.first, sums.counts = sums.first + part.first, sums.counts + part.counts
-        sums.sentences, sums.complete = sums.sentences + part.sentences, sums.complete and part.complete
     return sums
 
 
@@ -220,10 +209,18 @@ def labelled(
     sentences = iter(corpus)
     make_rows, size = (_hidden, WINDOW["hidden"]) if hides_tokens(checkpoint) else (_texts, WINDOW["text"])
     if checkpoint.label_names:
-        make_rows = _given
+        make_rows = _labels_of_lines
     while window := list(islice(sentences, size)):
         rows = make_rows(checkpoint, window, options, losses)
-        _count_cut(rows, corpus, options, losses)
+        for sentence in rows:
+            cut = max(sentence.source.cut, sentence.target.cut if sentence.target else 0)
+            if cut and options.long == "refuse":
+                text = corpus.name if sentence.source.cut else f"the target of {corpus.name}"
+                raise DataError(
+                    f"{text}:{sentence.number + 1}: {options.limit + cut} pieces, the limit is {options.limit}; "
+                    "shorten the line, raise --max-length, or take --long truncate"
+                )
+            losses.truncated += bool(cut) and sentence.last
         group: list[LabelledSentence] = []
         for row in sorted(rows, key=LabelledSentence.length):
             if group and row.length() * (len(group) + 1) > options.tokens:
@@ -249,7 +246,7 @@ def _texts(
     return [LabelledSentence(*row) for row in zip(numbers, sources, targets, labels, strict=True)]
 
 
-def _given(
+def _labels_of_lines(
     checkpoint: Checkpoint, window: list[Sentence], options: LikelihoodOptions, losses: Omissions
 ) -> list[LabelledSentence]:
     """A row per sentence with the labels that the corpus has."""
@@ -286,18 +283,6 @@ def hidden_at_random(positions: Sequence[int], number: int, *, seed: int) -> lis
     shuffled = np.random.default_rng([seed, number]).permutation(np.asarray(positions, dtype=int))
     hidden: list[int] = shuffled[: max(1, round(SHARE * len(positions)))].tolist()
     return hidden
-
-
-def _count_cut(rows: list[LabelledSentence], corpus: Corpus, options: LikelihoodOptions, losses: Omissions) -> None:
-    for row in rows:
-        cut = max(row.source.cut, row.target.cut if row.target else 0)
-        if cut and options.long == "refuse":
-            text = corpus.name if row.source.cut else f"the target of {corpus.name}"
-            raise DataError(
-                f"{text}:{row.number + 1}: {options.limit + cut} pieces, the limit is {options.limit}; "
-                "shorten the line, raise --max-length, or take --long truncate"
-            )
-        losses.truncated += bool(cut) and row.last
 
 
 def _collate(group: list[LabelledSentence]) -> Labelled:

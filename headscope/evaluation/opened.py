@@ -170,9 +170,9 @@ def choose_metrics(config: EvaluateOptions, checkpoint: Checkpoint, *, against: 
     check_metric_names(config.metrics)
     fitting = fitting_metrics(checkpoint)
     if unfit := [name for name in config.metrics if name not in fitting]:
-        given = {"has_target": checkpoint.needs_target, "has_labels": bool(checkpoint.label_names)}
+        text = {"has_target": checkpoint.needs_target, "has_labels": bool(checkpoint.label_names)}
         raise ConfigError(
-            f"{unfit[0]} {METRICS.get(unfit[0]).applies(checkpoint, **given)}; a model of type "
+            f"{unfit[0]} {METRICS.get(unfit[0]).applies(checkpoint, **text)}; a model of type "
             f"{checkpoint.model_type!r} can be asked for {', '.join(fitting)}"
         )
     if against and config.metrics and not metrics_in_order(config.metrics, reads="states"):

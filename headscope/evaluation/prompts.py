@@ -61,7 +61,10 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
 
     def prompts() -> Iterator[Sentence]:
         for ((sentence, _), line), contrast in zip(lines(), contrasts, strict=False):
-            yield sentence._replace(target=_target(checkpoint, sentence, line), contrast=contrast)
+            yield sentence._replace(
+                target=joined(sentence.target or "", _answers(line)[0]) if checkpoint.two_sided else None,
+                contrast=contrast,
+            )
 
     return clean.as_prompts(prompts, has_target=checkpoint.two_sided)
 
@@ -113,10 +116,6 @@ def _answers(line: str) -> list[str]:
     return answers
 
 
-def _target(checkpoint: Checkpoint, sentence: Sentence, line: str) -> str | None:
-    return joined(sentence.target or "", _answers(line)[0]) if checkpoint.two_sided else None
-
-
 def joined(before: str, answer: str) -> str:
     """A text and its continuation; a space comes between where both would run together into one word."""
     ends = (before[-1:], answer[:1])
@@ -128,11 +127,6 @@ def _encoded(checkpoint: Checkpoint, text: str, side: SideName = "source") -> En
     return checkpoint.encode([text], side=side, limit=UNCUT)[0]
 
 
-def _last_word(special: list[bool]) -> int:
-    """How many ids there are up to the last that is not special."""
-    return max((place + 1 for place, is_special in enumerate(special) if not is_special), default=0)
-
-
 def _class(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
     length = len(_encoded(checkpoint, sentence.source).ids)
     return Place(length, 0, class_number(answer, checkpoint.label_names))
@@ -141,18 +135,14 @@ def _class(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
 def _continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
     """The first subword after the prompt, of both written in one."""
     prompt, whole = (_encoded(checkpoint, text) for text in (sentence.source, joined(sentence.source, answer)))
-    ending = _common_ending(prompt, whole)
+    backwards = zip(reversed(prompt.ids[1:]), reversed(whole.ids), reversed(prompt.special), strict=False)
+    # as many special ids as both end with close a text
+    ending = sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1] and ids[2], backwards))
     length, last = len(prompt.ids) - ending, len(whole.ids) - ending
     _refuse_other_start(prompt.ids[:length], whole.ids[:last], answer)
     if last == length + 1 and whole.unknown > prompt.unknown:
         raise DataError(f"the vocabulary has no {answer!r}")
     return Place(length, length - 1, whole.ids[length], last > length + 1, ending)
-
-
-def _common_ending(first: Encoded, second: Encoded) -> int:
-    """How many special ids both end with: those that close a text."""
-    backwards = zip(reversed(first.ids[1:]), reversed(second.ids), reversed(first.special), strict=False)
-    return sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1] and ids[2], backwards))
 
 
 def _translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
@@ -163,7 +153,8 @@ def _translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Plac
     position = next((place for place, number in enumerate(said) if number not in special), len(said))
     if sentence.target is not None:
         before = _encoded(checkpoint, sentence.target, "target")
-        begun = before.first(_last_word(before.special)).ids
+        words = [place + 1 for place, is_special in enumerate(before.special) if not is_special]
+        begun = before.first(max(words, default=0)).ids
         _refuse_other_start(begun, inputs.ids, answer)
         position = len(begun) - 1
     if position >= len(inputs.ids) or position >= len(said):

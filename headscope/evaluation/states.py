@@ -108,19 +108,13 @@ def compare_states(
                 progress(len(batch.indices))
     except KeyboardInterrupt:
         sums.complete = False
-    sums = _merged(processes.all(sums))
-    if not (sums.complete or sums.sentences):
-        raise KeyboardInterrupt
-    return sums
-
-
-def _merged(parts: Sequence[StateComparison]) -> StateComparison:
-    """The sums of all processes, which have read the same text."""
-    sums, *others = parts
+    sums, *others = processes.all(sums)  # of all processes, which have read the same text
     for part in others:
         sums.pooled.merge(part.pooled)
         sums.tokens.merge(part.tokens)
         sums.sentences, sums.complete = sums.sentences + part.sentences, sums.complete and part.complete
+    if not (sums.complete or sums.sentences):
+        raise KeyboardInterrupt
     return sums
 
 

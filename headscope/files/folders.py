@@ -14,8 +14,16 @@ from typing import Any, NamedTuple
 
 from headscope.errors import OutputError
 from headscope.files.interrupts import deferred
-from headscope.files.output_checks import Input, check_file, check_folder, check_inputs
-from headscope.files.output_kind import Contents, OutputKind, contents, matches
+from headscope.files.output_checks import (
+    Contents,
+    Input,
+    OutputKind,
+    check_file,
+    check_folder,
+    check_inputs,
+    contents,
+    matches,
+)
 from headscope.files.replace import BUILD, discard, locked, recover, relocate, remove_temporary, seal, swap_in
 from headscope.files.writing import write_atomically, write_errors
 
@@ -241,7 +249,8 @@ class OutputFile:
             return Written(write_atomically(new, write), remark)
         if self.force:
             return Written(write_atomically(self.path, write))
-        beside = write_atomically(_free(new), write)
+        numbers = (new.with_name(f"{new.name}{number}") for number in range(2, 1000))
+        beside = write_atomically(next((name for name in (new, *numbers) if not name.exists()), new), write)
         try:
             _rename_to_new(beside, self.path)
         except FileExistsError:
@@ -264,9 +273,3 @@ def _rename_to_new(old: Path, new: Path) -> None:
         old.rename(new)
     else:
         old.unlink()
-
-
-def _free(path: Path) -> Path:
-    """The path, or with a number where that is taken."""
-    numbers = (path.with_name(f"{path.name}{number}") for number in range(2, 1000))
-    return next((name for name in (path, *numbers) if not name.exists()), path)

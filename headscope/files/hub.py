@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from headscope.errors import ConfigError, OutputError
-from headscope.files.output_kind import RECORDS
+from headscope.errors import ConfigError, OutputError, reason_of
+from headscope.files.output_checks import RECORDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def hub_target(name: str | None, *, public: bool = False) -> HubTarget | None:
         HfApi().whoami()
     except Exception as error:  # whatever the client raises without a network, or for a token that is refused
         raise OutputError(
-            f"the hub cannot be reached or refuses the token, so nothing was begun ({_line(error)})"
+            f"the hub cannot be reached or refuses the token, so nothing was begun ({reason_of(error, most=200)})"
         ) from error
     return HubTarget(name=name, public=public)
 
@@ -88,11 +88,7 @@ def push(folder: Path, target: HubTarget, *, title: str) -> str:
         )
     except Exception as error:  # whatever the client raises
         raise OutputError(
-            f"{folder} is complete, and was not pushed to {target.name} ({_line(error)}); try again with "
+            f"{folder} is complete, and was not pushed to {target.name} ({reason_of(error, most=200)}); try again with "
             f"`hf upload {target.name} {folder}`"
         ) from error
     return str(url)
-
-
-def _line(error: Exception) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]

@@ -13,7 +13,7 @@ from typing import Any
 
 from headscope.errors import OutputError
 from headscope.files.interrupts import deferred
-from headscope.files.output_kind import RECORDS, OutputKind, contents, matches
+from headscope.files.output_checks import RECORDS, OutputKind, contents, matches
 from headscope.files.reading import read_record
 from headscope.files.writing import TEMPORARY, write_errors, write_json
 
@@ -71,7 +71,15 @@ def swap_in(new: Path, out: Path, kind: OutputKind) -> None:
     out = out.resolve()
     new.chmod(0o755)
     if new.resolve().parent == out:
-        _move_in(new, out, kind)
+        inner = out / OLD
+        inner.mkdir()
+        known = {name.split("/")[0] for name in contents(out, kind).known}
+        for name in sorted(known, key=lambda entry: entry != kind.record):
+            (out / name).rename(inner / name)
+        for path in sorted(new.iterdir(), key=lambda entry: entry.name == kind.record):
+            path.rename(out / path.name)
+        _remove_replaced(inner, out, kind)
+        new.rmdir()
         return
     if not out.exists() or not any(out.iterdir()):
         new.rename(out)
@@ -123,7 +131,11 @@ def recover(out: Path, kind: OutputKind) -> None:
         if inner.is_dir():
             with locked(out):
                 if not (out / kind.record).is_file():
-                    _restore(inner, out)
+                    for moved in inner.iterdir():
+                        new = out / moved.name
+                        if new.is_dir() and not new.is_symlink():
+                            shutil.rmtree(new)
+                        moved.replace(new)
                 shutil.rmtree(inner, ignore_errors=True)
     for folder in (out.parent, out):
         with suppress(OSError):
@@ -175,26 +187,6 @@ def relocate(folder: Path, out: Path) -> None:
 
 def _old_path(out: Path) -> Path:
     return out.with_name(f"{OLD}-{out.name}")
-
-
-def _move_in(new: Path, out: Path, kind: OutputKind) -> None:
-    inner = out / OLD
-    inner.mkdir()
-    known = {name.split("/")[0] for name in contents(out, kind).known}
-    for name in sorted(known, key=lambda entry: entry != kind.record):
-        (out / name).rename(inner / name)
-    for path in sorted(new.iterdir(), key=lambda entry: entry.name == kind.record):
-        path.rename(out / path.name)
-    _remove_replaced(inner, out, kind)
-    new.rmdir()
-
-
-def _restore(inner: Path, out: Path) -> None:
-    for path in inner.iterdir():
-        new = out / path.name
-        if new.is_dir() and not new.is_symlink():
-            shutil.rmtree(new)
-        path.replace(new)
 
 
 def _remove_replaced(old: Path, out: Path, kind: OutputKind) -> None:

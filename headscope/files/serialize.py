@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, reason_of
 from headscope.files.reading import read_text
 
 C = TypeVar("C")
@@ -104,7 +104,7 @@ def _shown(value: Any) -> str:
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a TOML file; ConfigError where it cannot be read, or has keys of more than `KEY_PARTS` parts."""
     if sys.version_info >= (3, 11):
-        import tomllib
+        import tomllib  # novm: the other branch is for 3.10
     else:
         import tomli as tomllib
     text = read_text(path, error=ConfigError, limit=TOML_BYTES)
@@ -113,7 +113,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also for numbers of thousands of digits
-        raise ConfigError(f"{path} is no TOML: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{path} is no TOML: {reason_of(error, most=200)}") from None
 
 
 _TOKEN = re.compile(r"""(?P<name>[A-Za-z0-9_-]+|"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?)|(?P<blank>[ \t]+)|.""", re.DOTALL)

@@ -17,8 +17,7 @@ from headscope.config import CheckpointOptions, Companions
 from headscope.data.encoded import IGNORED as IGNORED
 from headscope.data.encoded import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.output_checks import check_folder
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind, check_folder
 from headscope.files.reading import exists
 from headscope.files.replace import replacing
 from headscope.formats.exports import MASKED as MASKED
@@ -195,7 +194,7 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def id_of(self, subword: str) -> int | None:
-        """The id of a subword, None where the vocabulary lacks it."""
+        """The id of a subword. Returns None if the vocabulary lacks it."""
 
     @abstractmethod
     def plain_ids(self, side: SideName = "source") -> list[int]:

@@ -6,15 +6,14 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build
-from headscope.files.output_checks import Input
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import Input, OutputKind
 from headscope.formats.base import FORMATS, Checkpoint
 from headscope.formats.exports import MODEL_FILES, Card, Conversion, Probe, hub_metadata, write_card
 from headscope.formats.huggingface.native_models.from_native import special_ids
@@ -71,7 +70,15 @@ def convert(
             difference = _difference(native, written.logits, probe)
             write_card(_card(checkpoint, written, goal, difference), temporary)
         done = Converted(folder, goal, written.architecture, difference, written.notes, file=written.file)
-        build.finish(_record(checkpoint, done))
+        record = {
+            "headscope": VERSION,
+            "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
+            "to": done.goal,
+            "architecture": done.architecture,
+            "logit_difference": done.difference,
+            "notes": list(done.notes),
+        }
+        build.finish(record)
     return done
 
 
@@ -95,18 +102,6 @@ def _card(checkpoint: Checkpoint, written: Conversion, goal: str, difference: fl
             checkpoint.path, library="transformers" if goal == "huggingface" else goal, tags=("converted",)
         ),
     )
-
-
-def _record(checkpoint: Checkpoint, done: Converted) -> dict[str, Any]:
-    """What `conversion.json` says."""
-    return {
-        "headscope": VERSION,
-        "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
-        "to": done.goal,
-        "architecture": done.architecture,
-        "logit_difference": done.difference,
-        "notes": list(done.notes),
-    }
 
 
 def _probe(checkpoint: TransformerCheckpoint) -> Probe:

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.files.output_kind import OutputKind
+from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, reason_of
+from headscope.files.output_checks import OutputKind
 from headscope.files.reading import read_bytes, read_json
 from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
@@ -204,8 +204,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"there is no {path}; a native checkpoint needs its weights") from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-        detail = " ".join(str(error).split())[:200]
-        raise CheckpointError(f"{path} is truncated or broken ({detail})") from None
+        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, most=200)})") from None
 
 
 # Vocabularies: SIDE.pieces.json, SIDE.codes and SIDE.allowed.json.

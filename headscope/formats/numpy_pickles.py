@@ -9,9 +9,9 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from headscope.errors import DataError
+from headscope.errors import DataError, reason_of
 from headscope.files.reading import read_bytes
-from headscope.formats.safe_pickle import BROKEN, MOST_STEPS, Machine, Refused, StubType, one_line
+from headscope.formats.safe_pickle import BROKEN, MOST_STEPS, Machine, Refused, StubType
 
 MOST_BYTES = 2 << 30  # batches of matrices between heads grow with the corpus
 NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "b1")
@@ -25,11 +25,13 @@ def read_pickle(path: Path, classes: Collection[str] = ()) -> Any:
     except Refused as error:
         raise DataError(f"{path} is no pickle that headscope reads: {error}") from None
     except BROKEN as error:
-        raise DataError(f"{path} is truncated or broken ({one_line(error)}); nothing of it was executed") from None
+        raise DataError(
+            f"{path} is truncated or broken ({reason_of(error, most=120)}); nothing of it was executed"
+        ) from None
 
 
 def array_of(value: object) -> NDArray[Any] | None:
-    """The numbers of an array that `read_pickle` read, None where `value` is no array of numbers."""
+    """The numbers of an array that `read_pickle` read. Returns None if `value` is no array of numbers."""
     described = _described(value)
     if described is None:
         return None

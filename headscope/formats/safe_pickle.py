@@ -58,11 +58,6 @@ class Refused(Exception):
     """Why a file is not read."""
 
 
-def one_line(error: Exception) -> str:
-    """What was raised, for a message."""
-    return " ".join(str(error).split())[:120] or type(error).__name__
-
-
 @dataclass(frozen=True)
 class Name:
     """A global that a pickle mentions, not imported."""

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError
-from headscope.formats.safe_pickle import BROKEN, Machine, Refused, Storage, StoredTensor, one_line
+from headscope.errors import CheckpointError, reason_of
+from headscope.formats.safe_pickle import BROKEN, Machine, Refused, Storage, StoredTensor
 
 MOST_BYTES = 16 << 20  # of pickle, without tensors; fairseq's largest language models have about one million
 LEGACY = bytes.fromhex("80028a0a6cfc9c46f920") + bytes.fromhex("6aa850192e")  # pickle of torch's magic number
@@ -47,7 +47,7 @@ def read_torch(path: Path) -> Any:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror or error}") from None
     except _BROKEN as error:
-        raise CheckpointError(f"{path} is truncated or broken ({one_line(error)}); copy it again") from None
+        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, most=120)}); copy it again") from None
 
 
 def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ def read_tensors(path: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
     except Refused as error:
         raise CheckpointError(f"{path}: {error}") from None
     except (OSError, RuntimeError, *_BROKEN) as error:
-        raise CheckpointError(f"{path} is truncated or broken ({one_line(error)}); copy it again") from None
+        raise CheckpointError(f"{path} is truncated or broken ({reason_of(error, most=120)}); copy it again") from None
 
 
 _BROKEN = (zipfile.BadZipFile, zlib.error, *BROKEN)
@@ -73,7 +73,11 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, *BROKEN)
 def _read_zip(path: Path) -> Any:
     archive = zipfile.ZipFile(path)  # stays open as long as tensors may be asked for
     members = {info.filename: info for info in archive.infolist()}
-    _check_members(path, members)
+    if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in members.values()):
+        raise Refused("it is a compressed or encrypted zip, which torch never writes; unpack it and zip it stored")
+    size = path.stat().st_size
+    if sum(info.file_size for info in members.values()) > size:
+        raise Refused(f"its members claim more bytes than the file has ({size:,}); it is broken or hostile")
     program = next((name for name in members if name.endswith("data.pkl")), None)
     if program is None:
         raise Refused("it is a zip without data.pkl, so torch.save did not write it")
@@ -91,15 +95,6 @@ def _read_zip(path: Path) -> Any:
     if f"{root}byteorder" in members and archive.read(f"{root}byteorder") != b"little":
         raise Refused("it was written on a big-endian machine; save it anew on an ordinary one")
     return Machine(archive.read(program), storage=storage).run()
-
-
-def _check_members(path: Path, members: Mapping[str, zipfile.ZipInfo]) -> None:
-    """Nothing that would become larger when it is unpacked."""
-    if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in members.values()):
-        raise Refused("it is a compressed or encrypted zip, which torch never writes; unpack it and zip it stored")
-    size = path.stat().st_size
-    if sum(info.file_size for info in members.values()) > size:
-        raise Refused(f"its members claim more bytes than the file has ({size:,}); it is broken or hostile")
 
 
 def _read_legacy(path: Path) -> Any:

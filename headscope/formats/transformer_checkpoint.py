@@ -323,7 +323,10 @@ def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> Non
     for problem, keys in (
         ("missing", [key for key in expected if key not in state]),
         ("left over", [key for key in state if key not in expected]),
-        ("of another size than the config says", [_sizes(key, state[key], expected[key]) for key in wrong]),
+        (
+            "of another size than the config says",
+            [f"{key} ({_by(state[key].shape)} instead of {_by(expected[key].shape)})" for key in wrong],
+        ),
     ):
         if keys:
             raise CheckpointError(f"{path}: weights are {problem}: {shortlist(keys)}")
@@ -331,10 +334,6 @@ def check_state(path: str, model: nn.Module, state: Mapping[str, Tensor]) -> Non
     if kinds:
         raise CheckpointError(f"{path}: weight {kinds[0]} is of type {state[kinds[0]].dtype}, which does not fit")
     model.load_state_dict(dict(state), assign=any(tensor.is_meta for tensor in expected.values()))
-
-
-def _sizes(key: str, stored: Tensor, expected: Tensor) -> str:
-    return f"{key} ({_by(stored.shape)} instead of {_by(expected.shape)})"
 
 
 def _by(shape: Iterable[int]) -> str:

@@ -87,7 +87,8 @@ def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenat
             return method(self, batch, *args, **kwargs)
 
         def check(result: R) -> R:
-            if not _counts(result, batch):
+            values = _output(result)
+            if not (values is None or is_finite(values) or is_finite(at_tokens(values, batch), masked=True)):
                 refuse_overflow(self, run, batch)
             return result
 
@@ -100,12 +101,6 @@ def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenat
         return result
 
     return checked
-
-
-def _counts(result: Any, batch: Batch) -> bool:
-    """Whether a result has no NaN and no infinity that counts; encoders of transformers give an output object."""
-    values = _output(result)
-    return values is None or is_finite(values) or is_finite(at_tokens(values, batch), masked=True)
 
 
 def _output(result: Any) -> Tensor | None:

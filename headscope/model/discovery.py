@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, reason_of
 from headscope.heads import SITES, Layout, Site
 from headscope.model import interface
 from headscope.model.attention import AttentionCall, replace_contexts, tapped
@@ -83,7 +83,7 @@ class CallTracker:
     turns: Counter[int] = field(default_factory=Counter)
 
     def attention_site(self, module: nn.Module) -> AttentionSite | None:
-        """The site of this call, None where `module` is not of this model."""
+        """The site of this call. Returns None if `module` is not of this model."""
         sites = self.attention_sites.calls.get(id(module))
         if sites is None:
             return None
@@ -126,16 +126,11 @@ def find_attention(model: nn.Module) -> AttentionSites:
     """The attention of a model: as it declares it, else found by one probe, cached until its modules change."""
     if isinstance(model, DeclaresAttention):
         return model.declared_attention()
-    build = _build(model)
+    build = [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
     cached = _KNOWN.get(model)
     if cached is None or cached[0] != build:
         cached = _KNOWN[model] = (build, probe(model))
     return cached[1]
-
-
-def _build(model: nn.Module) -> list[Any]:
-    """A fingerprint of a model's structure: its modules, and the shapes of their own parameters."""
-    return [(id(part), [parameter.shape for parameter in part.parameters(recurse=False)]) for part in model.modules()]
 
 
 def base_of(model: nn.Module) -> nn.Module:
@@ -219,23 +214,18 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
     except CheckpointError:
         raise
     except Exception as error:  # anything that a model's own code may raise
-        if beside := _read_beside_text(model):
+        taken = inspect.signature(base_of(model).forward).parameters
+        kinds = {"pixel_values": "pictures", "input_features": "sound", "input_values": "sound"}
+        if beside := " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in taken)):
             raise CheckpointError(
                 f"model type {kind!r} reads {beside} beside the text, and headscope gives it text alone, with which it "
                 f"cannot run; {_advice(model)}"
             ) from error
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = reason_of(error, most=200)
         raise CheckpointError(
-            f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason[:200]}; it cannot be analysed"
+            f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason}; it cannot be analysed"
         ) from error
     return output.float()
-
-
-def _read_beside_text(model: nn.Module) -> str:
-    """What else than ids a model takes, if anything: pictures or sound."""
-    taken = inspect.signature(base_of(model).forward).parameters
-    kinds = {"pixel_values": "pictures", "input_features": "sound", "input_values": "sound"}
-    return " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in taken))
 
 
 def _advice(model: nn.Module) -> str:
@@ -349,12 +339,7 @@ def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> Atte
         of_site = [call for call, call_site in zip(calls, sites, strict=True) if call_site is site]
         for layer, call in zip(_layers([call.module for call in of_site]), of_site, strict=True):
             attention_site = AttentionSite(
-                site,
-                layer,
-                call.query.shape[1],
-                call.key.shape[1],
-                call.query.shape[3],
-                names.get(id(call.module), ""),
+                site, layer, call.query.shape[1], call.key.shape[1], call.query.shape[3], names.get(id(call.module), "")
             )
             order.append(attention_site)
             by_module.setdefault(id(call.module), []).append(attention_site)

@@ -10,7 +10,11 @@ from torch import nn
 def parameters_by_part(model: nn.Module) -> dict[str, int]:
     """Parameters by kind of part: embeddings, attention, normalisation, feed-forward and other; then all."""
     parts: Counter[str] = Counter()
-    attention = {id(module) for module in model.modules() if _is_attention(module)}
+    attention = {
+        id(module)
+        for module in model.modules()
+        if "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower()
+    }
     counted: set[int] = set()
     inside: set[str] = set()
     for name, module in model.named_modules():
@@ -22,10 +26,6 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
                 counted.add(id(parameter))
                 parts[_part(module, inside_attention)] += parameter.numel()
     return {**dict(sorted(parts.items())), "total": sum(parts.values())}
-
-
-def _is_attention(module: nn.Module) -> bool:
-    return "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower()
 
 
 def _part(module: nn.Module, inside_attention: bool) -> str:

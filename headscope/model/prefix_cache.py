@@ -315,7 +315,7 @@ class PrefixCache:
 
 
 def _with_shifted(entry: LayerEntry, cached: CachedPrefix, moved: list[Tensor]) -> list[Any] | None:
-    """Outputs of an attention module with the projection's result replaced; None where they do not contain it."""
+    """Outputs of an attention module with the projection's result replaced. Returns None if they do not contain it."""
     results: list[Any] = cached.outputs[entry.attention]
     if not entry.output_is_inside:
         return results

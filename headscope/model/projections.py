@@ -177,7 +177,7 @@ def output_axis(module: nn.Module) -> int:
 
 
 def weight_of(product: Any) -> tuple[Tensor, int] | None:
-    """The weight matrix of a product and its axis of outputs; None where that is no parameter."""
+    """The weight matrix of a product and its axis of outputs. Returns None if that is no parameter."""
     return _weight([parent for parent, _ in product.next_functions])
 
 
@@ -193,7 +193,7 @@ def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
 
 
 def _constant_gate(x: Tensor, context: Tensor) -> float | None:
-    """The constant that a context [b t h·k] is multiplied by on its way to x; None where x is something else."""
+    """The constant that a context [b t h·k] is multiplied by on its way to x. Returns None if x is something else."""
     if x.shape != context.shape:
         return None
     if torch.equal(x, context):

@@ -52,7 +52,13 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
         site_layer = (attention_site.site, attention_site.layer)
         shared = attention_site.heads // max(attention_site.groups, 1)
         groups[site_layer] = _groups(site_layer, kept[site_layer], shared, whole_groups=whole_groups)
-    _check_shared(attention_sites, kept)
+    for calls in attention_sites.modules:
+        if len({kept[attention_site.site, attention_site.layer] for attention_site in calls}) > 1:
+            layers = ", ".join(str(attention_site.layer) for attention_site in calls)
+            raise ConfigError(
+                f"{calls[0].site} layers {layers} are one module with one set of weights; "
+                "remove the same heads from all of them"
+            )
     return RemovalPlan(tuple(sorted(going)), kept, groups)
 
 
@@ -119,13 +125,3 @@ def _groups(site_layer: tuple[Site, int], kept: tuple[int, ...], shared: int, *,
             "remove whole groups, or as many heads of each (--export masked takes any heads)"
         )
     return tuple(sizes)
-
-
-def _check_shared(attention_sites: AttentionSites, kept: Mapping[tuple[Site, int], tuple[int, ...]]) -> None:
-    for calls in attention_sites.modules:
-        if len({kept[attention_site.site, attention_site.layer] for attention_site in calls}) > 1:
-            layers = ", ".join(str(attention_site.layer) for attention_site in calls)
-            raise ConfigError(
-                f"{calls[0].site} layers {layers} are one module with one set of weights; "
-                "remove the same heads from all of them"
-            )

@@ -46,19 +46,15 @@ def product_size(model: nn.Module, positions: int) -> float:
     The matrices of a model are counted once.
     """
     if model not in _matrix_sizes:
-        _matrix_sizes[model] = _mean_matrix_size(model)
+        sizes = [
+            parameter.shape[-2] * parameter.shape[-1]
+            for module in model.modules()
+            if not isinstance(module, nn.Embedding)
+            for parameter in module.parameters(recurse=False)
+            if parameter.ndim > 1
+        ]
+        _matrix_sizes[model] = sum(sizes) / max(len(sizes), 1)
     return max(positions, LEAST_ROWS) * _matrix_sizes[model]
-
-
-def _mean_matrix_size(model: nn.Module) -> float:
-    sizes = [
-        parameter.shape[-2] * parameter.shape[-1]
-        for module in model.modules()
-        if not isinstance(module, nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-        if parameter.ndim > 1
-    ]
-    return sum(sizes) / max(len(sizes), 1)
 
 
 def threads_for(multiply_adds: float, maximum: int) -> int:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -80,6 +82,17 @@ class GateLayout:
         removed = {head for unit, stays in zip(self.units, kept.tolist(), strict=True) if not stays for head in unit}
         return [head for head in all_heads(self.counts) if head in removed]
 
+    def ranking(self, order: Iterable[int], *, score: Sequence[float], kept: Tensor, **more: Any) -> pd.DataFrame:
+        """A row a gated head, in the `order` of their gates, the best first; `more` columns have a value a gate [n]."""
+        rows = [
+            {"site": head.site.value, "layer": head.layer, "head": head.head, "score": score[number], "rank": rank}
+            | {"kept": int(kept[number])}
+            | {name: values[number] for name, values in more.items()}
+            for rank, number in enumerate(order, start=1)
+            for head in self.units[number]
+        ]
+        return pd.DataFrame(rows)
+
     def kept_units(self, keep: int) -> int:
         """How many units stay where `keep` heads do; ConfigError where that cannot be."""
         self.check(keep)
@@ -119,12 +132,16 @@ def gate_layout(
     Query heads that share keys and values have one gate, or each its own (`whole_groups` False). ConfigError for sites
     that the model lacks, and for heads that share nothing where groups are not to go whole.
     """
-    gated_sites = chosen_sites(attention_sites, sites)
+    present = [site for site in SITES if any(attention_site.site is site for attention_site in attention_sites.order)]
+    for name in sites:
+        if name not in {site.value for site in present}:
+            raise ConfigError(f"--sites {name}: this model has {', '.join(site.value for site in present)}")
+    gated_sites = set(map(Site, sites)) or set(present)
     counts = {site_layer: count for site_layer, count in attention_sites.layout.items() if site_layer[0] in gated_sites}
     free: list[tuple[Unit, tuple[Site, int]]] = []
     safe: set[HeadId] = set()
     groups: dict[tuple[Site, int], int] = {}
-    for layers in _modules(attention_sites, gated_sites):
+    for layers in (calls for calls in attention_sites.modules if calls[0].site in gated_sites and calls[0].heads):
         if not whole_groups:
             groups[layers[0].site, layers[0].layer] = layers[0].groups
         for unit in _units(layers, whole_groups=whole_groups):
@@ -142,21 +159,6 @@ def gate_layout(
         raise ConfigError("there is no head to choose from: these sites have none, or --protect names them all")
     units, modules = (tuple(each) for each in zip(*free, strict=True))
     return GateLayout(units, modules, tuple(sorted(safe)), counts, groups)
-
-
-def chosen_sites(attention_sites: AttentionSites, names: Iterable[str]) -> set[Site]:
-    """The sites of these names, all of the model's where there is none; ConfigError for one that it lacks."""
-    present = [site for site in SITES if any(attention_site.site is site for attention_site in attention_sites.order)]
-    for name in names:
-        if name not in {site.value for site in present}:
-            known = ", ".join(site.value for site in present)
-            raise ConfigError(f"--sites {name}: this model has {known}")
-    return {Site(name) for name in names} or set(present)
-
-
-def _modules(attention_sites: AttentionSites, sites: set[Site]) -> list[list[AttentionSite]]:
-    """The calls of each attention module, one list a module."""
-    return [list(calls) for calls in attention_sites.modules if calls[0].site in sites and calls[0].heads]
 
 
 def _units(layers: Sequence[AttentionSite], *, whole_groups: bool) -> list[Unit]:

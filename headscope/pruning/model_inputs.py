@@ -149,12 +149,12 @@ def _random(checkpoint: Checkpoint) -> tuple[ModelInputs, ...]:
     noise = torch.Generator().manual_seed(0)
     model: Any = checkpoint.model
     main = getattr(model, "main_input_name", "input_ids")
-    given: dict[str, Tensor] = {}
+    arguments: dict[str, Tensor] = {}
     if main == "pixel_values" or reads_sound(model):
         like = probe_inputs(model)[main]
-        given = {main: torch.randn(len(LENGTHS), *like.shape[1:], generator=noise).to(like)}
+        arguments = {main: torch.randn(len(LENGTHS), *like.shape[1:], generator=noise).to(like)}
         if not checkpoint.two_sided:
-            return (ModelInputs(given, None),)
+            return (ModelInputs(arguments, None),)
     sizes = vocabularies(checkpoint)
     most = min(max(LENGTHS), checkpoint.limit or max(LENGTHS))
 
@@ -166,10 +166,10 @@ def _random(checkpoint: Checkpoint) -> tuple[ModelInputs, ...]:
 
     source = draw(sizes[0], [min(length, most) for length in LENGTHS])
     target = draw(sizes[1], [min(length, most) for length in reversed(LENGTHS)]) if checkpoint.two_sided else None
-    if given and target is not None:
+    if arguments and target is not None:
         target = target.to(checkpoint.device)
-        given |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
-        return (ModelInputs(given, target.real),)
+        arguments |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
+        return (ModelInputs(arguments, target.real),)
     return (feed(checkpoint, source, target),)
 
 

@@ -8,31 +8,29 @@ its new weights, where it was trained. It is built beside its place and swapped 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from headscope.config import Companions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import count_unknown
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES
-from headscope.formats.huggingface.alignment import alignment_heads
+from headscope.formats.huggingface.generation import alignment_heads
 from headscope.heads import HeadId, select_heads
-from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
+from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.gate_layout import GateLayout, gate_layout
-from headscope.pruning.options.shared import PruningOptions, SelectionConfig
-from headscope.pruning.options.shrink import ShrinkConfig
-from headscope.pruning.removal.export import choose_export
+from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig
+from headscope.pruning.removal.export import choose_export, split_export
 from headscope.results import Signature, signature_of
 from headscope.version import VERSION
 
@@ -81,18 +79,26 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     if valid is not None:
         labels, option = (config.labels, "--labels") if held_out is None else (held_out.labels, "--valid-labels")
         valid = with_labels(checkpoint, valid, labels, option=option)
-    if isinstance(config, SelectionConfig):
-        _check_export(config, checkpoint)
-    whole = getattr(config, "allocate", "") != "per-group"
-    gating = gates_for(checkpoint, config, whole_groups=whole)
+    if isinstance(config, SelectionConfig):  # what can be known of a removal before hours of learning
+        if config.export and not config.remove:
+            raise ConfigError("--export says what --remove writes; give --remove too")
+        kind, engines = split_export(config.export)
+        if config.remove:
+            choose_export(kind, checkpoint)
+        for engine in engines_named(engines, EngineOptions()):
+            engine.check(checkpoint)
+    gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
     limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
-    remarks = [] if corpus is None else _unknown(checkpoint, corpus, limit)
+    remarks = []
+    with suppress(CheckpointError, DataError):  # a model that cannot read says so where text is needed
+        if corpus is not None:
+            remarks += count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
     if held_out is None and trains:
         remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks)
 
 
-def gates_for(checkpoint: Checkpoint, config: PruningOptions | ShrinkConfig, *, whole_groups: bool) -> GateLayout:
+def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool) -> GateLayout:
     """The gates that `sites` and `protect` of a config leave; ConfigError where none is left.
 
     The word `alignment` in `protect` stands for the heads that the model's generation settings name.
@@ -109,26 +115,6 @@ def gates_for(checkpoint: Checkpoint, config: PruningOptions | ShrinkConfig, *, 
     if others := ",".join(name for name in names if name not in ("", ALIGNMENT)):
         protect.update(select_heads(others, checkpoint.layout))
     return gate_layout(checkpoint.attention_sites, sites=config.sites, protect=protect, whole_groups=whole_groups)
-
-
-def _unknown(checkpoint: Checkpoint, corpus: Corpus, limit: int) -> list[str]:
-    """The share of unknown pieces; nothing for a model that cannot read, which is said where text is needed."""
-    try:
-        return count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
-    except (CheckpointError, DataError):
-        return []
-
-
-def _check_export(config: SelectionConfig, checkpoint: Checkpoint) -> None:
-    """What can be known of a removal before hours of learning."""
-    if config.export and not config.remove:
-        raise ConfigError("--export says what --remove writes; give --remove too")
-    if config.remove:
-        engines = [name for name in config.export if name in ENGINES.names()]
-        kinds = [name for name in config.export if name not in engines]
-        choose_export(kinds[0] if kinds else None, checkpoint)
-        for engine in engines_named(engines, EngineOptions()):
-            engine.check(checkpoint)
 
 
 @dataclass
@@ -200,12 +186,16 @@ def write_selection(choice: Selection, checkpoint: Checkpoint, config: Selection
     """
     problem: HeadscopeError | None = None
     with build.writing() as temporary:
-        _write_lines(temporary / "removed.txt", choice.removed)
-        _write_lines(temporary / "kept.txt", choice.kept)
+        for name, heads in (("removed.txt", choice.removed), ("kept.txt", choice.kept)):
+            text = "".join(f"{head}\n" for head in heads)
+            write_atomically(temporary / name, lambda file, text=text: file.write_text(text, encoding="utf-8"))  # type: ignore[misc]
         write_atomically(temporary / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
         if (gates := choice.gates) is not None:
             write_atomically(temporary / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
-        trained = _write_model(checkpoint, temporary, config.companions) if choice.model else None
+        trained = None
+        if choice.model:  # with all its heads, in its own format
+            (temporary / MODEL).mkdir()
+            trained = write_checkpoint(checkpoint, temporary / MODEL, config.companions)
         if config.remove and choice.removed:
             try:
                 choice.removed_to = str(choice.folder / _remove(temporary, trained, config).relative_to(temporary))
@@ -216,18 +206,6 @@ def write_selection(choice: Selection, checkpoint: Checkpoint, config: Selection
     build.finish(choice.record() | {"options": config.settings()})
     if problem is not None:
         raise problem
-
-
-def _write_lines(path: Path, heads: Sequence[HeadId]) -> None:
-    text = "".join(f"{head}\n" for head in heads)
-    write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
-
-
-def _write_model(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:
-    """The checkpoint with all its heads, in its own format, under OUT/model; what to open."""
-    target = folder / MODEL
-    target.mkdir()
-    return write_checkpoint(checkpoint, target, companions)
 
 
 def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -> Path:

@@ -8,17 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.attribution.objectives.predictions import precise, predicting
+from headscope.attribution.objectives.base import OBJECTIVES, precise, predicting
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
-from headscope.relevance.gradient.recording import RecordedPass, recording
+from headscope.relevance.gradient.recording import recording
 from headscope.relevance.gradient.rules import Rules
 from headscope.relevance.rulesets import (
     Explanation,
-    Relevance,
     RuleSet,
     Steps,
     Target,
@@ -67,20 +64,14 @@ def explain_backward(
     explanations = {}
     for number, rule_set in enumerate(rule_sets):
         last = number == len(rule_sets) - 1
-        relevance = _relevance(recorded, rule_set.rules, starts, retain=not last)
+        # one backward pass for each start; the last of all frees the graph
+        parts = [
+            recorded.relevance(start, rule_set.rules, retain=not last or number < len(starts) - 1)
+            for number, start in enumerate(starts)
+        ]
+        relevance = {layer: join_relevance([part[layer] for part in parts]) for layer in parts[0]}
         explanations[rule_set.name] = Explanation(relevance, counts.T, values.detach().T)
     return explanations
-
-
-def _relevance(
-    recorded: RecordedPass, rules: Rules, starts: Sequence[Tensor], *, retain: bool
-) -> dict[tuple[Site, int], Relevance]:
-    """One backward pass for each start; the last of them frees the graph unless it is to be retained."""
-    parts = [
-        recorded.relevance(start, rules, retain=retain or number < len(starts) - 1)
-        for number, start in enumerate(starts)
-    ]
-    return {layer: join_relevance([part[layer] for part in parts]) for layer in parts[0]}
 
 
 def _output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tensor, str]:

@@ -121,7 +121,7 @@ class RuleSet(ABC):
 
     @abstractmethod
     def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-        """Why the rule set does not apply to a checkpoint, None where it does."""
+        """Why the rule set does not apply to a checkpoint. Returns None if it does."""
 
     @abstractmethod
     def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:

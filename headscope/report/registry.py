@@ -38,10 +38,7 @@ class Source:
 
 
 RUN = Source(
-    "RUN",
-    "Directory that `headscope analyze --out` wrote.",
-    "headscope.report.readers.fork:read_run",
-    studies=True,
+    "RUN", "Directory that `headscope analyze --out` wrote.", "headscope.report.readers.fork:read_run", studies=True
 )
 RUNS = replace(RUN, help="Directories that `headscope analyze --out` wrote.")
 TRAINED = Source(

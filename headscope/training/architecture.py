@@ -128,7 +128,19 @@ def build_model(
     else:
         shape = variant.shape(init.model.config.with_stacks(partial(replace, **_dropouts(config))))
         model = Transformer(shape)
-        _fill(config, model, init.model, variant)
+        weights, expected = init.model.state_dict(), model.state_dict()
+        lacking = [key for key in expected if key not in weights and not variant.may_lack(key)]
+        over = [key for key in weights if key not in expected]
+        wrong = [key for key in expected if key in weights and expected[key].shape != weights[key].shape]
+        for problem, keys in (("lacks", lacking), ("has no place for its", over), ("has another size of", wrong)):
+            if keys:
+                subject = (
+                    f"--init {config.init}"
+                    if problem == "lacks"
+                    else f"variant {variant.name}, started from {config.init},"
+                )
+                raise CheckpointError(f"{subject} {problem} {shortlist(keys)}")
+        model.load_state_dict({**expected, **weights})
     variant.adapt(model, fresh=init is None)
     return model
 
@@ -146,25 +158,8 @@ def check_memory(shape: TransformerConfig) -> None:
 
 
 def _memory() -> int | None:
-    """Bytes of memory, None where the system does not say."""
+    """Bytes of memory. Returns None if the system does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
-
-
-def _fill(config: TrainConfig, model: Transformer, init: Transformer, variant: Variant) -> None:
-    """Weights by name: all of them must be in both and fit, except those that the variant adds."""
-    weights, expected = init.state_dict(), model.state_dict()
-    lacking = [key for key in expected if key not in weights and not variant.may_lack(key)]
-    over = [key for key in weights if key not in expected]
-    wrong = [key for key in expected if key in weights and expected[key].shape != weights[key].shape]
-    for problem, keys in (("lacks", lacking), ("has no place for its", over), ("has another size of", wrong)):
-        if keys:
-            subject = (
-                f"--init {config.init}"
-                if problem == "lacks"
-                else f"variant {variant.name}, started from {config.init},"
-            )
-            raise CheckpointError(f"{subject} {problem} {shortlist(keys)}")
-    model.load_state_dict({**expected, **weights})

@@ -123,7 +123,7 @@ def find_variant(name: str) -> type[Variant]:
 
 
 def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
-    """What keeps these variants from training one model, None where nothing does."""
+    """What keeps these variants from training one model. Returns None if nothing does."""
     for first, second in combinations(classes, 2):
         if shared := [decision for decision in first.decides if decision in second.decides]:
             return f"{first.name} and {second.name} both decide {shared[0]}; take one of them"

@@ -198,7 +198,7 @@ class TrainConfig:
 
     @property
     def epochs(self) -> int | None:
-        """After how many epochs the run ends; None where only updates count."""
+        """After how many epochs the run ends; None if only updates count."""
         return 20 if self.max_epochs is None and self.max_updates is None else self.max_epochs
 
     def plain(self) -> dict[str, Any]:

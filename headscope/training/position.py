@@ -59,7 +59,7 @@ class TrainingPosition:
 
 
 def length(updates: int | None, epochs: int | None, updates_per_epoch: int | None) -> int | None:
-    """Updates after which the nearer of two limits is reached; None where neither can be told in updates."""
+    """Updates after which the nearer of two limits is reached. Returns None if neither can be told in updates."""
     by_epochs = epochs * updates_per_epoch if epochs and updates_per_epoch else None
     limits = [limit for limit in (updates, by_epochs) if limit]
     return min(limits) if limits else None

@@ -28,8 +28,7 @@ from headscope.results import Signature, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, without_validation
 from headscope.training.data.prepare import Prepared, prepare
-from headscope.training.files.history import History
-from headscope.training.files.outputs import TRAINING, cleaned, training_workspace
+from headscope.training.files.outputs import TRAINING, History, cleaned, training_workspace
 from headscope.training.files.state import Progress, check_settings, load_state, read_state
 from headscope.training.position import TrainingPosition
 from headscope.training.run_state import TrainingLoss, TrainingRun

@@ -20,8 +20,8 @@ from headscope.data.offsets import Span
 from headscope.data.word_alignment import grow_diag_final_and, read_links, train, words_of_subwords
 from headscope.engine import plan
 from headscope.engine.base import HeadBatch
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site

@@ -12,8 +12,8 @@ import pytest
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.report.figures.alphas import alpha_matrices

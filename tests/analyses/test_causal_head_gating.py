@@ -23,8 +23,8 @@ from headscope.attribution.causal_gates import (
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.tails import binomial_upper_tails

@@ -13,8 +13,8 @@ import torch
 
 from headscope.analyses.head_gates import find_gates
 from headscope.data.batching import BatchingOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

@@ -14,8 +14,8 @@ from headscope.analyses.composition import compositions, spectra
 from headscope.analyses.copying import ov_spectra
 from headscope.analyses.successor import ordered_tokens, read_sequences
 from headscope.attribution.residual_stream import HeadFactors
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

@@ -15,8 +15,8 @@ from headscope.analyses.experts import mutual_information
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
 from tests.makers.experts import disturbed

@@ -15,8 +15,8 @@ from headscope.bootstrap import FOLDS, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.data.encoded import Batch
 from headscope.engine.base import Analysis, HeadBatch, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.heads import HeadId, Site
 from tests.oracles import circuit
 from tests.oracles.run_options import run_options

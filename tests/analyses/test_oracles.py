@@ -19,10 +19,10 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
 from headscope.engine.base import ANALYSES, Analysis, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.heads.rows import max_and_position
 from headscope.engine.plan import analyze, random_batches
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site

@@ -14,8 +14,8 @@ from headscope.attribution.patching import exact_effects, first_order_effects, i
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.evaluation.prompts import with_answers
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint

@@ -16,8 +16,8 @@ from headscope.analyses.retrieval import Prompt, Trial, find_needle, head_capaci
 from headscope.attribution.continuation import WrittenToken, continue_greedily
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.haystack import Haystack, prompt_ids
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site

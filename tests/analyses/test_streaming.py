@@ -23,8 +23,8 @@ from headscope.attribution.streaming_gates import (
 )
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.haystack import Haystack, Passkeys
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

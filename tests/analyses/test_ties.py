@@ -13,8 +13,8 @@ import torch
 from headscope.cli.summary import _sharpest
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.gate_layout import gate_layout, tie_remarks, tied_at
 from headscope.pruning.learning.learners.l0 import L0, L0Options

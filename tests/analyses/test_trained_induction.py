@@ -14,8 +14,8 @@ from headscope.attribution.causal_gates import joined, single_sentences
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, Site

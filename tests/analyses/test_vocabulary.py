@@ -9,8 +9,8 @@ import torch
 
 from headscope.analyses.vocabulary import BETWEEN, TOKENS, decomposed
 from headscope.description.tokens import TokenReader
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from tests.oracles import full_circuits, speakers
 from tests.oracles.run_options import run_options

@@ -21,9 +21,9 @@ from headscope.attribution.gatevector import (
 )
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Sentence
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.declarations import checked_options
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads

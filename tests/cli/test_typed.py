@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from headscope.assets import trained
-from headscope.cli.typed import typed_text
+from headscope.cli.analyze import typed_text
 from headscope.errors import ConfigError, DataError
 from headscope.report.figures.glance import SiteMatrices, glance_figure
 from headscope.report.readers.run import load_run

@@ -10,7 +10,7 @@ import torch
 
 from headscope.data.corpus import Corpus
 from headscope.engine.base import ANALYSES, Analysis
-from headscope.engine.result import AnalysisResult
+from headscope.engine.conclusion import AnalysisResult
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options

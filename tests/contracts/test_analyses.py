@@ -19,8 +19,8 @@ from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.base import ANALYSES, Analysis, HeadBatch, RunOptions
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of

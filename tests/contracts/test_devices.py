@@ -23,8 +23,8 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, Attention
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named

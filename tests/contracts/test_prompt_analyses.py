@@ -9,8 +9,8 @@ import pytest
 
 from headscope.data.batching import BatchingOptions
 from headscope.engine.base import ANALYSES, Attention
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.pruning.scores_file import columns
 from tests.oracles import prompts, speakers
 from tests.oracles.run_options import run_options

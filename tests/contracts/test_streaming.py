@@ -20,9 +20,9 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, READS, Analysis, Attention, HeadBatch
-from headscope.engine.heads.observed import ObservedBatch
+from headscope.engine.conclusion import AnalysisResult
+from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.engine.plan import analyze
-from headscope.engine.result import AnalysisResult
 from headscope.errors import HeadscopeError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site

@@ -41,6 +41,23 @@ def test_every_number_of_the_text_stands_in_a_table(page: Path) -> None:
     assert [number for number in numbers if number not in tables and number not in map(str, SETTINGS)] == []
 
 
+@pytest.mark.parametrize(
+    "table, heading, cells", [("bert", "The pre", 80), ("translation", "The tr", 85), ("lm", "A la", 70)]
+)
+def test_rankings_refitted_in_closed_form_are_those_of_the_files(table: str, heading: str, cells: int) -> None:
+    """The first table of each model in the README of closed-form; the files have six digits."""
+    readme = (ROOT / "benchmarks/pruning/closed-form/README.md").read_text(encoding="utf-8")
+    text = re.findall(r"^\|(.*)\|$", readme.split(f"\n## {heading}")[1].partition("\n#")[0], flags=re.MULTILINE)
+    head, _, *lines = ([cell.strip(" *") for cell in line.split("|")] for line in text)
+    rows = pruning_report.read(f"closed-form/{table}").query(f"compensation == '{pruning_report.PLAIN}'")
+    values = rows.set_index(["method", "kept"])["value"].to_dict()
+    sizes = [int(size.split()[0]) for size in head[1:]]
+    assert len(lines) * len(sizes) == cells
+    for method, *numbers in lines:
+        expected = [values[method, size] for size in sizes]
+        assert [float(number) for number in numbers] == pytest.approx(expected, abs=5.6e-5), method
+
+
 def test_what_auto_takes_is_never_below_masking() -> None:
     rows = pruning_report.anchored_rows().set_index(["method", "kept", "compensation"])
     taken = rows.xs("auto", level="compensation")

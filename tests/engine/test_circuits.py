@@ -9,8 +9,16 @@ import pytest
 import torch
 
 from headscope.bootstrap import Bootstrap, GroupSums, Ratio
-from headscope.engine.faithfulness.circuits import SHARES, circuit_masks, cmd, cpr, faithfulness
-from headscope.engine.faithfulness.comparison import RemovalSteps, compare_rankings, plan_removals
+from headscope.engine.faithfulness.comparison import (
+    SHARES,
+    RemovalSteps,
+    circuit_masks,
+    cmd,
+    compare_rankings,
+    cpr,
+    faithfulness,
+    plan_removals,
+)
 from headscope.engine.faithfulness.performance_drop import PerformanceDrop, measure_drop
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.heads import HeadId, Site, all_heads

@@ -161,6 +161,10 @@ def test_options_of_no_analysis_are_refused() -> None:
         checked_options({"ig_step": 3})
 
 
+def test_files_among_the_options_are_paths_also_where_a_record_has_their_names() -> None:
+    assert checked_options({"alignments": "a.align"})["alignments"] == Path("a.align")
+
+
 def test_a_figure_of_an_analysis_that_did_not_run_is_refused() -> None:
     study = hs.load(hs.assets.trained(), device="cpu").analyze(SOURCES, only="confidence", bootstrap=10)
     with pytest.raises(hs.HeadscopeError, match=r"'positional'.*also='positional'"):

@@ -13,8 +13,8 @@ import torch
 from headscope.bootstrap import GroupSums, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.distributed import Processes
+from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.engine.result import AnalysisResult
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 

@@ -12,7 +12,7 @@ import pytest
 from headscope.bootstrap import Bootstrap
 from headscope.config import EvaluateConfig
 from headscope.errors import ConfigError
-from headscope.evaluation.comparison import compare_scores
+from headscope.evaluation.before_after import compare_scores
 from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, fitting_metrics
 from headscope.evaluation.opened import open_all
 from headscope.evaluation.run import run_each_head, run_evaluation

@@ -20,7 +20,7 @@ from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data.encoded import Batch, pad_side
 from headscope.errors import ConfigError, DataError, OutputError
-from headscope.evaluation import each_head, opened, passes
+from headscope.evaluation import each_head, opened, quality
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import run_each_head, run_evaluation
@@ -100,9 +100,9 @@ def test_intervals_are_percentiles_of_resampled_corpora(name: str) -> None:
 
 
 def test_references_that_look_tokenised_are_remarked_on_in_raw_mode() -> None:
-    assert passes.tokenised_remark(["a b .", "c d ."], "raw")
-    assert not passes.tokenised_remark(["a b .", "c d ."], "tokenised-lowercase")
-    assert not passes.tokenised_remark(["a b.", "c d ."], "raw")
+    assert quality.tokenised_remark(["a b .", "c d ."], "raw")
+    assert not quality.tokenised_remark(["a b .", "c d ."], "tokenised-lowercase")
+    assert not quality.tokenised_remark(["a b.", "c d ."], "raw")
 
 
 # Perplexity and accuracy.
@@ -229,7 +229,7 @@ def test_an_interrupted_pass_replaces_no_table(run: Evaluate, tmp_path: Path, mo
     def interrupted(*_: Any) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(passes, "translate_corpus", interrupted)
+    monkeypatch.setattr(quality, "translate_corpus", interrupted)
     for options in ({"per_sentence": table}, {"out": table, "each_head": True}):
         found = run(checkpoints.small(), SOURCES, TARGETS, metrics=("bleu", "accuracy"), force=True, **options)
         assert not found.complete and f"{table} stays as it was; {table}.new has" in found.remarks[-1]
@@ -242,7 +242,7 @@ def test_an_interrupted_translation_keeps_the_scores_of_the_references(
     def interrupted(*_: Any) -> list[str]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(passes, "translate_corpus", interrupted)
+    monkeypatch.setattr(quality, "translate_corpus", interrupted)
     found = run(checkpoints.small(), SOURCES, TARGETS)
     assert not found.complete and "interrupted" in found.remarks[0]
     assert {score.metric for score in found.scores} == {"perplexity", "accuracy"}

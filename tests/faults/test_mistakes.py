@@ -64,6 +64,8 @@ MISTAKES = {
     f"{READ} --device gpu": "device 'gpu' is not available",
     f"{READ} --dtype float8": "unknown dtype 'float8'",
     f"{READ} --attention flash": "choose auto, dense or streamed",
+    f"{READ} --importance most": "--importance 'most' is not known; choose none, cheap or all",
+    f"{READ} --importance chaep --only sink": "did you mean 'cheap'? choose none, cheap or all",
     f"{READ} --label-rule none": "choose tested or published",
     f"{READ} --mask cross.9.9": "no head of this model is called 'cross.9.9'",
     "prune rank M --by obss --keep 12 --out o": "did you mean 'obs'",
@@ -91,7 +93,8 @@ MISTAKES = {
     # options that do not go together, or would do nothing
     f"{READ} --only sink --skip sink": "no analysis is left",
     f"{READ} --objective nll": "--objective nll is what importances explain",
-    f"{READ} --relations nsubjj": "--relations is about the analysis syntactic; give it a --parse",
+    f"{READ} --relations nsubjj": "--relations is about the analysis syntactic; it needs --parse",
+    f"{READ} --alignments T": "--alignments is about the analysis alignment; it needs a --target",
     f"{READ} --only sink --relations nsubj": "ask for it (--also syntactic)",
     f"{READ} --target-parse T": "give --target FILE too",
     f"{READ} --pairs --parse T": "leave out --source2 and --pairs",

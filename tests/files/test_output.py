@@ -15,8 +15,7 @@ from headscope.config import EvaluateConfig
 from headscope.errors import OutputError
 from headscope.files import interrupts, replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
-from headscope.files.output_checks import Input, check_file, check_folder, inputs_of
-from headscope.files.output_kind import OutputKind, contents
+from headscope.files.output_checks import Input, OutputKind, check_file, check_folder, contents, inputs_of
 from headscope.files.replace import locked
 from headscope.files.writing import write_atomically, write_failure
 

@@ -96,6 +96,19 @@ def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -
     assert any("best by alignment_score" in remark for remark in done.study.remarks)
 
 
+def test_what_applies_runs_by_default_and_the_rest_says_why_not(folder: Path, tmp_path: Path) -> None:
+    """Weights are probed beside silence; nothing gives the encoder subwords."""
+    text: dict[str, Any] = {"source": folder / "recordings", "target": folder / "transcripts", "bootstrap": 20}
+    also = ("composition", "copying", "direct_logit", "explained")
+    config = AnalyzeConfig(checkpoint=str(folder), **text, out=tmp_path / "run", also=also, figures=False)
+    study = run_analysis(config).study
+    reasons = {omission.analysis: omission.why for omission in study.left_out}
+    assert reasons["induction"] == "gives random subwords to the encoder, and this one reads sound"
+    assert {"rare_words", "previous_token", "duplicate_token"} <= set(reasons) and not set(reasons) & set(also)
+    wanted = {"alignment_score", "entropy", "confidence", "direct_logit", "explained", "composition_k", "copying"}
+    assert wanted <= set(study.heads) and study.heads.loc[study.heads["site"] == "cross", "explained"].notna().all()
+
+
 def test_times_are_those_of_transformers_and_never_go_back(made: SpeechCheckpoint) -> None:
     weights = torch.rand(2, 7, 11, generator=torch.Generator().manual_seed(0)).softmax(-1)
     output = Output(

@@ -23,14 +23,16 @@ from typer.testing import CliRunner
 
 from headscope import assets
 from headscope.cli.main import app
+from headscope.report.figures.needs import importances
 from headscope.report.layout import save
+from headscope.report.readers.run import load_run
 from tests.makers import documented
 from tests.makers.figures import structure
 
 ROOT = Path(__file__).parent.parent.parent
 COLORS, WHITE = 256, 246  # of a picture; what is lighter is white
 PAGE, GALLERY, CONTENTS = ROOT / "docs/figures.md", ROOT / "docs/gallery.md", ROOT / "docs/figures/figures.json"
-KEPT = ["site", "layer", "head", "confidence", "sink", "functions"]
+KEPT = ["site", "layer", "head", "confidence", "sink", "functions"]  # and importances
 
 
 def commands() -> dict[str, list[str]]:
@@ -50,7 +52,9 @@ def measure(words: list[str]) -> None:
         if result.exception:
             raise RuntimeError(f"headscope {shlex.join(words)}: {result.output}{result.exception}")
         out.mkdir(exist_ok=True)
-        pd.read_csv(whole / "heads.csv")[KEPT].to_csv(out / "heads.csv", index=False, float_format="%.4f")
+        heads = pd.read_csv(whole / "heads.csv")
+        kept_columns = [*KEPT, *(each.name for each in importances(load_run(whole)))]
+        heads[kept_columns].to_csv(out / "heads.csv", index=False, float_format="%.5g")
         record = json.loads((whole / "run.json").read_text(encoding="utf-8"))
     kept = {key: record[key] for key in ("signature", "checkpoint", "data", "layout", "complete")}
     if "$MODEL" in words:  # where it lies says nothing

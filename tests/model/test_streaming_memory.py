@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headscope.engine.heads.shared import SharedTensors
+from headscope.engine.heads.rows import SharedTensors
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.model.attention import ScoreOptions
 from headscope.model.streaming import visibility

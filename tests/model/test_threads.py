@@ -28,8 +28,7 @@ from headscope.model.threads import (
     threads_for,
     threads_for_pass,
 )
-from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
-from headscope.pruning.learning.trainable import trained_parameters
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss, trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal.verify import search_some, verify

@@ -23,7 +23,7 @@ from headscope.formats.fairseq.checkpoint import read_dictionary
 from headscope.formats.numpy_pickles import read_pickle
 from headscope.formats.story_of_heads.hyperparameters import read_hp
 from headscope.heads import select_heads
-from headscope.pruning.learning import gate_state
+from headscope.pruning.learning import learn
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.sweep.cell_files import read_cell
 from headscope.report.figures.headmap import heads_figure
@@ -36,7 +36,7 @@ from headscope.report.readers import fork
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.report.readers.run import load_run
 from headscope.results import write_pickle
-from headscope.training.swaps.schedule import read_schedule
+from headscope.training.swaps.swaps import read_schedule
 from tests.oracles import checkpoints, commands
 from tests.oracles.commands import Stage
 from tests.oracles.damage import damages
@@ -222,17 +222,17 @@ def test_what_a_training_goes_on_from(name: str, stage: Stage, tmp_path: Path) -
 def test_states_of_gates(tmp_path: Path) -> None:
     """What `prune l0 --resume` goes on from; a record of another kind is none."""
     record = {
-        "version": gate_state.VERSION,
+        "version": learn.VERSION,
         "settings": {"a": [1, 2.5]},
         "nll": {"before": 1.0},
         "weights": torch.ones(3, 5),
     }
     torch.save(record, tmp_path / "state.pt")
-    holds(tmp_path / "state.pt", lambda path: gate_state.read_gate_state(path.parent), examples=60)
-    for other in ([1], {"version": gate_state.VERSION - 1, "settings": {}}, {"version": [1]}, torch.ones(2)):
+    holds(tmp_path / "state.pt", lambda path: learn.read_gate_state(path.parent), examples=60)
+    for other in ([1], {"version": learn.VERSION - 1, "settings": {}}, {"version": [1]}, torch.ones(2)):
         torch.save(other, tmp_path / "state.pt")
         with pytest.raises(CheckpointError, match=r"state\.pt"):
-            gate_state.read_gate_state(tmp_path)
+            learn.read_gate_state(tmp_path)
 
 
 PICKLE = {"encoder": [{"self_attn": np.array([[0.5, 0.25, 0.75, 4.0], [0.5, 0.5, 0.5, 3.0]])}], "decoder": []}

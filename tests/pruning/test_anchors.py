@@ -31,8 +31,7 @@ from headscope.pruning.closed_form.anchors import (
     with_lines,
 )
 from headscope.pruning.closed_form.bench import AnchoredMoments, RefitBench
-from headscope.pruning.closed_form.calibration import CalibrationText, split_text
-from headscope.pruning.closed_form.choice import Candidate, Choice, least_harm, share
+from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, least_harm, share, split_text
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter, Performance, spread
 from headscope.pruning.closed_form.moments import collect_moments, weighted

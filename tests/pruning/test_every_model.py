@@ -23,11 +23,10 @@ from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.gating import gated
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
+from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0Options
 from headscope.pruning.learning.learners.subset import SubsetOptions
-from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import Distillation, LabelLoss, training_loss
 from headscope.pruning.options.learn import LearnConfig

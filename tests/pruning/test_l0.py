@@ -20,7 +20,7 @@ from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.gating import gated
 from headscope.pruning.gate_layout import gate_layout
-from headscope.pruning.learning.finetuning import Recipe, Tuner
+from headscope.pruning.learning.finetuning import Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import (
     L0,
@@ -30,7 +30,6 @@ from headscope.pruning.learning.learners.l0 import (
     nonzero_probability,
     settled_gates,
 )
-from headscope.pruning.learning.trainable import trained_parameters
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import batch_loss
 from headscope.pruning.options.learn import LearnConfig

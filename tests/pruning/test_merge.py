@@ -24,7 +24,7 @@ from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal import merge_allocation, savings
+from headscope.pruning.removal import merge_plan, savings
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
 from headscope.pruning.removal.remove import run_removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
@@ -94,6 +94,15 @@ def test_heads_of_one_kind_share_when_there_are_scores() -> None:
     assert plan.kept[Site.DECODER_SELF, 0] == (0, 2, 4, 6, 1, 3, 5, 7) and not plan.removed
     beside = plan_merge(whole.attention_sites, 4)
     assert beside.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
+
+
+def test_only_averaged_weights_are_copied() -> None:
+    whole = checkpoint("wide")
+    before = {name: values.clone() for name, values in whole.model.state_dict().items()}
+    pooled = whole.with_pooled_groups(plan_merge(whole.attention_sites, (8, 2, 8))).model.state_dict()
+    own = {name for name, values in whole.model.state_dict().items() if pooled[name].data_ptr() != values.data_ptr()}
+    assert {name.rpartition("layers.1.self_attn.")[2].split(".")[0] for name in own} == {"k_proj", "v_proj"}
+    assert all(torch.equal(values, before[name]) for name, values in whole.model.state_dict().items())
 
 
 def test_merging_equal_heads_changes_nothing() -> None:
@@ -236,13 +245,13 @@ def test_steps_are_chosen_by_what_they_add_for_each_head(
         measure=lambda counts: SimpleNamespace(damage=sum(map(dict.__getitem__, damages, counts)))  # layers add up
     )
     monkeypatch.setattr(DamageMeter, "of", lambda *_, **__: meter)
-    monkeypatch.setattr(merge_allocation, "plan_merge", lambda sites, counts, scores: counts)
+    monkeypatch.setattr(merge_plan, "plan_merge", lambda sites, counts, scores: counts)
     calls = {layer: [SimpleNamespace(groups=4, heads=8)] for layer in range(3)}
     whole: Any = SimpleNamespace(
         attention_sites=SimpleNamespace(calls=calls), with_pooled_groups=lambda plan: SimpleNamespace(model=plan)
     )
     text: Any = SimpleNamespace(first=lambda count: None)
-    assert merge_allocation.with_measured_counts(whole, Merge((2,), measured=True), text).counts == wanted
+    assert merge_plan.with_measured_counts(whole, Merge((2,), measured=True), text).counts == wanted
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (

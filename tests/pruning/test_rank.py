@@ -198,7 +198,7 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
         ({"by": "gradeint", "keep": 3}, "unknown criterion 'gradeint'; did you mean 'gradient'"),
         ({"by": "gradient"}, "give --keep N, the heads that stay, or --fraction F, the share that stays$"),
         ({"by": "gradient", "keep": 3, "fraction": 0.5}, "the share that stays; not both$"),
-        ({"by": "gradient", "fraction": 1.5}, "--fraction 1.5: the share that stays is from 0 to 1"),
+        ({"by": "gradient", "fraction": 1.5}, "--fraction is 1.5; it must be at most 1"),
         ({"by": "gradient", "keep": 99}, "--keep 99: there are"),
         ({"by": "gradient", "keep": -1}, "--keep -1: there are"),
         ({"by": "gradient", "keep": 1, "protect": "cross.*.*"}, "--keep 1 is less than the .* heads that --protect"),

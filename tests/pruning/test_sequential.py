@@ -15,7 +15,7 @@ import transformers
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.bench import compensated
+from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import collect_moments, text_batches
@@ -196,7 +196,7 @@ def test_a_stream_that_cannot_be_made_up_for_is_left_out_and_said_so() -> None:
     heads = [HeadId.parse(f"decoder-self.0.{head}") for head in (0, 1)]
     text = CalibrationText(texts("llama"), texts("llama").first(8))
     options = Refit(method="least-squares", sequential=True)
-    done = compensated(checkpoint, heads, text, options)
+    done = RefitBench(checkpoint, text, options).compensated(heads)
     assert [refit.residual for refit in done.refits] == [False, False]
     assert "2 of 2 attention modules are refitted to their own outputs only" in done.remarks()[0]
     at_outputs = sequential_refits(checkpoint, texts("llama"), heads, residual=False)

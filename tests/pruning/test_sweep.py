@@ -24,7 +24,7 @@ from headscope.cli import main
 from headscope.data.corpus import Corpus, Labels, Sentence
 from headscope.distributed import IndependentProcesses, Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.evaluation.comparison import compare_scores
+from headscope.evaluation.before_after import compare_scores
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, Translations, ValidationText, grouped
 from headscope.formats.base import open_checkpoint
@@ -537,8 +537,8 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
         ({"allocate": "evenly"}, "--allocate 'evenly' is not known; choose global, per-layer"),
         ({"methods": ("l0",), "allocate": "per-layer"}, "--allocate per-layer is for rankings; --methods names none"),
         ({"keep": (3, 3)}, "--keep holds the same entry twice"),
-        ({"fractions": (1.2,)}, "--fractions 1.2: the share that stays is from 0 to 1"),
-        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1: it must not be negative"),
+        ({"fractions": (1.2,)}, "--fractions is 1.2; it must be at most 1"),
+        ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1.0: at least 0 is needed"),
         ({"lambdas": (1.0,)}, "--lambda is for l0, which --methods does not name"),
         ({"methods": ("lrb",)}, "unknown method 'lrb'; did you mean 'lrp'"),
         ({"sites": ("middle",)}, "--sites middle: this model has encoder-self"),

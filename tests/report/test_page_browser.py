@@ -13,7 +13,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from headscope.engine.declarations import measure_of
+from headscope.engine.evidence.function_need import need_over_models
 from headscope.report.page.write import write_page
+from headscope.report.readers.run import load_run
 from tests.makers.pages import (
     add_descriptions,
     add_faithfulness,
@@ -32,6 +35,7 @@ from tests.makers.runs import make_run
 
 pytestmark = pytest.mark.slow
 
+IMPORTANCES = ["ablation", "gradient"]
 LAYOUT = {"encoder-self": [3, 2], "decoder-self": [3, 3], "cross": [2, 2]}
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
@@ -79,7 +83,8 @@ def chromium() -> Iterator[Any]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     paths = {name: make_run(folder / name, LAYOUT, seed=seed) for seed, name in enumerate(("first", "second"))}
-    add_importance(paths["first"])
+    for seed, path in enumerate(paths.values(), start=1):
+        add_importance(path, seed=seed)
     add_function_need(paths["first"])
     add_descriptions(paths["first"])
     add_faithfulness(paths["first"])
@@ -126,11 +131,11 @@ def test_importance_has_one_scale_and_is_not_clipped(chromium: Any, runs: dict[s
         context = chromium.new_context(viewport=viewport, reduced_motion="reduce")
         page = Reader(context.new_page(), runs["page"]).page
         wide = "e => [...e.querySelectorAll('.bars')].map(b => b.parentNode.scrollWidth - b.parentNode.clientWidth)"
-        assert page.eval_on_selector("#importance", wide) == [0, 0]
+        assert page.eval_on_selector("#importance", wide) == [0] * 4
         marks = (
             "e => [...e.querySelectorAll('.ticks')].map(t => [...t.children].map(m => m.textContent + m.style.left))"
         )
-        most, least = page.eval_on_selector("#importance", marks)
+        most, least, *_ = page.eval_on_selector("#importance", marks)
         assert most == least and len(most) > 1
         page.evaluate("location.hash = '#faithfulness'")
         bottom = page.eval_on_selector(".topbar", "e => e.getBoundingClientRect().bottom")
@@ -275,7 +280,16 @@ def test_importance_faithfulness_comparison_and_the_others(reader: Reader, runs:
         "Area between the curves" in reader.text("#faithfulness")
         and page.locator("#faithfulness .chart path").count() == 2
     )
-    rows = page.locator("#comparison table").first.locator("tbody tr").count()
+    over = page.get_by_label("Functions and importances over runs")
+    models = [(load_run(runs[name]).heads, list(map(measure_of, IMPORTANCES))) for name in ("first", "second")]
+    expected = need_over_models(models)
+    assert over.locator("tbody th").all_inner_texts() == list(dict.fromkeys(expected["name"]))
+    for row in expected.to_dict("records"):
+        line = over.locator("tbody tr").nth(list(dict.fromkeys(expected["name"])).index(row["name"]))
+        cell = line.locator("td").nth(IMPORTANCES.index(row["measure"]))
+        assert float(cell.locator("span").first.inner_text()) == pytest.approx(row["needed"], abs=0.006)
+        assert cell.locator("circle").count() == row["models"]
+    rows = page.get_by_label("Heads whose functions differ").locator("tbody tr").count()
     changed = pd.read_csv(runs["second"] / "heads.csv", keep_default_na=False)["functions"] != table["functions"]
     assert rows == int(changed.sum()) > 0 and "Spearman" in reader.text("#comparison")
     assert page.locator("#pruning .chart path").count() == 2 and page.locator("#pruning .stays").count() == 3

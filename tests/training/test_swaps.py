@@ -15,10 +15,24 @@ from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.native.transformer import Transformer
 from headscope.training.data.batches import plan_batches, training_batches
-from headscope.training.swaps.head_scores import head_scores
-from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
-from headscope.training.swaps.selection import FORK_SELECTIONS, SELECTIONS, Phase, SwapScores, SwapTiming, decide
-from headscope.training.swaps.swaps import ForkHead, ForkSwap, Swap, swap_heads, swap_heads_like_fork
+from headscope.training.swaps.selection import (
+    FORK_SELECTIONS,
+    SELECTIONS,
+    Phase,
+    SwapScores,
+    SwapTiming,
+    decide,
+    head_scores,
+)
+from headscope.training.swaps.swaps import (
+    ForkHead,
+    ForkSwap,
+    Swap,
+    read_fork_schedule,
+    read_schedule,
+    swap_heads,
+    swap_heads_like_fork,
+)
 from tests.makers.shared import SHIPPED
 from tests.oracles import growth, mhr, native
 from tests.oracles.swaps import differing, head_rows, state

@@ -13,8 +13,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.training.composed import find_variant
 from headscope.training.position import TrainingPosition
-from headscope.training.swaps.head_scores import SCORES, head_scores
-from headscope.training.swaps.selection import Phase
+from headscope.training.swaps.selection import SCORES, Phase, head_scores
 from headscope.training.swaps.swaps import Swap, swap_heads
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS

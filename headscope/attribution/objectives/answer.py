@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
-from headscope.attribution.objectives.predictions import precise
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective, precise
 from headscope.data.encoded import IGNORED, Batch
 from headscope.formats.base import Checkpoint
 

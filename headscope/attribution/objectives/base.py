@@ -2,24 +2,57 @@
 
 An objective maps a model's output to one number per sentence. Gradient methods differentiate it, perturbation methods
 measure how it changes, and both divide by the same counts. It is split into the pass through the model (`output`) and
-its evaluation (`evaluate`), so that an output from running the upper layers only is evaluated in the same way.
-"""
+its evaluation (`evaluate`), so that an output from running the upper layers only is evaluated in the same way."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from headscope.data.encoded import Batch
+from headscope.data.encoded import IGNORED, Batch, Side
 from headscope.errors import ConfigError, NumericalError
+from headscope.formats.base import Checkpoint
 from headscope.model.nonfinite import deferred_checks
 from headscope.registry import Registry
 
-if TYPE_CHECKING:
-    from headscope.formats.base import Checkpoint
+
+def no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
+    """Why a checkpoint predicts no words on a corpus. Returns None if it does."""
+    if checkpoint.predicts != "words":
+        return "needs a model that predicts words (one with a language-model head)"
+    if checkpoint.two_sided and not has_target:
+        return "needs a --target, which the decoder is to say"
+    return None
+
+
+def predicting(batch: Batch, *, decodes: bool) -> tuple[Side, Tensor]:
+    """The side whose positions predict, and which of them do [b t].
+
+    A decoder predicts at every real position, an encoder at every position of a token that is not special.
+    """
+    side = batch.source if batch.target is None else batch.target
+    return side, side.real if decodes else side.real & ~side.special
+
+
+def per_sentence(values: Tensor, rows: Tensor, sentences: int) -> Tensor:
+    """Sums [b] of values [n] that belong to sentences `rows` [n]."""
+    return values.new_zeros(sentences).index_add(0, rows, values)
+
+
+def precise(values: Tensor) -> Tensor:
+    """At least float32."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+
+
+def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ -log p of labels [b t] in nats and their number, [b] each; positions labelled `IGNORED` do not count."""
+    rows, positions = (labels != IGNORED).nonzero(as_tuple=True)
+    nll = torch.nn.functional.cross_entropy(precise(logits[rows, positions]), labels[rows, positions], reduction="none")
+    return per_sentence(nll, rows, len(labels)), (labels != IGNORED).sum(dim=1)
 
 
 @dataclass(frozen=True)
@@ -74,7 +107,7 @@ class Objective(ABC):
     @classmethod
     @abstractmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        """Why the objective does not apply to a checkpoint on such a text, None where it does."""
+        """Why the objective does not apply to a checkpoint on such a text. Returns None if it does."""
 
     def alters(self, checkpoint: Checkpoint) -> bool:
         """Whether `prepared` changes the text."""
@@ -149,7 +182,7 @@ def choose_objective(
 def _why_not(
     cls: type[Objective], checkpoint: Checkpoint, *, has_target: bool, has_labels: bool, has_answers: bool
 ) -> str | None:
-    """Why an objective does not apply to a checkpoint on such a text, None where it does."""
+    """Why an objective does not apply to a checkpoint on such a text. Returns None if it does."""
     if cls.needs_prompts and not has_answers:
         return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
     return cls.applies(checkpoint, has_target=has_target, has_labels=has_labels)

@@ -7,8 +7,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
-from headscope.attribution.objectives.predictions import negative_log_likelihood, no_words
+from headscope.attribution.objectives.base import (
+    Objective,
+    ObjectiveOutput,
+    negative_log_likelihood,
+    no_words,
+    objective,
+)
 from headscope.data.encoded import IGNORED, Batch
 from headscope.distributed import upload
 from headscope.errors import CheckpointError

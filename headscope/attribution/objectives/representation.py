@@ -7,8 +7,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
-from headscope.attribution.objectives.predictions import precise
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective, precise
 from headscope.data.encoded import Batch
 from headscope.evaluation.states import cosine, mean_pooled, relative_l2
 from headscope.formats.base import Checkpoint

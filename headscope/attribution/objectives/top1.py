@@ -5,8 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
-from headscope.attribution.objectives.predictions import no_words, per_sentence, precise, predicting
+from headscope.attribution.objectives.base import (
+    Objective,
+    ObjectiveOutput,
+    no_words,
+    objective,
+    per_sentence,
+    precise,
+    predicting,
+)
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 

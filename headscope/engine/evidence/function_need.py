@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from headscope.bootstrap import Array
 from headscope.description.sentences import mostly
-from headscope.engine.declarations import Measure
+from headscope.engine.declarations import Measure, head_functions
 from headscope.tails import student_quantile
 
 if TYPE_CHECKING:
@@ -76,33 +76,36 @@ def groups_of(heads: pd.DataFrame) -> Iterator[tuple[str, str, list[bool]]]:
 
 
 def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -> pd.DataFrame:
-    """Functions × importances over several models: a row per group and measure that a model has, from their heads.csv.
+    """Functions × importances over several models: a row per function and measure of their heads.csv.
 
-    `needed` is the probability that a head of the group is needed more than another head of the same model (ties
+    `needed` is the probability that a head with the function is needed more than another head of the same model (ties
     half; 0.5: the function says nothing), the mean over models; `needed_low` and `needed_high` are its 95 % interval by
-    Student's t, for which models are a sample of models: NaN for one. `each` has the numbers of the models, NaN where
-    one has no such head or no other, `models` how many have some, `heads` of how many heads.
+    Student's t, for which models are a sample of models, within 0 and 1: NaN for one. `each` has the numbers of the
+    models, NaN where one has no such head or no other, `models` how many have some, `heads` of how many heads.
+    Functions are in the order of legends, heads without a label last.
     """
     import pandas as pd
 
-    found: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
+    found: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for number, (heads, measures) in enumerate(models):
         for measure in measures:
             values = heads[measure.name].to_numpy(dtype=float) * (-1 if measure.keep == "lowest" else 1)
             for kind, name, own in groups_of(heads):
                 part, rest = (values[np.isfinite(values) & side] for side in (np.array(own), ~np.array(own)))
-                if len(part) and len(rest):
+                if kind == "function" and len(part) and len(rest):
                     more = (part[:, None] > rest).mean() + (part[:, None] == rest).mean() / 2
-                    row = found.setdefault((kind, name, measure.name), [(np.nan, 0)] * len(models))
+                    row = found.setdefault((name, measure.name), [(np.nan, 0)] * len(models))
                     row[number] = float(more), len(part)
     rows = []
-    for (kind, name, column), entries in found.items():
+    order = [*head_functions(), *sorted({name for name, _ in found} - {*head_functions(), NO_LABEL}), NO_LABEL]
+    for (name, column), entries in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         each = np.array([value for value, _ in entries])
         known = each[np.isfinite(each)]
         reach = _reach(float(known.var(ddof=1)) / len(known), len(known) - 1) if len(known) > 1 else np.nan
         mean, heads_of = float(known.mean()), sum(count for _, count in entries)
-        about = {"kind": kind, "name": name, "measure": column, "models": len(known), "heads": heads_of}
-        rows.append(about | {"needed": mean, "needed_low": mean - reach, "needed_high": mean + reach, "each": each})
+        low, high = np.clip([mean - reach, mean + reach], 0, 1)
+        about = {"name": name, "measure": column, "models": len(known), "heads": heads_of}
+        rows.append(about | {"needed": mean, "needed_low": low, "needed_high": high, "each": each})
     return pd.DataFrame(rows)
 
 

@@ -24,12 +24,7 @@ LEAST_UNITS = 10
 
 
 def p_values(
-    excess: Tensor,
-    counts: Tensor,
-    *,
-    share: Tensor | Array,
-    null: Tensor | Array | float,
-    divided: Tensor | int = 0,
+    excess: Tensor, counts: Tensor, *, share: Tensor | Array, null: Tensor | Array | float, divided: Tensor | int = 0
 ) -> Array:
     """One-sided p of Σ excess / Σ counts ≤ 0, for sums of sentences [g *cells].
 

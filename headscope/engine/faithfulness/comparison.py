@@ -3,24 +3,64 @@
 Removing the most important heads first should lower performance early, the least important first late: the area
 between the two curves says how well a ranking separates them (for heads what perturbation curves are for pixels, Samek
 et al. 2017, §III; ΔA of Achtibat et al. 2024).
+
+How much of a model its most important heads do alone: CPR and CMD of the Mechanistic Interpretability Benchmark.
+Mueller et al. 2025 (arXiv 2504.13151), as `evaluation.py` of the MIB circuit track computes them, with heads in
+the place of edges: f(p) = (m(C_p) − m(∅)) / (m(all) − m(∅)), where C_p are the int(p · N) heads of the highest scores
+while the others are ablated, and ∅ is the model with all of its N heads ablated. CPR is the area under f, CMD that
+under |1 − f|, by trapezoids over p as it is: from 0.001 to 1, so that f ≡ 1 has a CPR of 0.999. There is nothing to
+connect, and numbers are none of that benchmark's table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums
 from headscope.engine.declarations import measure_of
-from headscope.engine.faithfulness.circuits import CIRCUITS, By, circuit_masks, circuit_order, cmd, cpr, faithfulness
 from headscope.engine.faithfulness.orders import Scores, agreement, ordered, random_order
 from headscope.engine.faithfulness.performance_drop import PerformanceDrop
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
+
+SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+By = Literal["signed", "absolute"]
+"""Heads go by their scores, as for CPR, or by the size of these, as for CMD."""
+CIRCUITS: tuple[By, ...] = ("signed", "absolute")
+
+
+def circuit_order(name: str, scores: Scores, by: By) -> list[HeadId]:
+    """The heads of a ranking, the most important first; the size matters only where scores have a sign."""
+    sized = by == "absolute" and measure_of(name).signed
+    return ordered({head: abs(score) for head, score in scores.items()} if sized else scores)
+
+
+def circuit_masks(order: list[HeadId]) -> list[list[HeadId]]:
+    """The heads that are ablated at each share of `SHARES`: all but the first int(share · N)."""
+    return [order[int(share * len(order)) :] for share in SHARES]
+
+
+def faithfulness(drops: Tensor, everything: Tensor) -> Tensor:
+    """f [… p] of drops m(all) − m(C_p) [… p] and of m(all) − m(∅) [… 1]; NaN where ∅ does as well as all."""
+    return torch.where(everything == 0, torch.nan, 1 - drops / everything)
+
+
+def cpr(f: Tensor) -> Tensor:
+    """∫ f dp for f [… p] at `SHARES`."""
+    return torch.trapezoid(f, torch.tensor(SHARES, dtype=f.dtype), dim=-1)
+
+
+def cmd(f: Tensor) -> Tensor:
+    """∫ |1 − f| dp for f [… p] at `SHARES`."""
+    return torch.trapezoid((1 - f).abs(), torch.tensor(SHARES, dtype=f.dtype), dim=-1)
+
 
 ORDERS = ("most important first", "least important first")
 MIB: Mapping[str, tuple[By, Callable[[torch.Tensor], torch.Tensor]]] = {
@@ -36,7 +76,7 @@ class RemovalSteps:
     """Which masks to measure: `curves[name, order]` and `singles` are indices into `masks`, whose first is empty.
 
     `removed` [step] is the number of heads that are removed at each point of a curve. `circuits[name, by]` are what is
-    left of the model at the shares of `headscope.engine.faithfulness.circuits`, `everything` is that without any head.
+    left of the model at each of `SHARES`, `everything` is that without any head.
     """
 
     masks: tuple[Mask, ...]
@@ -99,7 +139,8 @@ def compare_rankings(
     areas = {name: _area(plan, name, main, bootstrap) for name in names}
     random_areas = np.array([float(area.value) for name, area in areas.items() if name.startswith("random:")])
     circuits = {measure: {name: _circuit(plan, name, measure, main, bootstrap) for name in names} for measure in MIB}
-    single = _single_drops(plan, main)
+    mean: Array = (main.total.sum(dim=0) / main.count.sum(dim=0)).numpy()
+    single = {head: float(mean[number] - mean[0]) for head, number in plan.singles.items()}
     rows = []
     for name, scores in rankings.items():
         area = areas[name]
@@ -194,11 +235,6 @@ def _area(plan: RemovalSteps, name: str, sums: GroupSums, bootstrap: Bootstrap) 
         return torch.trapezoid(mean[:, first] - mean[:, last], share, dim=-1)
 
     return bootstrap.function(between, sums)
-
-
-def _single_drops(plan: RemovalSteps, sums: GroupSums) -> dict[HeadId, float]:
-    mean: Array = (sums.total.sum(dim=0) / sums.count.sum(dim=0)).numpy()
-    return {head: float(mean[number] - mean[0]) for head, number in plan.singles.items()}
 
 
 def with_randomised(

@@ -11,12 +11,7 @@ import pandas as pd
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import REPLICATES, Bootstrap
 from headscope.data.corpus import Corpus
-from headscope.engine.faithfulness.comparison import (
-    RankingComparison,
-    compare_rankings,
-    plan_removals,
-    with_randomised,
-)
+from headscope.engine.faithfulness.comparison import RankingComparison, compare_rankings, plan_removals, with_randomised
 from headscope.engine.faithfulness.orders import Scores, randomised, scores_of, undirected
 from headscope.engine.faithfulness.performance_drop import bleu_drop, measure_drop
 from headscope.errors import ConfigError

@@ -48,7 +48,10 @@ def fork_batches(
     targets: list[Encoded | None] = [None] * len(texts)
     if corpus.has_target:
         targets = [*checkpoint.encode([text.target or "" for text in texts], side="target", limit=limit)]
-    lengths = [(len(source.ids), _length(target)) for source, target in zip(sources, targets, strict=True)]
+    lengths = [
+        (len(source.ids), 0 if target is None else len(target.ids))
+        for source, target in zip(sources, targets, strict=True)
+    ]
     shuffled = np.random.RandomState(SEED).permutation(len(texts)).tolist()
     for group in groups(sorted(shuffled, key=lengths.__getitem__), lengths, size or BatchSize()):
         longest_first = torch.tensor([lengths[n][0] for n in group]).sort(descending=True).indices
@@ -58,7 +61,10 @@ def fork_batches(
         read = pad_side([sources[n] for n in numbers], pad=_pad(checkpoint, "source"))
         encoded = [target for n in numbers if (target := targets[n]) is not None]
         target = pad_side(encoded, pad=_pad(checkpoint, "target")) if encoded else None
-        yield Batch(torch.tensor(numbers), 0, _padded_left(read), target)
+        width = read.ids.shape[1]
+        order = (torch.arange(width) + read.real.sum(dim=1, keepdim=True)) % width
+        padded_left = Side(*(tensor.gather(1, order) for tensor in (read.ids, read.real, read.special)))
+        yield Batch(torch.tensor(numbers), 0, padded_left, target)
 
 
 def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: BatchSize) -> list[list[int]]:
@@ -81,18 +87,7 @@ def groups(order: Sequence[int], lengths: Sequence[tuple[int, int]], size: Batch
     return [*closed_batches, batch] if batch else closed_batches
 
 
-def _length(target: Encoded | None) -> int:
-    return 0 if target is None else len(target.ids)
-
-
 def _pad(checkpoint: TransformerCheckpoint, name: str) -> int:
     vocabulary: Vocabulary | None = getattr(checkpoint, name if checkpoint.two_sided else "target")
     assert vocabulary is not None, "it has encoded the text"
     return vocabulary.padding
-
-
-def _padded_left(right: Side) -> Side:
-    """The padding moved before the texts."""
-    width = right.ids.shape[1]
-    order = (torch.arange(width) + right.real.sum(dim=1, keepdim=True)) % width
-    return Side(*(tensor.gather(1, order) for tensor in (right.ids, right.real, right.special)))

@@ -6,15 +6,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from headscope.distributed import upload
-from headscope.engine.heads.shared import SharedTensors
+
+T = TypeVar("T")
+
+
+@dataclass
+class SharedTensors:
+    """What is shared while one batch is on its way."""
+
+    entries: dict[str, Any] = field(default_factory=dict)
+
+    def get(self, name: str, owner: object, make: Callable[[], T]) -> T:
+        """What `make` made when it was first asked for under this name with this very owner."""
+        key = f"{name}/{id(owner)}"
+        if key not in self.entries:
+            self.entries[key] = (make(), owner)  # holding the owner keeps its id from being used again
+        value: T = self.entries[key][0]
+        return value
+
 
 Match = Callable[[slice], Tensor]
 """Which keys are meant for these queries (positions from start to stop): [b q s] boolean."""

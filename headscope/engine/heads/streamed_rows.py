@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.distributed import upload
-from headscope.engine.heads.rows import TIE, DenseRows, Match, placed
-from headscope.engine.heads.shared import SharedTensors
+from headscope.engine.heads.rows import TIE, DenseRows, Match, SharedTensors, placed
 from headscope.errors import HeadscopeError
 from headscope.model.streaming.context import block_weights
 from headscope.model.streaming.statistics import RowStatistics, ScoreBlocks, row_statistics
@@ -135,14 +134,14 @@ class StreamedRows:
             yield self.scores.pairs(*places), places
 
     def _kept_pairs(self, match: Match, keys: Tensor) -> PairWeights | None:
-        """`_pairs` for all layers of the batch; None where they would be too many beside those of other patterns."""
+        """`_pairs` for all layers of the batch; None if they would be too many beside those of other patterns."""
         kept: list[Tensor] = self.shared.get("kept pairs", None, list)
         pairs = self._pairs(match, keys, min(KEPT // 2, KEPT - sum(others.nbytes for others in kept)))
         kept.extend([] if pairs is None else [pairs.places])
         return pairs
 
     def _pairs(self, match: Match, keys: Tensor, most: int) -> PairWeights | None:
-        """Every match; None where they take over `most` bytes. Of a device their number is read."""
+        """Every match. Returns None if they take over `most` bytes. Of a device their number is read."""
         found, size = [], 0
         for queries, matches in self._matches(match, keys):
             query, sentence, key = matches.transpose(0, 1).nonzero(as_tuple=True)

@@ -7,13 +7,7 @@ from collections import Counter
 from headscope.bootstrap import Array
 from headscope.data.batching import Omissions
 from headscope.evaluation.likelihood import Likelihood, labelled
-from headscope.evaluation.metrics.base import (
-    Floor,
-    LikelihoodMetric,
-    ValidationText,
-    metric,
-    total_and_count,
-)
+from headscope.evaluation.metrics.base import Floor, LikelihoodMetric, ValidationText, metric, total_and_count
 from headscope.formats.base import IGNORED, Checkpoint
 
 
@@ -30,14 +24,11 @@ class Accuracy(LikelihoodMetric):
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         counts = label_counts(checkpoint, data)
-        return Floor(max(counts.values()) / counts.total(), f"the share of the most frequent {_unit(checkpoint)}")
+        unit = "token" if checkpoint.predicts == "words" else "label"
+        return Floor(max(counts.values()) / counts.total(), f"the share of the most frequent {unit}")
 
     def title_of(self, checkpoint: Checkpoint) -> str:
         return {"words": "token accuracy", "tags": "word accuracy"}.get(checkpoint.predicts, self.title)
-
-
-def _unit(checkpoint: Checkpoint) -> str:
-    return "token" if checkpoint.predicts == "words" else "label"
 
 
 def label_counts(checkpoint: Checkpoint, data: ValidationText) -> Counter[int]:

@@ -2,7 +2,7 @@
 
 A metric is a function of sums over the corpus: BLEU of matches, n-grams and lengths, perplexity of Σ -log p and
 tokens, accuracy of hits and sentences. Sums are kept for groups of sentences, as `headscope.bootstrap` does, so
-intervals and paired tests (`headscope.evaluation.comparison`) need no second pass over the text.
+intervals and paired tests (`headscope.evaluation.before_after`) need no second pass over the text.
 
 What the sums are made of is one of three passes, which all metrics of a kind share: translations, the likelihood of
 tokens or labels, final states beside those of the intact model.
@@ -98,7 +98,7 @@ class Metric(ABC):
     @classmethod
     @abstractmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
-        """Why the metric does not apply to a checkpoint on such a text, None where it does."""
+        """Why the metric does not apply to a checkpoint on such a text. Returns None if it does."""
 
     @abstractmethod
     def sums(self, read: Any) -> Array:
@@ -113,7 +113,7 @@ class Metric(ABC):
         """The sums of a model, as its masks and gates are now, on a text; KeyboardInterrupt where interrupted."""
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor | None:
-        """What a model that has learnt nothing reaches; None where every model is a baseline."""
+        """What a model that has learnt nothing reaches. Returns None if every model is a baseline."""
         return None
 
     def signature(self, text: TextMode) -> str:
@@ -228,12 +228,7 @@ def metric(cls: type[Metric]) -> type[Metric]:
     return cls
 
 
-DEFAULTS = {
-    "words": ("bleu", "perplexity"),
-    "classes": ("accuracy",),
-    "tags": ("accuracy",),
-    "nothing": ("cosine",),
-}
+DEFAULTS = {"words": ("bleu", "perplexity"), "classes": ("accuracy",), "tags": ("accuracy",), "nothing": ("cosine",)}
 """The metric of a model by what it predicts: the first that applies."""
 
 
@@ -243,9 +238,9 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
 
     ConfigError for an unknown name, and where it does not apply.
     """
-    given = {"has_target": has_target, "has_labels": has_labels}
+    text = {"has_target": has_target, "has_labels": has_labels}
     wanted = [name] if name else DEFAULTS[checkpoint.predicts]
-    why = {option: METRICS.get(option).applies(checkpoint, **given) for option in wanted}
+    why = {option: METRICS.get(option).applies(checkpoint, **text) for option in wanted}
     fitting = [option for option, reason in why.items() if reason is None]
     if not fitting:
         last = f"--metric {name}: {why[name]}" if name else why[wanted[-1]]
@@ -277,7 +272,7 @@ def _why_no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
 
 
 def _why_unlabelled(checkpoint: Checkpoint, *, has_labels: bool) -> str | None:
-    """Why a checkpoint has no labels to be right about, None where it has."""
+    """Why a checkpoint has no labels to be right about. Returns None if it has."""
     if why := no_labels(checkpoint):
         return f"needs a classifier, and {why}"
     return None if has_labels else "needs --labels FILE (or --valid-labels), the right class of every line"

@@ -6,12 +6,7 @@ import math
 
 from headscope.bootstrap import Array
 from headscope.evaluation.metrics.accuracy import label_counts
-from headscope.evaluation.metrics.base import (
-    Floor,
-    LikelihoodMetric,
-    ValidationText,
-    metric,
-)
+from headscope.evaluation.metrics.base import Floor, LikelihoodMetric, ValidationText, metric
 from headscope.formats.base import Checkpoint
 
 

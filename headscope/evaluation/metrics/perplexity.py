@@ -7,14 +7,7 @@ import torch
 
 from headscope.bootstrap import Array, Bootstrap, Estimate, interval
 from headscope.evaluation.likelihood import hides_tokens
-from headscope.evaluation.metrics.base import (
-    Floor,
-    LikelihoodMetric,
-    ValidationText,
-    metric,
-    ratio_of,
-    resampled_sums,
-)
+from headscope.evaluation.metrics.base import Floor, LikelihoodMetric, ValidationText, metric, ratio_of, resampled_sums
 from headscope.formats.base import Checkpoint
 
 

@@ -106,7 +106,7 @@ class Settings:
         return value
 
     def text(self, name: str) -> str | None:
-        """A string, None where there is none."""
+        """A string. Returns None if there is none."""
         value = self.get(name)
         return value if isinstance(value, str) else None
 
@@ -207,7 +207,9 @@ def _stack(settings: Settings, state: Mapping[str, Tensor], side: str) -> StackC
     d = _width(settings, side)
     lm = settings.arch.startswith("transformer_lm")
     name = f"{side}_attention_heads"
-    inferred = _heads(state, side) if settings.values.get(name) is None else None
+    alpha = state.get(f"{side}.layers.0.self_attn.alphas")
+    # the fork of MHR has other defaults than fairseq; its alphas say how many heads there are
+    inferred = len(alpha) if alpha is not None and alpha.ndim and settings.values.get(name) is None else None
     heads = inferred or settings.number(name, BASE[name] if settings.arch in ARCHITECTURES else None)
     if d % heads:
         raise CheckpointError(
@@ -268,12 +270,6 @@ def _size(settings: Settings, state: Mapping[str, Tensor], key: str, axis: int) 
     if key not in state or state[key].ndim != 2:
         raise CheckpointError(f"{settings.path}: weight {key} is {'missing' if key not in state else 'no matrix'}")
     return state[key].shape[axis]
-
-
-def _heads(state: Mapping[str, Tensor], side: str) -> int | None:
-    """The fork of MHR has other defaults than fairseq; its alphas say how many heads there are."""
-    alpha = state.get(f"{side}.layers.0.self_attn.alphas")
-    return len(alpha) if alpha is not None and alpha.ndim else None
 
 
 def _counts(settings: Settings, state: Mapping[str, Tensor], name: str, layers: int, width: int) -> tuple[int, ...]:

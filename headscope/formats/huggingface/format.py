@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from headscope.bounds import MOST_LAYERS
 from headscope.config import Companions
@@ -31,6 +31,7 @@ from headscope.files.hub import is_cached
 from headscope.files.reading import exists, is_file, read_json
 from headscope.formats.base import FORMATS, MASKED, SAME, CheckpointFormat, Export, SavedFiles
 from headscope.formats.exports import Conversion, Probe
+from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.layouts import check_shards, is_adapter, model_folder, refuse_adapter
 from headscope.formats.huggingface.native_models.from_native import converted, quiet_transformers
@@ -111,7 +112,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
             )
         options = {"trust_remote_code": False, "local_files_only": exists(path) or _hub_has(path) is None}
         with _quiet(path), ExitStack() as stack:
-            config = AutoConfig.from_pretrained(path, **options)
+            config, absent = _config(path, options)
             _check_depth(config)
             _forget_kernels(config)
             quantised = check_quantisation(path, config) is not None
@@ -127,7 +128,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
                 **options,
             )
             weakref.finalize(model, stack.pop_all().close)
-        _check_weights(path, info)
+        _check_weights(path, info, absent)
         if model.dtype == torch.float64:
             model.set_experts_implementation("eager")  # the others' matrix products have no double precision
         check_devices(model, placed.get("device_map"))
@@ -179,6 +180,14 @@ def adapter_limit(config: Any) -> tuple[str, ...]:
     )
 
 
+def _config(path: str, options: dict[str, bool]) -> tuple[Any, frozenset[str]]:
+    """What config.json describes, and the names of weights that no file has because nothing reads them."""
+    values, _ = PretrainedConfig.get_config_dict(path, **options)
+    if values.get("model_type") == decilm.MODEL_TYPE:
+        return decilm.as_llama(values, path)
+    return AutoConfig.from_pretrained(path, **options), frozenset()
+
+
 def _check_depth(config: Any) -> None:
     """Refuse a config of absurdly many layers, which would be built before any weight is looked at."""
     for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"):
@@ -200,7 +209,7 @@ def _forget_kernels(config: Any) -> None:
 
 
 def _hub_has(name: str) -> bool | None:
-    """Whether the hub has a model of this name (a few have no owner); None where the hub does not answer.
+    """Whether the hub has a model of this name (a few have no owner). Returns None if the hub does not answer.
 
     transformers itself would try an absent network for half a minute.
     """
@@ -236,11 +245,11 @@ def _dtype(name: str, config: Any, device: str) -> torch.dtype:
     return torch.float32 if device == "cpu" else stored
 
 
-def _check_weights(path: str, info: dict[str, Any]) -> None:
-    """Refuse a checkpoint whose weights do not fill the model that its config describes."""
+def _check_weights(path: str, info: dict[str, Any], absent: frozenset[str]) -> None:
+    """Refuse a checkpoint whose weights do not fill the model that its config describes, but for those `absent`."""
     if mismatched := sorted(_mismatch(entry) for entry in info["mismatched_keys"]):
         raise CheckpointError(_disagree(path, "of another size than config.json says", mismatched))
-    missing = sorted(key for key in info["missing_keys"] if not _MAY_BE_MISSING.search(key))
+    missing = sorted(key for key in {*info["missing_keys"]} - absent if not _MAY_BE_MISSING.search(key))
     if missing:
         raise CheckpointError(_disagree(path, "missing", missing))
     if extra := sorted(key for key in info["unexpected_keys"] if _LAYER.search(f".{key}.")):
@@ -332,7 +341,9 @@ def _one_line(error: Exception) -> str:
             f"its weights file holds a Python object ({foreign[1]}), and headscope runs nothing that a "
             "checkpoint brings; save the weights as safetensors"
         )
-    if "Safetensor" in type(error).__name__ or _while_unpickling(error):
+    frames = traceback.extract_tb(error.__traceback__)
+    unpickling = any(Path(frame.filename).parts[-2:] == ("torch", "serialization.py") for frame in frames)
+    if "Safetensor" in type(error).__name__ or unpickling:
         return f"its weights file is truncated or broken ({text.rpartition('error: ')[2][:100]}); fetch it again"
     if "file named config.json" in text:
         return (
@@ -350,8 +361,3 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"its json files hold or lack the entry {text}, which transformers cannot go on with"
     return text if len(text) <= 300 else text[:300] + "…"
-
-
-def _while_unpickling(error: Exception) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(Path(frame.filename).parts[-2:] == ("torch", "serialization.py") for frame in frames)

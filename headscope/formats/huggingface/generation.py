@@ -12,16 +12,52 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
-from headscope.errors import CheckpointError, ConfigError, NumericalError
+from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import IGNORED, Checkpoint, Predicts
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.formats.weights import finite, refuse_overflow
-from headscope.heads import Site
+from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of, text_config
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.nonfinite import is_finite
+from headscope.model.removal_plan import RemovalPlan
 from headscope.model.storage.stored_weights import matrix_of, quantised_by, readable
 from headscope.model.threads import threads_for_pass
+
+
+def alignment_heads(model: nn.Module) -> list[HeadId]:
+    """The cross heads [[layer, head], …] that Whisper takes the times of words from; none where none are named."""
+    settings: Any = getattr(model, "generation_config", None)
+    named = getattr(settings, "alignment_heads", None)
+    pairs = named if isinstance(named, list) else []
+    return [HeadId(Site.CROSS, *pair) for pair in pairs if len(pair) == 2 and all(type(n) is int for n in pair)]
+
+
+def renumber_alignment(model: Any, removal: RemovalPlan) -> None:
+    """Count the alignment heads of a shrunk model as it counts its own; those that went are no longer named.
+
+    Where none is left the entry goes: transformers then says that there are no times of words.
+    """
+    if heads := alignment_heads(model):
+        kept = {head: removal.kept.get((head.site, head.layer), ()) for head in heads}
+        stay = [[head.layer, kept[head].index(head.head)] for head in heads if head.head in kept[head]]
+        if stay:
+            model.generation_config.alignment_heads = stay
+        else:
+            del model.generation_config.alignment_heads
+
+
+def alignment_note(whole: nn.Module, made: nn.Module) -> tuple[str, ...]:
+    """What became of the alignment heads of a model whose copy lacks some heads."""
+    before, after = alignment_heads(whole), alignment_heads(made)
+    if before == after:
+        return ()
+    stay = f"{len(after)} of {len(before)} alignment heads (generation_config.json) stay, renumbered"
+    if len(after) == len(before):
+        return (stay,)
+    without = "" if after else "; without any there are no times of words"
+    return (f"{stay}{without} (prune rank --protect alignment keeps all)",)
+
 
 _HEADS: Mapping[str, Predicts] = {"ForSequenceClassification": "classes", "ForTokenClassification": "tags"}
 CLOSED = "texts_end_with_eos"
@@ -201,7 +237,7 @@ class Predicting(Checkpoint):
             refuse_overflow(self, generated)
         except IndexError as error:  # its cache has as many layers as the encoder, and a T5's decoder may have more
             raise CheckpointError(
-                f"{self.path}: transformers cannot generate with this model ({' '.join(str(error).split())[:160]})"
+                f"{self.path}: transformers cannot generate with this model ({reason_of(error)})"
             ) from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)

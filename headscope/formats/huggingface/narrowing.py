@@ -152,7 +152,7 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     for name, values in table.get("attributes", {}).items():
         for attribute, value in values.items():
             if name in modules:
-                _set(modules[name], attribute, value)
+                setattr(modules[name], attribute, _known(modules[name], attribute, value))
     for name, values in table.get("configs", {}).items():
         if name in modules:
             _view(
@@ -211,10 +211,6 @@ def _sizes_of_weight(module: Any, shape: tuple[int, ...]) -> dict[str, Any]:
     if type(module) in (nn.LayerNorm, nn.RMSNorm):
         return {"normalized_shape": shape}
     return {"nx": shape[0], "nf": shape[1]} if hasattr(module, "nf") and len(shape) == 2 else {}
-
-
-def _set(module: Any, attribute: str, value: Any) -> None:
-    setattr(module, attribute, _known(module, attribute, value))
 
 
 def _known(of: Any, attribute: str, value: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, reason_of
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import plain_name
@@ -73,7 +73,7 @@ def _rebuilt(model: Any, name: str, *, heads: int, groups: int) -> Any:
             with torch.device("meta"):
                 built = cls(config)
         except Exception as error:  # whatever sizes that do not fit one another may raise
-            reasons.append(_line(error))
+            reasons.append(reason_of(error))
             continue
         if {key: values.shape for key, values in built.state_dict().items()} == shapes:
             return _filled(cls, config, model, weights)
@@ -96,7 +96,7 @@ def _candidates(config: Any, name: str, *, heads: int, groups: int, reasons: lis
             with quiet_transformers():
                 made = cls.config_class.from_dict(values)
         except Exception as error:  # whatever the config's own checks raise
-            reasons.append(_line(error))
+            reasons.append(reason_of(error))
             continue
         yield cls, made
 
@@ -127,7 +127,3 @@ def _filled(cls: Any, config: Any, model: Any, weights: dict[str, Any]) -> Any:
     if getattr(model, "generation_config", None) is not None:
         built.generation_config = model.generation_config
     return built.train(model.training)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]

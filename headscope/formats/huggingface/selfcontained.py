@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.models.auto import modeling_auto
 
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, reason_of
 from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
@@ -71,17 +71,13 @@ def write_code(folder: Path, config: Any, model: Any) -> dict[str, str]:
     """Write the modelling file of a narrowed model; returns what `auto_map` in config.json must say."""
     classes = _classes(config)
     names = sorted({*classes.values(), plain_name(model)})
-    text = inspect.getsource(narrowing) + "\n\n" + _subclasses(names)
-    (folder / f"{MODULE}.py").write_text(text, encoding="utf-8")
-    return {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
-
-
-def _subclasses(names: list[str]) -> str:
     start = "# The classes that config.json names in auto_map.\n\nimport transformers  # noqa: E402\n"
-    return start + "".join(
+    subclasses = start + "".join(
         f'\n\nclass {name}(Narrowed, transformers.{name}):\n    """{name} with the heads that config.json lists."""\n'
         for name in names
     )
+    (folder / f"{MODULE}.py").write_text(f"{inspect.getsource(narrowing)}\n\n{subclasses}", encoding="utf-8")
+    return {auto: f"{MODULE}.{name}" for auto, name in classes.items()}
 
 
 def plain_name(model: Any) -> str:
@@ -130,14 +126,18 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
         except Exception as error:  # whatever transformers may raise
             if write_failure(error):
                 raise
-            raise CheckpointError(f"it cannot be saved: {' '.join(str(error).split())[:200]}") from error
+            raise CheckpointError(f"it cannot be saved: {reason_of(error, most=200)}") from error
         tokenizer = getattr(checkpoint, "tokenizer", None)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (path := Path(checkpoint.path) / name).is_file():
             shutil.copyfile(path, folder / name)
-    _drop_auto_map_of_others(folder)
+    settings = folder / "tokenizer_config.json"
+    if settings.is_file():
+        content = json.loads(settings.read_text(encoding="utf-8"))
+        if content.pop("auto_map", None) is not None:
+            settings.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return narrowed
 
 
@@ -152,7 +152,7 @@ def with_stored_dtype(checkpoint: Checkpoint) -> nn.Module:
 
 
 def _stored_dtype(path: str) -> torch.dtype | None:
-    """The one type of all weights of a local folder, what config.json says elsewhere; None where there are several."""
+    """The one type of all weights of a local folder, what config.json says elsewhere; None if there are several."""
     from transformers import AutoConfig
 
     if files := list(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []:
@@ -167,12 +167,3 @@ def _stored_dtype(path: str) -> torch.dtype | None:
     except (OSError, ValueError):
         return None
     return dtype if isinstance(dtype, torch.dtype) else None
-
-
-def _drop_auto_map_of_others(folder: Path) -> None:
-    """A tokenizer's own remote code does not come along, so nothing may refer to it."""
-    path = folder / "tokenizer_config.json"
-    if path.is_file():
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content.pop("auto_map", None) is not None:
-            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

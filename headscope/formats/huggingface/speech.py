@@ -21,12 +21,14 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, one_line
 from headscope.formats.base import SideName
-from headscope.formats.huggingface.alignment import alignment_heads
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.generation import alignment_heads
 from headscope.heads import HeadId
 from headscope.model.capture import capture
+from headscope.model.sound import features_shape
 
 POSITION = 0.02  # seconds
+SILENCE = -1.5  # (log10(1e-10) + 4) / 4, which Whisper's features are where there is no sound
 FILTER = 7  # positions of the median filter, as in transformers
 
 
@@ -86,14 +88,10 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         return self.features(batch.source)
 
     def features(self, source: Side) -> dict[str, Tensor]:
-        """Features [b bins frames] of the recordings whose positions these are."""
+        """Features [b bins frames] of the recordings whose positions these are; silence for subwords, of probes."""
         numbers = (source.ids[:, 0] - self.vocabulary) // int(self.config.max_source_positions)
-        if not all(0 <= number < len(self._recordings) for number in numbers.tolist()):
-            raise CheckpointError(
-                f"{self.path} (model type {self.model_type!r}) reads sound, and what is asked for gives it subwords; "
-                "take other analyses with --only"
-            )
-        rows = [self._features(self._recordings[number])[0] for number in numbers.tolist()]
+        silence = torch.full(features_shape(self.config)[1:], SILENCE)
+        rows = [silence if number < 0 else self._features(self._recordings[number])[0] for number in numbers.tolist()]
         return {"input_features": torch.stack(rows).to(self.device, self.dtype)}
 
     def _read(self, name: str) -> tuple[Tensor, int]:

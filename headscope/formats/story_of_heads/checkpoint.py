@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,9 +35,15 @@ from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import NATIVE
 from headscope.formats.numpy_pickles import read_pickle
 from headscope.formats.safe_pickle import StubType
+from headscope.formats.story_of_heads.arrays import (
+    SOURCE,
+    ArrayRule,
+    Arrays,
+    array_rules,
+    first_member,
+    is_training_state,
+)
 from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
-from headscope.formats.story_of_heads.keys import SOURCE, ArrayRule, array_rules, is_training_state
-from headscope.formats.story_of_heads.npz import Arrays, first_member
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.native.transformer import Transformer
@@ -111,8 +117,12 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         if reason := _unfit(checkpoint):
             return replace(NATIVE.write(checkpoint, folder, companions), notes=(reason,))
         path = folder / Path(checkpoint.path).name
+        state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
+        packed = io.BytesIO()
+        arrays = {row.array: row.pack(state).contiguous().numpy() for row in _rows(checkpoint.shape, checkpoint.loss)}
+        np.savez(packed, **arrays)  # type: ignore[arg-type]
         content = {
-            path: _npz(checkpoint),
+            path: packed.getvalue(),
             folder / "hp.json": (json.dumps(dict(checkpoint.hp), indent=1) + "\n").encode(),
         }
         for name, short in SIDES.items():
@@ -147,7 +157,13 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
     with torch.device("meta"):
         expected = Transformer(shape.config).state_dict()
     table = _rows(shape, loss_scope(arrays, hp))
-    _refuse_unread(arrays, hp, {row.array for row in table})
+    weights = {row.array for row in table}
+    other_names = sorted(arrays.names - weights)
+    if unread := [name for name in other_names if not is_training_state(name, weights) and not set_aside(hp, name)]:
+        raise CheckpointError(
+            f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
+            f"{shortlist([name[:80] for name in unread])}; correct the --hp file (num_layers, say)"
+        )
     if missing := [row.array for row in table if row.array not in arrays.names]:
         raise CheckpointError(f"{arrays.path} lacks arrays of the model: {shortlist(missing)}")
     state: dict[str, Tensor] = {}
@@ -164,16 +180,6 @@ def _state(arrays: Arrays, hp: Hp, shape: Shape) -> dict[str, Tensor]:
         words = shape.config.decoder.vocabulary  # the first rows of the common table
         state["decoder.embeddings.tokens.weight"] = state["encoder.embeddings.tokens.weight"][:words].clone()
     return state | _alive(hp, shape)
-
-
-def _refuse_unread(arrays: Arrays, hp: Hp, weights: Collection[str]) -> None:
-    """CheckpointError for arrays that the model of these hyper-parameters has no place for."""
-    other_names = sorted(arrays.names - set(weights))
-    if unread := [name for name in other_names if not is_training_state(name, weights) and not set_aside(hp, name)]:
-        raise CheckpointError(
-            f"{arrays.path}: the model that the hyper-parameters describe has no place for the arrays "
-            f"{shortlist([name[:80] for name in unread])}; correct the --hp file (num_layers, say)"
-        )
 
 
 def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:
@@ -193,12 +199,17 @@ def _alive(hp: Hp, shape: Shape) -> dict[str, Tensor]:
 
 
 def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Vocabulary | None:
-    """One side's tokens, None where there is no file; filled up where both sides share a larger table."""
+    """One side's tokens; None if there is no file; filled up where both sides share a larger table."""
     stack = shape.config.encoder if name == "src" else shape.config.decoder
     size = stack.vocabulary if stack else 0
     pickled, text = folder / f"{name}.voc", folder / f"{name}.voc.txt"
     if pickled.is_file():
-        ids = _read_voc(pickled)
+        vocabulary = read_pickle(pickled, {".".join(VOC)})
+        state = vocabulary.state if isinstance(vocabulary, StubType) else None
+        ids = state[0] if isinstance(state, tuple) and len(state) == 1 else state
+        plain = isinstance(ids, dict) and all(type(key) is str and type(value) is int for key, value in ids.items())
+        if not plain or not isinstance(ids, dict) or min(ids.values(), default=0) < 0:
+            raise DataError(f"{pickled} holds no vocabulary of story-of-heads, a dictionary of tokens and ids")
     elif text.is_file():
         ids = {subword: number for number, subword in enumerate(read_text(text).removesuffix("\n").split("\n"))}
     else:
@@ -215,17 +226,6 @@ def _vocabulary(folder: Path, name: str, bpe: Path | None, shape: Shape) -> Voca
     subwords[:3] = BEGIN, END, UNKNOWN
     splitter = Splitter("backtick", _codes(bpe, name))
     return Vocabulary(tuple(subwords), splitter, start=0, end=1, unknown=2)
-
-
-def _read_voc(path: Path) -> dict[str, int]:
-    """Token to id from the pickle of their `Voc`, whose state is a tuple of one dictionary."""
-    vocabulary = read_pickle(path, {".".join(VOC)})
-    state = vocabulary.state if isinstance(vocabulary, StubType) else None
-    ids = state[0] if isinstance(state, tuple) and len(state) == 1 else state
-    plain = isinstance(ids, dict) and all(type(key) is str and type(value) is int for key, value in ids.items())
-    if not plain or not isinstance(ids, dict) or min(ids.values(), default=0) < 0:
-        raise DataError(f"{path} holds no vocabulary of story-of-heads, a dictionary of tokens and ids")
-    return ids
 
 
 def _codes(bpe: Path | None, name: str) -> bytes | None:
@@ -250,14 +250,6 @@ def _unfit(checkpoint: StoryCheckpoint) -> str | None:
         if not torch.equal(source[: len(target)], target):
             return "its source and target share one table of embeddings, and training made them differ: a native one"
     return None
-
-
-def _npz(checkpoint: StoryCheckpoint) -> bytes:
-    state = {key: tensor.detach().float().cpu() for key, tensor in checkpoint.model.state_dict().items()}
-    content = io.BytesIO()
-    arrays = {row.array: row.pack(state).contiguous().numpy() for row in _rows(checkpoint.shape, checkpoint.loss)}
-    np.savez(content, **arrays)  # type: ignore[arg-type]
-    return content.getvalue()
 
 
 def _pickled(vocabulary: Vocabulary) -> bytes:

@@ -18,8 +18,7 @@ from typing import Any, Literal, NamedTuple
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.reading import read_json
 from headscope.files.serialize import from_plain, read_toml
-from headscope.formats.story_of_heads.keys import SOURCE, TARGET
-from headscope.formats.story_of_heads.npz import Arrays
+from headscope.formats.story_of_heads.arrays import SOURCE, TARGET, Arrays
 from headscope.heads import Site
 from headscope.model.decoding.beams import SearchConfig
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig

@@ -54,7 +54,7 @@ class Mixing(nn.Module, ABC):
         """Contexts [b h t k] after mixing."""
 
     def extra_loss(self) -> Tensor | None:
-        """What this mixing adds to the training loss, None where it adds nothing."""
+        """What this mixing adds to the training loss. Returns None if it adds nothing."""
         return None
 
     @property

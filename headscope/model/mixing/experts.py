@@ -236,7 +236,7 @@ class Experts(Mixing):
         return weighted(context, self.factors(queries) if self.experts else None)
 
     def factors(self, queries: Queries) -> Tensor | None:
-        """Factors of heads [b p h], None where all are 1."""
+        """Factors of heads [b p h]. Returns None if all are 1."""
         if self.mode == "soft":
             if self.gate is None:
                 return None

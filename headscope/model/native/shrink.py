@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import Site
-from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.removal_plan import RemovalPlan
@@ -57,10 +55,23 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     """
     state = folded_weights(model)
     for site, layer, name, module in model.attention_modules():
-        state |= _cut(state, name, module, removal.kept[site, layer])
+        kept = removal.kept[site, layer]
+        weights = {}
+        for part, width in (("query", module.d_head), ("key", module.d_head), ("value", module.d_value)):
+            rows = _rows(range(min(len(kept), 1)) if module.shared else kept, width)
+            for kind in ("weight", "bias"):
+                if (parameter := f"{name}.{part}.{kind}") in state:
+                    weights[parameter] = state[parameter][rows]
+        weights[f"{name}.output.weight"] = state[f"{name}.output.weight"][:, _rows(kept, module.d_value)]
+        if module.sliced:
+            weights[f"{name}.slice_of_head"] = state[f"{name}.slice_of_head"][list(kept)]
+        state |= weights
     first = next(model.parameters())
     with torch.device("meta"):
-        smaller = Transformer(_fewer(unmixed(model.config), removal))
+        config = unmixed(model.config)
+        encoder = None if config.encoder is None else _stack(config.encoder, removal, Site.ENCODER_SELF)
+        decoder = _stack(config.decoder, removal, Site.DECODER_SELF)
+        smaller = Transformer(replace(config, encoder=encoder, decoder=decoder))
     for copy, original in smaller.tied().items():
         state.setdefault(copy, state[original])
     smaller.load_state_dict({key: value.clone() for key, value in state.items()}, assign=True)
@@ -82,30 +93,9 @@ def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     return zeroed.train(model.training)
 
 
-def _cut(state: Mapping[str, Tensor], name: str, module: Attention, kept: tuple[int, ...]) -> dict[str, Tensor]:
-    """The weights of one attention module for the heads that stay."""
-    weights = {}
-    for part, width in (("query", module.d_head), ("key", module.d_head), ("value", module.d_value)):
-        rows = _rows(range(min(len(kept), 1)) if module.shared else kept, width)
-        for kind in ("weight", "bias"):
-            if (key := f"{name}.{part}.{kind}") in state:
-                weights[key] = state[key][rows]
-    weights[f"{name}.output.weight"] = state[f"{name}.output.weight"][:, _rows(kept, module.d_value)]
-    if module.sliced:
-        weights[f"{name}.slice_of_head"] = state[f"{name}.slice_of_head"][list(kept)]
-    return weights
-
-
 def _rows(heads: range | tuple[int, ...] | list[int], width: int) -> Tensor:
     starts = torch.tensor(list(heads), dtype=torch.long)[:, None] * width
     return (starts + torch.arange(width)).flatten()
-
-
-def _fewer(config: TransformerConfig, removal: RemovalPlan) -> TransformerConfig:
-    encoder = config.encoder
-    if encoder is not None:
-        encoder = _stack(encoder, removal, Site.ENCODER_SELF)
-    return replace(config, encoder=encoder, decoder=_stack(config.decoder, removal, Site.DECODER_SELF))
 
 
 def _stack(stack: StackConfig, removal: RemovalPlan, site: Site) -> StackConfig:

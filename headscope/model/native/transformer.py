@@ -79,11 +79,6 @@ class PartialForward:
 _REUSED: ContextVar[PartialForward | None] = ContextVar("headscope_reuse", default=None)
 
 
-def reused_outputs() -> PartialForward | None:
-    """The `PartialForward` of the innermost block, None outside."""
-    return _REUSED.get()
-
-
 class Embeddings(nn.Module):
     """Tokens and their positions: scale · table[id] (+ bias) (projected) + position (normalised)."""
 
@@ -138,7 +133,7 @@ class Stack(nn.Module):
 
     def forward(self, x: Tensor, view: View, caches: list[LayerCache] | None = None) -> Tensor:
         """Embedded states [b t d] through all layers."""
-        run = None if caches is not None else reused_outputs()
+        run = None if caches is not None else _REUSED.get()
         x, first = (x, 0) if run is None else run.enter(self, x)
         for number, layer in enumerate(self.layers):
             if number < first:

@@ -38,29 +38,29 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 """Packages that transformers needs for weights of a quantisation method."""
 
 
-def read_device_map(given: str) -> str | dict[str, int | str]:
+def read_device_map(text: str) -> str | dict[str, int | str]:
     """What `--device-map` says: "auto", or the devices of modules that a JSON file has.
 
     ConfigError for anything else, and where accelerate is missing.
     """
     if find_spec("accelerate") is None:
         raise ConfigError("--device-map needs accelerate, which is not installed; pip install 'headscope[large]'")
-    if given == AUTO:
+    if text == AUTO:
         return AUTO
-    if not exists(given):
-        raise ConfigError(f"--device-map {given}: give auto, or a JSON file that maps modules to devices")
-    devices = read_json(Path(given))
+    if not exists(text):
+        raise ConfigError(f"--device-map {text}: give auto, or a JSON file that maps modules to devices")
+    devices = read_json(Path(text))
     fitting = isinstance(devices, dict) and all(_is_device(device) for device in devices.values())
     if not (fitting and devices):
         raise ConfigError(
-            f'--device-map {given}: it must map names of modules to devices, {{"model.layers.0": "cuda:0", …}}: '
+            f'--device-map {text}: it must map names of modules to devices, {{"model.layers.0": "cuda:0", …}}: '
             'cuda:N or N, mps, "cpu" and "disk"'
         )
     return dict(devices)
 
 
 def check_quantisation(path: str, config: Any) -> str | None:
-    """By which method a checkpoint's weights are quantised, None where they are not.
+    """By which method a checkpoint's weights are quantised. Returns None if they are not.
 
     CheckpointError naming the packages that are missing.
     """

@@ -74,13 +74,8 @@ def in_place(module: nn.Module) -> AbstractContextManager[None]:
     return placed
 
 
-def has_offloaded(model: nn.Module) -> bool:
-    """Whether any weight of a model is elsewhere until its module runs."""
-    return any(is_offloaded(module) for module in model.modules())
-
-
 def quantised_by(module: nn.Module) -> str | None:
-    """What stores the weight matrix of a linear layer in fewer bits; None where it is a plain matrix."""
+    """What stores the weight matrix of a linear layer in fewer bits. Returns None if it is a plain matrix."""
     weight: Any = getattr(module, "weight", None)
     kind = type(weight).__name__
     if kind in ("Params4bit", "Int8Params"):
@@ -118,11 +113,11 @@ def matrix_of(module: nn.Module) -> Tensor:
 
 
 def why_not_changed(model: nn.Module) -> str | None:
-    """Why the weights of a model can be read and not changed; None where they can be."""
+    """Why the weights of a model can be read and not changed. Returns None if they can be."""
     for module in model.modules():
         if (method := quantised_by(module)) is not None:
             return f"its weights are quantised ({method})"
-    return "parts of it are offloaded" if has_offloaded(model) else None
+    return "parts of it are offloaded" if any(is_offloaded(module) for module in model.modules()) else None
 
 
 def execution_device(model: nn.Module) -> torch.device:

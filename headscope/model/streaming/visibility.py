@@ -106,7 +106,7 @@ class LazyMask(Tensor):
 
     @cached_property
     def spans(self) -> Spans | None:
-        """What every query sees as a span of keys; None where some query's keys do not lie side by side."""
+        """What every query sees as a span of keys; None if some query's keys do not lie side by side."""
         if self.known is not None:
             return self.known
         b, _, t, s = self.shape
@@ -133,12 +133,12 @@ def causal_mask(positions: int, real: Tensor | None, *, device: torch.device) ->
 
 
 def spans_of(real: Tensor) -> Spans | None:
-    """The real keys [b s] of every sentence as one span [b 1]; None where padding lies between them."""
+    """The real keys [b s] of every sentence as one span [b 1]. Returns None if padding lies between them."""
     return _spans(real.bool()[:, None])
 
 
 def _spans(visible: Tensor) -> Spans | None:
-    """Spans of visible [b t s]; None where there are gaps. Of a device it is the only thing that is read."""
+    """Spans of visible [b t s]. Returns None if there are gaps. Of a device it is the only thing that is read."""
     s = visible.shape[-1]
     bounds = [visible.sum(dim=-1), *(part.to(torch.uint8).argmax(dim=-1) for part in (visible, visible.flip(-1)))]
     count, first, from_end = torch.stack(bounds).cpu()
@@ -262,7 +262,7 @@ class Visibility:
         return visible | ~visible.any(dim=-1, keepdim=True)
 
     def _additive(self, queries: slice, keys: slice | Tensor) -> Tensor | None:
-        """The part [b h q n] of an additive mask, which may hold biases too; None where the mask is none."""
+        """The part [b h q n] of an additive mask, which may hold biases too. Returns None if the mask is none."""
         mask = self.mask
         if self.spans is not None or mask is None or isinstance(mask, LazyMask) or mask.dtype == torch.bool:
             return None

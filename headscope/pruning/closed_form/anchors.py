@@ -96,22 +96,18 @@ def opened(text: OtherText, *, like: Corpus, name: str) -> Corpus:
 
 def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count: int | None = None) -> Corpus:
     """As many lines as a corpus has (or `count`), each of 6 to 30 subwords drawn from the vocabulary, on every side."""
-    luck = random.Random(seed)
+    draws = random.Random(seed)
 
     def lines(side: SideName) -> list[str]:
-        ids = checkpoint.plain_ids(side)
-        return [_drawn(checkpoint, ids, luck, side) for _ in range(corpus.count if count is None else count)]
+        ids, made = checkpoint.plain_ids(side), list[str]()
+        while len(made) < (corpus.count if count is None else count):
+            text = _written(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
+            made += [text] if text else []
+        return made
 
     target = lines("target") if corpus.has_target else None
     made = open_corpus(lines("source"), target=target, second=lines("source") if corpus.has_second else None)
     return replace(made, name="random subwords")
-
-
-def _drawn(checkpoint: Checkpoint, ids: Sequence[int], luck: random.Random, side: SideName) -> str:
-    """A line of random subwords that is not empty."""
-    while True:
-        if text := _written(checkpoint, luck.choices(ids, k=luck.randint(*LENGTHS)), side):
-            return text
 
 
 def _written(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
@@ -120,13 +116,13 @@ def _written(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
 
 def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: int = 1) -> Corpus:
     """A corpus of which a share of the subwords is drawn at random from the vocabulary, on every side."""
-    luck, sentences = random.Random(seed), list(corpus)
+    draws, sentences = random.Random(seed), list(corpus)
 
     def noised(lines: list[str], side: SideName) -> list[str]:
         ids = checkpoint.plain_ids(side)
         plain, made = set(ids), []
         for line, encoded in zip(lines, checkpoint.encode(lines, side=side, limit=512), strict=True):
-            drawn = [luck.choice(ids) if luck.random() < share else each for each in encoded.ids if each in plain]
+            drawn = [draws.choice(ids) if draws.random() < share else each for each in encoded.ids if each in plain]
             made.append(_written(checkpoint, drawn, side) or line)
         return made
 
@@ -144,13 +140,13 @@ def with_lines(corpus: Corpus, other: Corpus) -> Corpus:
 
 def shuffled_text(corpus: Corpus, *, seed: int = 1) -> Corpus:
     """The words of a corpus in random order, as many to a line as before; characters where it has no spaces."""
-    luck, sentences = random.Random(seed), list(corpus)
+    draws, sentences = random.Random(seed), list(corpus)
 
     def shuffled(lines: list[str]) -> list[str]:
         mark = " " if any(" " in line for line in lines) else ""
         split = [line.split() if mark else list(line.strip()) for line in lines]
         words = [word for line in split for word in line]
-        luck.shuffle(words)
+        draws.shuffle(words)
         rest = iter(words)
         return [mark.join(next(rest) for _ in line) for line in split]
 

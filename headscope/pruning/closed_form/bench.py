@@ -17,8 +17,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.anchors import anchor_texts, beside, capped, opened, second_text, subwords
-from headscope.pruning.closed_form.calibration import CalibrationText, Compensated
-from headscope.pruning.closed_form.choice import Candidate, Choice, least_harm
+from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, least_harm
 from headscope.pruning.closed_form.compensate import (
     ModuleRefit,
     RefittedCopy,
@@ -26,7 +25,7 @@ from headscope.pruning.closed_form.compensate import (
     heads_by_module,
     refitted_model,
 )
-from headscope.pruning.closed_form.damage import DamageMeter, Performance, StagedMeter
+from headscope.pruning.closed_form.damage import DamageMeter, StagedMeter
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import AUTO, DAMPING, OtherText, Refit, RefitOptions, anchor_name
@@ -42,6 +41,8 @@ CHECK_SHARE, CHECKED = 4, 32
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
 PREDICTED = "top1"
 """The objective that a text without any sense is measured by."""
+REFITTED = ("method", "damping", "anchor", "sequential", "feed_forward")
+"""The options of a calibration that say how modules are refitted."""
 
 
 class AnchoredMoments:
@@ -73,6 +74,7 @@ class RefitBench:
 
     `altered` is what the checkpoint becomes where no heads go and its key/value groups are merged: its modules are
     refitted one after the other. `moments` are those of the intact model on the calibration text, where they are known.
+    The last two removals are remembered: of sizes the one that passed, when the next does not, is what is written.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class RefitBench:
     ) -> None:
         self.checkpoint, self.text, self.options, self.altered = checkpoint, text, options, altered
         self.add_bias, self.batching, self.seed = add_bias, batching, seed
+        self.made: dict[frozenset[HeadId], Compensated] = {}
         self.moments = AnchoredMoments(checkpoint, text.calibration, batching=batching, seed=seed, moments=moments)
 
     @cached_property
@@ -109,8 +112,8 @@ class RefitBench:
         return self._meter(corpus, objective), corpus
 
     def _meter(self, corpus: Corpus, objective: str) -> StagedMeter:
-        given: dict[str, Any] = {"batching": self.batching, "objective": objective, "seed": self.seed}
-        return StagedMeter.of(corpus, lambda part: DamageMeter.of(self.checkpoint, part, **given))
+        reading: dict[str, Any] = {"batching": self.batching, "objective": objective, "seed": self.seed}
+        return StagedMeter.of(corpus, lambda part: DamageMeter.of(self.checkpoint, part, **reading))
 
     def compensated(self, heads: Sequence[HeadId]) -> Compensated:
         """Refit the output projections for the removal of `heads`, and measure what that does.
@@ -118,21 +121,33 @@ class RefitBench:
         The checkpoint stays as it is. ConfigError for heads that cannot be compensated and text that does not reach
         them.
         """
+        gone = frozenset(heads)
+        if gone not in self.made:
+            for oldest in list(self.made)[:-1]:
+                del self.made[oldest]
+            self.made[gone] = self._compensated(heads)
+        return self.made[gone]
+
+    def _compensated(self, heads: Sequence[HeadId]) -> Compensated:
         began = time.monotonic()
         choice = self._chosen(heads) if self.options.method == AUTO else None
-        taken = choice.taken.options if choice is not None else self._asked()
+        asked = {name: getattr(self.options, name) for name in REFITTED}
+        taken = choice.taken.options if choice is not None else RefitOptions(add_bias=self.add_bias, **asked)
         refits = self.refits(heads, taken)
         copy = self.copy_with(refits)
         made, seconds = self.checkpoint.with_model(copy.model), time.monotonic() - began
         if choice is None and taken.method != "none":
             choice = self._compared(heads, taken, copy)
         performance = {"intact": self.held_out.of_intact}
-        performance["removed"] = self._removed(self.held_out, heads) if choice is None else choice.masked.held_out
+        if choice is None:
+            with masked(self.checkpoint.model, heads):
+                performance["removed"] = self.held_out.measure(self._pooled)
+        else:
+            performance["removed"] = choice.masked.held_out
         if choice is not None and taken.method != "none":
             performance["refitted"] = choice.taken.held_out
-        names = ("method", "damping", "anchor", "sequential", "feed_forward")
         check = self.options.check if taken.method != "none" else ()
-        options = replace(self.options, check=check, **{name: getattr(taken, name) for name in names})
+        options = replace(self.options, check=check, **{name: getattr(taken, name) for name in REFITTED})
         own = anchor_name(taken.anchor) == "text"
         digest = opened(taken.anchor, like=self.text.calibration, name="--anchor").digest if own else ""
         return Compensated(made, options, self.text, refits, performance, seconds, choice, digest)
@@ -154,52 +169,37 @@ class RefitBench:
             return []
         return compensate(self.checkpoint, self.moments.of(options.anchor), heads, options)
 
-    def _asked(self) -> RefitOptions:
-        given = self.options
-        return RefitOptions(
-            method=given.method,
-            damping=given.damping,
-            add_bias=self.add_bias,
-            sequential=given.sequential,
-            feed_forward=given.feed_forward,
-            anchor=given.anchor,
-        )
-
     def copy_with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy of the model with its projections refitted."""
         copy = RefittedCopy(self.altered or self.checkpoint, [refit.projection for refit in refits])
         _put(copy, refits)
         return copy
 
-    def _removed(self, meter: StagedMeter, heads: Sequence[HeadId], few: Performance | None = None) -> Performance:
+    @property
+    def _pooled(self) -> nn.Module | None:
+        """The model whose key/value groups are merged; None where heads go."""
+        return None if self.altered is None else self.altered.model
+
+    def _candidate(
+        self, options: RefitOptions, model: nn.Module | None, heads: Sequence[HeadId] = (), few: Candidate | None = None
+    ) -> Candidate:
+        """What a model with `heads` masked does to both texts; `few` is that on the few lines of the first stage."""
+        held_out, (check, _) = self.held_out, self.check  # of the intact model, so made before heads are masked
+        known = (None, None) if few is None else (few.held_out, few.check)
         with masked(self.checkpoint.model, heads):
-            return meter.measure(None if self.altered is None else self.altered.model, few=few)
-
-    def _masked(self, heads: Sequence[HeadId], few: Candidate | None = None) -> Candidate:
-        options = RefitOptions(method="none", add_bias=self.add_bias)
-        held_out, check = (None, None) if few is None else (few.held_out, few.check)
-        return Candidate(
-            options, self._removed(self.held_out, heads, held_out), self._removed(self.check[0], heads, check)
-        )
-
-    def _candidate(self, options: RefitOptions, copy: RefittedCopy, few: Candidate | None = None) -> Candidate:
-        held_out, check = (None, None) if few is None else (few.held_out, few.check)
-        return Candidate(
-            options,
-            self.held_out.measure(copy.model, few=held_out),
-            self.check[0].measure(copy.model, few=check),
-        )
+            return Candidate(options, held_out.measure(model, few=known[0]), check.measure(model, few=known[1]))
 
     def _at_first(self, options: RefitOptions, model: nn.Module | None, heads: Sequence[HeadId] = ()) -> Candidate:
-        """A candidate on the few lines of the first stage; `heads` are masked."""
-        meters = self.held_out.few, self.check[0].few  # of the intact model, so made before heads are masked
+        """The same on those few lines alone."""
+        meters = self.held_out.few, self.check[0].few
         with masked(self.checkpoint.model, heads):
             held_out, check = (meter.measure(model) for meter in meters)
         return Candidate(options, held_out, check)
 
     def _compared(self, heads: Sequence[HeadId], options: RefitOptions, copy: RefittedCopy) -> Choice:
         """The refit that was asked for beside masking; `copy` has it."""
-        both = [self._masked(heads), self._candidate(options, copy)]
+        nothing = RefitOptions(method="none", add_bias=self.add_bias)
+        both = [self._candidate(nothing, self._pooled, heads), self._candidate(options, copy.model)]
         return Choice(both, both[1], self.check[1].name, self.check[1].count)
 
     def _chosen(self, heads: Sequence[HeadId]) -> Choice:
@@ -208,24 +208,24 @@ class RefitBench:
         Where asked for, the best of least squares is refitted module after module too.
         """
         few, copy = self._first_stage(heads)
-        measured = {few[0].name: self._masked(heads, few[0])}
+        measured = {few[0].name: self._candidate(few[0].options, self._pooled, heads, few[0])}
         for each in sorted(few[1:], key=lambda each: max(each.harms(few[0])))[:FINALISTS]:
             _put(copy, self.refits(heads, each.options))
-            measured[each.name] = self._candidate(each.options, copy, each)
+            measured[each.name] = self._candidate(each.options, copy.model, few=each)
         whole = self.held_out.rest is None and self.check[0].rest is None
         shown = [measured.get(each.name, each if whole else replace(each, first=few[0])) for each in few]
         if self.options.sequential and heads:
             refitted = [each for each in measured.values() if each.options.method == "least-squares"]
             best = min(refitted, key=lambda each: max(each.harms(shown[0])))
             options = replace(best.options, sequential=True, feed_forward=self.options.feed_forward)
-            shown.append(self._candidate(options, self.copy_with(self.refits(heads, options))))
+            shown.append(self._candidate(options, self.copy_with(self.refits(heads, options)).model))
         taken = least_harm([each for each in shown if each.first is None])
         return Choice(shown, taken, self.check[1].name, self.check[1].count)
 
     def _first_stage(self, heads: Sequence[HeadId]) -> tuple[list[Candidate], RefittedCopy]:
         """Masking and all candidates on the few lines, and the copy that they were measured with."""
-        options, altered = RefitOptions(method="none", add_bias=self.add_bias), self.altered
-        few, copy = [self._at_first(options, None if altered is None else altered.model, heads)], None
+        few = [self._at_first(RefitOptions(method="none", add_bias=self.add_bias), self._pooled, heads)]
+        copy = None
         for options in self.tried(heads):
             refits = self.refits(heads, options)
             copy = copy or self.copy_with(refits)
@@ -236,13 +236,13 @@ class RefitBench:
 
     def tried(self, heads: Collection[HeadId]) -> list[RefitOptions]:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares."""
-        given, modules = self.options, heads_by_module(self.checkpoint, heads)
+        asked, modules = self.options, heads_by_module(self.checkpoint, heads)
         biased = self.add_bias or all(projection.has_bias for projection, gone in modules if gone)
         general = "sample" in anchor_texts(self.checkpoint, self.text.calibration, "general")
         anchors = TRIED_ANCHORS if general else TRIED_ANCHORS[:-1]
-        if given.anchor:
-            anchors = ("none", given.anchor) if anchor_name(given.anchor) else ("none",)
-        dampings = TRIED_DAMPINGS if given.damping == DAMPING else (given.damping,)
+        if asked.anchor:
+            anchors = ("none", asked.anchor) if anchor_name(asked.anchor) else ("none",)
+        dampings = TRIED_DAMPINGS if asked.damping == DAMPING else (asked.damping,)
         return [
             *([RefitOptions(method="mean", add_bias=self.add_bias)] if biased else []),
             *(
@@ -273,19 +273,3 @@ def refitted(
     """
     bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), batching=batching, moments=moments)
     return checkpoint.with_model(refitted_model(checkpoint, bench.refits(heads, options)))
-
-
-def compensated(
-    checkpoint: Checkpoint,
-    heads: Sequence[HeadId],
-    text: CalibrationText,
-    options: Refit,
-    *,
-    altered: Checkpoint | None = None,
-    add_bias: bool = False,
-    batching: BatchingOptions | None = None,
-    seed: int = 1,
-) -> Compensated:
-    """One removal that is compensated, see `RefitBench`."""
-    bench = RefitBench(checkpoint, text, options, altered=altered, add_bias=add_bias, batching=batching, seed=seed)
-    return bench.compensated(heads)

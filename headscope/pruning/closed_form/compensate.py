@@ -105,12 +105,7 @@ def refit_module(
 
     def refitted(method: str) -> SolvedRefit:
         return COMPENSATIONS[method](
-            projection.weight,
-            columns,
-            mean=moments.mean,
-            second=moments.second,
-            affine=affine,
-            share=options.damping,
+            projection.weight, columns, mean=moments.mean, second=moments.second, affine=affine, share=options.damping
         )
 
     refit, energy = refitted(options.method), moments.output_energy(projection.weight) or 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Protocol
 
@@ -74,21 +74,13 @@ class ContextMoments:
 
     def moved(self, device: str | torch.device) -> ContextMoments:
         """The same on another device."""
-        fisher = None if self.fisher is None else self.fisher.to(device)
-        return ContextMoments(
-            self.tokens, self.total.to(device), self.products.to(device), self.norms.to(device), fisher
-        )
+        sums: dict[str, Any] = {name: each.to(device) for name, each in vars(self).items() if isinstance(each, Tensor)}
+        return replace(self, **sums)
 
     def merge(self, other: ContextMoments) -> ContextMoments:
         """The sums over the tokens of both."""
-        both = None if self.fisher is None or other.fisher is None else self.fisher + other.fisher
-        return ContextMoments(
-            self.tokens + other.tokens,
-            self.total + other.total,
-            self.products + other.products,
-            self.norms + other.norms,
-            both,
-        )
+        mine, theirs = ({name: sums for name, sums in vars(each).items() if sums is not None} for each in (self, other))
+        return ContextMoments(**{name: sums + theirs[name] for name, sums in mine.items() if name in theirs})
 
 
 @dataclass
@@ -157,8 +149,7 @@ def collect_moments(
     """
     chosen = None
     if objective is not None:
-        name = choose_objective(objective, checkpoint, **corpus.comes_with)
-        chosen = OBJECTIVES.get(name)(seed=seed)
+        chosen = OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with))(seed=seed)
     stream = text_batches(checkpoint, corpus, batching, labels=chosen is not None)
     collector = _Collector(checkpoint, chosen)
     with eval_mode(checkpoint.model), collector.observing():
@@ -347,17 +338,14 @@ def explained_values(outcome: ObjectiveOutput, numbers: Sequence[int], *, seed: 
     if outcome.vector is None:
         return outcome.values
     vector = outcome.vector.detach()
-    noise = torch.stack([_noise(vector.shape[1], number, seed) for number in numbers]).to(vector)
+    generators = (torch.Generator().manual_seed(seed * 1_000_003 + number) for number in numbers)
+    drawn = [torch.randn(vector.shape[1], generator=generator, dtype=torch.float64) for generator in generators]
+    noise = torch.stack(drawn).to(vector)
     length = vector.norm(dim=-1, keepdim=True)
     direction = vector / length
     probe = (noise - (noise * direction).sum(dim=-1, keepdim=True) * direction) / length
     values: Tensor = (outcome.vector * probe).sum(dim=-1)
     return values
-
-
-def _noise(size: int, number: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
-    return torch.randn(size, generator=generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True)

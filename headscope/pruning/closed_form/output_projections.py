@@ -114,23 +114,19 @@ def output_projections(checkpoint: Checkpoint, *, whole_groups: bool = True) -> 
         assert owned is not None, "an output projection is a module's weight"
         name, owner = owned
         columns = torch.arange(sum(map(len, slices.units))).view(len(slices.units), -1)  # [h k]
-        blocks = [columns[_heads_at(unit, module)].flatten() for unit in members]
+        numbers = [[head.head for head in unit if (head.site, head.layer) == module] for unit in members]
         result.append(
             OutputProjection(
                 places=tuple(dict.fromkeys((head.site, head.layer) for head in members[0])),
                 slices=slices,
                 units=tuple(members),
-                blocks=torch.stack(blocks),
+                blocks=torch.stack([columns[of_unit].flatten() for of_unit in numbers]),
                 owner=name,
                 has_bias=isinstance(getattr(owner, "bias", None), Tensor),
                 mixing=mixings.get(module),
             )
         )
     return result
-
-
-def _heads_at(unit: Unit, place: tuple[Site, int]) -> list[int]:
-    return [head.head for head in unit if (head.site, head.layer) == place]
 
 
 @dataclass(frozen=True)

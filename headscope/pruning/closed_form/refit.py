@@ -79,11 +79,7 @@ def least_squares(
     return SolvedRefit(refitted, shift, damped.damping, damped.raised)
 
 
-COMPENSATIONS: Mapping[str, Compensation] = {
-    "none": zeroed,
-    "mean": mean_shifted,
-    "least-squares": least_squares,
-}
+COMPENSATIONS: Mapping[str, Compensation] = {"none": zeroed, "mean": mean_shifted, "least-squares": least_squares}
 
 
 def refit_to_targets(

@@ -113,7 +113,8 @@ def sequential_refits(
     options = options or RefitOptions()
     if options.method != "least-squares":
         raise ConfigError(f"--sequential is for --compensate least-squares, not {options.method}")
-    modules = _modules(checkpoint, heads)
+    called = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
+    modules = sorted(heads_by_module(checkpoint, heads), key=lambda module: called.index(module[0].places[0]))
     losing = (number for number, (_, of_module) in enumerate(modules) if of_module or altered is not None)
     first = next(losing, len(modules))
     made = RefittedCopy(altered or checkpoint, [projection for projection, _ in modules])
@@ -122,7 +123,11 @@ def sequential_refits(
         blocks = feed_forward_outputs(checkpoint, next(iter(text_batches(checkpoint, corpus, batching))))
     texts = [(corpus, 1 - sum(text.weight for text in beside)), *beside]
     refits = []
-    for part, of_module in _with_blocks(modules[first:], blocks):
+    parts: list[tuple[LinearPart, frozenset[HeadId]]] = []
+    for projection, of_module in modules[first:]:  # and after each the blocks that follow it
+        after = ((block, frozenset[HeadId]()) for block in blocks if block.places == projection.places)
+        parts += [(projection, of_module), *after]
+    for part, of_module in parts:
         pruned = checkpoint.with_model(made.model)
         pairs = [
             _pair_moments(checkpoint, pruned, text_batches(checkpoint, text, batching), part, of_module, residual)
@@ -132,21 +137,6 @@ def sequential_refits(
         refits.append(_refit(part, pair, of_module, options, altered=altered is not None))
         made.put(part, refits[-1].refit)
     return refits
-
-
-def _modules(checkpoint: Checkpoint, heads: Collection[HeadId]) -> list[tuple[OutputProjection, frozenset[HeadId]]]:
-    """Every output projection with the heads that it loses, in the order in which the model calls them."""
-    called = [(site.site, site.layer) for site in checkpoint.attention_sites.order]
-    return sorted(heads_by_module(checkpoint, heads), key=lambda module: called.index(module[0].places[0]))
-
-
-def _with_blocks(
-    modules: Iterable[tuple[OutputProjection, frozenset[HeadId]]], blocks: Iterable[FeedForwardOutput]
-) -> Iterator[tuple[LinearPart, frozenset[HeadId]]]:
-    """Output projections, and after each the outputs of the feed-forward blocks that follow it."""
-    for projection, of_module in modules:
-        yield projection, of_module
-        yield from ((block, frozenset()) for block in blocks if block.places == projection.places)
 
 
 def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMoments:
@@ -159,12 +149,7 @@ def _weighted(pairs: Sequence[PairMoments], weights: Sequence[float]) -> PairMom
 
 
 def _refit(
-    part: LinearPart,
-    pair: PairMoments,
-    heads: Collection[HeadId],
-    options: RefitOptions,
-    *,
-    altered: bool,
+    part: LinearPart, pair: PairMoments, heads: Collection[HeadId], options: RefitOptions, *, altered: bool
 ) -> ModuleRefit:
     if not pair.tokens:
         raise unreached(part.places[0])

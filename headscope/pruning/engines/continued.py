@@ -10,15 +10,10 @@ import transformers
 from torch import Tensor
 
 from headscope.model.interface import suppress_warnings
-from headscope.pruning.engines.base import EngineFile, refuse_difference
+from headscope.pruning.engines.base import FULL, LIMIT, QUANTITY, EngineFile, refuse_difference
 from headscope.pruning.model_inputs import InputTexts, prompts
 
-QUANTITY = "log-probabilities differ by"
 STEPS, PROMPT = 32, 8
-LIMIT = {torch.float16: 5e-2, torch.bfloat16: 5e-2}
-"""Largest difference of log-probabilities as a share of the largest (or of 1), by the type of the matrices."""
-FULL = 1e-5
-"""The same in float32: 2e-7 to 2e-6 was measured on random models."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,8 @@ def proved(model: Any, again: Any, data: InputTexts) -> Continued:
 
     CheckpointError where that is something else.
     """
-    difference, largest, same, given = 0.0, 1.0, 0, prompts(data, PROMPT)
-    for prompt in given:
+    difference, largest, same, starts = 0.0, 1.0, 0, prompts(data, PROMPT)
+    for prompt in starts:
         start = torch.tensor([prompt], device=model.device)
         ids = _greedy(model, start)
         wanted = _log_probabilities(model, ids)  # [n V]
@@ -65,7 +60,7 @@ def proved(model: Any, again: Any, data: InputTexts) -> Continued:
         same += torch.equal(_greedy(again, start), ids)
     limit = LIMIT.get(model.dtype, FULL) * largest
     refuse_difference(difference, limit, "transformers", QUANTITY)
-    return Continued(difference, limit, same, len(given))
+    return Continued(difference, limit, same, len(starts))
 
 
 def _greedy(model: Any, start: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
@@ -17,8 +16,8 @@ from headscope.formats.exports import Card, write_card
 from headscope.formats.weights import refuse_overflow
 from headscope.model.discovery import eval_mode
 from headscope.model.nonfinite import is_finite
-from headscope.pruning.engines.base import ENGINES, EngineFile, EngineOptions, engines_named
-from headscope.pruning.model_inputs import InputTexts, outputs, texts
+from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
+from headscope.pruning.model_inputs import outputs, texts
 from headscope.version import VERSION
 
 SENTENCES = 8
@@ -63,42 +62,24 @@ def convert_for_engine(
     """
     (chosen,) = engines_named([engine], options)
     chosen.check(checkpoint)
+    kind, digest = checkpoint.format, checkpoint.digest
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build, eval_mode(checkpoint.model):
         with build.writing() as temporary:
             data = texts(checkpoint, None, None, sentences=SENTENCES)
-            _require_finite(checkpoint, data)
+            for batch in data.feeds:
+                run = partial(outputs, checkpoint.model, batch)
+                if not is_finite(run(), masked=True):
+                    refuse_overflow(checkpoint, run)  # no engine can be held against it
             written = chosen.write(checkpoint, data, temporary, options)
-            write_card(_card(checkpoint, written), temporary)
-        build.finish(_record(checkpoint, written))
+            card = Card(
+                title=f"{Path(checkpoint.path).name} for {written.export}",
+                command=f"convert --to {written.export}",
+                facts=(f"made of {Path(checkpoint.path).name} ({kind}, {digest[:12]})", written.proof, *written.notes),
+                opens=written.opens,
+                limits=written.limits,
+            )
+            write_card(card, temporary)
+        source = {"path": checkpoint.path, "format": kind, "digest": digest}
+        build.finish({"headscope": VERSION, "source": source, "to": written.export, "engine": asdict(written)})
     return Converted(folder, engine, written.sizes, written.difference, (written.proof, *written.notes))
-
-
-def _require_finite(checkpoint: Checkpoint, data: InputTexts) -> None:
-    """NumericalError naming the layer where a model gives NaN or infinite numbers: no engine can be held against it."""
-    for batch in data.feeds:
-        run = partial(outputs, checkpoint.model, batch)
-        if not is_finite(run(), masked=True):
-            refuse_overflow(checkpoint, run)
-
-
-def _card(checkpoint: Checkpoint, written: EngineFile) -> Card:
-    """What the folder's README says."""
-    name = Path(checkpoint.path).name
-    return Card(
-        title=f"{name} for {written.export}",
-        command=f"convert --to {written.export}",
-        facts=(f"made of {name} ({checkpoint.format}, {checkpoint.digest[:12]})", written.proof, *written.notes),
-        opens=written.opens,
-        limits=written.limits,
-    )
-
-
-def _record(checkpoint: Checkpoint, written: EngineFile) -> dict[str, Any]:
-    """What `conversion.json` says."""
-    return {
-        "headscope": VERSION,
-        "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
-        "to": written.export,
-        "engine": asdict(written),
-    }

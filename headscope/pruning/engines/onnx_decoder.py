@@ -1,13 +1,20 @@
 """A decoder as one ONNX graph that decodes: keys and values go in and come out, in the names that optimum uses.
 
 optimum-onnx, exporters/onnx: `past_key_values.{layer}.key` [b g past k] in, `present.{layer}.key` [b g past+t k] out.
+Torch's exporter (`exported`) serves the other graphs too.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +22,11 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from headscope.errors import CheckpointError, one_line, uncoloured
 from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.heads import Site
+from headscope.model.interface import through_attend
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
 
 STEPS, LONGEST, PAST, NEW = 8, 40, 3, 5
@@ -110,13 +120,13 @@ class Decoding(nn.Module):
         super().__init__()
         self.model, self.shape, self.positions = model, shape, positions
 
-    def forward(self, given: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def forward(self, inputs: tuple[Tensor, ...], past: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Logits [b t V] and states [b g past+t k], of ids [b t], mask [b past+t] and positions [b t]."""
         cache = DynamicCache()
         cache.layers = self.shape.layers(past)
-        more = {"position_ids": given[2]} if self.positions else {}
+        more = {"position_ids": inputs[2]} if self.positions else {}
         result: Any = self.model(
-            input_ids=given[0], attention_mask=given[1], past_key_values=cache, use_cache=True, **more
+            input_ids=inputs[0], attention_mask=inputs[1], past_key_values=cache, use_cache=True, **more
         )
         return (result.logits, *self.shape.states(result.past_key_values))
 
@@ -134,44 +144,28 @@ class FilledLayer(DynamicLayer):
         return self.keys.shape[-2]
 
 
-@dataclass(frozen=True)
-class GraphSignature:
-    """Example inputs of a graph, the names of inputs and outputs, and which axes are free."""
+def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, path: Path) -> tuple[float, str]:
+    """Write a graph that decodes; returns the difference in onnxruntime, of texts and greedy steps, and a line on it.
 
-    examples: tuple[Any, ...]
-    inputs: list[str]
-    outputs: list[str]
-    axes: tuple[Any, ...]
-
-
-def decoding_signature(model: nn.Module, shape: CacheShape) -> GraphSignature:
-    """Two sentences of which three positions are past."""
-    ids = torch.ones(2, NEW, dtype=torch.long)
-    given = {
-        "input_ids": ids,
+    It is traced with two sentences of which three positions are past. CheckpointError where the model cannot be
+    exported.
+    """
+    positions, past = "position_ids" in inspect.signature(checkpoint.model.forward).parameters, shape.past(2, PAST)
+    inputs = {
+        "input_ids": torch.ones(2, NEW, dtype=torch.long),
         "attention_mask": torch.ones(2, PAST + NEW, dtype=torch.long),
-        "position_ids": torch.arange(PAST, PAST + NEW).expand(2, -1),
+        **({"position_ids": torch.arange(PAST, PAST + NEW).expand(2, -1)} if positions else {}),
     }
-    axes = {
-        "input_ids": {0: "batch_size", 1: "sequence_length"},
-        "attention_mask": {0: "batch_size", 1: TOTAL},
-        "position_ids": {0: "batch_size", 1: "sequence_length"},
-    }
-    if not reads_positions(model):
-        del given["position_ids"], axes["position_ids"]
-    past = shape.past(2, PAST)
-    past_axes = tuple({0: "batch_size", 2: "past_sequence_length"} for _ in past)
-    return GraphSignature(
-        (tuple(given.values()), tuple(past.values())),
-        [*given, *past],
-        ["logits", *(f"present.{name}" for name in shape.names)],
-        (tuple(axes.values()), past_axes),
+    new = {0: "batch_size", 1: "sequence_length"}
+    axes = (new, {0: "batch_size", 1: TOTAL}, *([new] if positions else []))
+    session = exported(
+        Decoding(checkpoint.model, shape, positions=positions),
+        (tuple(inputs.values()), tuple(past.values())),
+        path,
+        names=([*inputs, *past], ["logits", *(f"present.{name}" for name in shape.names)]),
+        axes=(axes, ({0: "batch_size", 2: "past_sequence_length"},) * len(past)),
     )
-
-
-def reads_positions(model: nn.Module) -> bool:
-    """Whether a model takes positions."""
-    return "position_ids" in inspect.signature(model.forward).parameters
+    return decoding_difference(session, checkpoint, shape, data)
 
 
 class GraphDecoder:
@@ -187,8 +181,8 @@ class GraphDecoder:
         past = self.shape.past(len(ids), 0) if past is None else past
         before = mask.shape[1] - ids.shape[1]
         positions = torch.arange(before, mask.shape[1]).expand(len(ids), -1)
-        given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past}
-        feed = {name: np.ascontiguousarray(values.numpy()) for name, values in given.items() if name in self.inputs}
+        found = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past}
+        feed = {name: np.ascontiguousarray(values.numpy()) for name, values in found.items() if name in self.inputs}
         logits, *states = (torch.from_numpy(np.asarray(values)) for values in self.session.run(None, feed))
         return logits, {
             f"past_key_values.{name}": tensor for name, tensor in zip(self.shape.names, states, strict=True)
@@ -230,3 +224,51 @@ def prompt_pair(data: InputTexts) -> Tensor:
     row = batch["input_ids"][-1][batch["attention_mask"][-1].bool()].cpu()
     start = row[: max(LONGEST - STEPS, 1)]
     return torch.stack([start, start.flip(0)])
+
+
+QUANTITY = "outputs differ by"
+TOLERANCE = 1e-5  # of the largest logit; onnxruntime sums in another order: 2e-7 to 2e-6 was measured
+
+
+def exported(
+    module: Any, examples: tuple[Any, ...], path: Path, *, names: tuple[list[str], list[str]], axes: Any
+) -> Any:
+    """Export a module around a model (`module.model`); an onnxruntime session of what was written."""
+    onnxruntime = importlib.import_module("onnxruntime")
+    try:
+        with _quiet(), torch.no_grad(), through_attend(module.model, implementation="eager"):
+            torch.onnx.export(
+                module.eval(),
+                examples,
+                str(path),
+                input_names=names[0],
+                output_names=names[1],
+                dynamic_shapes=axes,
+                dynamo=True,
+                verbose=False,
+            )
+            return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # whatever the exporter may raise at an architecture
+        raise CheckpointError(f"this model cannot be exported to ONNX: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what began it, which torch wraps in a report of many lines."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line for line in map(one_line, uncoloured(str(error)).splitlines()) if line]
+    return (lines or [type(error).__name__])[0][:200]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks, and without the graphs that torch prints where it fails."""
+    logger = logging.getLogger("torch.onnx")
+    level, unread = logger.level, io.StringIO()
+    logger.setLevel(logging.ERROR)
+    try:
+        with quiet_transformers(), warnings.catch_warnings(), redirect_stdout(unread), redirect_stderr(unread):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,33 +16,23 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.model.native.layers import SinusoidalPositions
-from headscope.pruning.engines.base import (
-    EngineExport,
-    EngineFile,
-    EngineOptions,
-    EngineRun,
-    engine,
-    refuse_difference,
-)
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, EngineRun, engine, refuse_difference
 from headscope.pruning.engines.onnx_decoder import (
+    QUANTITY,
     STEPS,
-    CacheShape,
-    Decoding,
+    TOLERANCE,
     GraphDecoder,
     cache_shape,
-    decoding_difference,
-    decoding_signature,
+    export_decoder,
+    exported,
     greedy,
     prompt_pair,
-    reads_positions,
 )
-from headscope.pruning.engines.onnx_export import QUANTITY, TOLERANCE, exported, runtime
 from headscope.pruning.engines.onnx_seq2seq import (
     ENCODER,
     FIRST,
     NEXT,
     SeqToSeqGraphs,
-    TwoCaches,
     export_seq2seq,
     two_caches,
 )
@@ -69,47 +60,63 @@ class OnnxGraph(EngineExport):
         notes: tuple[str, ...] = ()
         try:
             if (shape := cache_shape(checkpoint)) is not None:
-                return self._decoder(checkpoint, shape, data, folder)
+                difference, note = export_decoder(checkpoint, shape, data, folder / FILE)
+                sizes = "decodes through a cache, in float32"
+                opens = f"`{FILE}`: {_WITH_CACHE}; the first step is given a past of length 0"
+                return self._file(FILE, difference, sizes, opens, (note,), uniform=shape.uniform)
             if (caches := two_caches(checkpoint)) is not None:
-                return self._seq2seq(checkpoint, caches, data, folder)
+                difference, note = export_seq2seq(checkpoint, caches, data, folder)
+                sizes = f"with {FIRST} and {NEXT}: decodes through a cache, in float32"
+                opens = f"`{ENCODER}`, `{FIRST}` and `{NEXT}`: {_WITH_CACHE}"
+                uniform = caches.target.uniform and caches.source.uniform
+                return self._file(ENCODER, difference, sizes, opens, (note,), uniform=uniform)
         except CheckpointError as error:
             notes = (f"without a cache, as a graph with one cannot be made ({error})",)
             for name in FILES:
                 for path in (folder / name, folder / f"{name}.data"):
                     path.unlink(missing_ok=True)
         difference = export_onnx(checkpoint, data, folder / FILE)
-        return self._file(
-            FILE,
-            difference,
-            sizes="one forward pass in float32, without a cache",
-            opens=f"`{FILE}`: onnxruntime and other ONNX runtimes; batch and length are free",
+        opens = f"`{FILE}`: onnxruntime and other ONNX runtimes; batch and length are free"
+        return self._file(FILE, difference, "one forward pass in float32, without a cache", opens, notes)
+
+    def _file(
+        self, file: str, difference: float, sizes: str, opens: str, notes: tuple[str, ...], *, uniform: bool = True
+    ) -> EngineFile:
+        """What is said of graphs; CheckpointError for a difference that is too large."""
+        refuse_difference(difference, TOLERANCE, "the ONNX graphs" if file == ENCODER else "the ONNX graph", QUANTITY)
+        return EngineFile(
+            export=self.name,
+            file=file,
+            runtime=f"onnxruntime {importlib.metadata.version('onnxruntime')}",
+            quantity=QUANTITY,
+            difference=difference,
+            limit=TOLERANCE,
+            sizes=sizes,
+            opens=(opens,),
+            limits=() if uniform else (_ONE_SHAPE,),
             notes=notes,
         )
 
     @contextmanager
     def running(self, file: EngineFile, checkpoint: Checkpoint, data: InputTexts, folder: Path) -> Iterator[EngineRun]:
         batch = data.feeds[len(data.feeds) // 2]
-        given = {name: values.cpu() for name, values in batch.arguments.items()}
-        session, sentences = _session(folder / file.file), len(next(iter(given.values())))
+        arguments = {name: values.cpu() for name, values in batch.arguments.items()}
+        session, sentences = _session(folder / file.file), len(next(iter(arguments.values())))
         if file.file == ENCODER:
             graphs = SeqToSeqGraphs(session, _session(folder / FIRST), _session(folder / NEXT))
-            source, mask, start = given["input_ids"], given["attention_mask"], given["decoder_input_ids"][:, :1]
+            source, mask, target = (arguments[name] for name in ("input_ids", "attention_mask", "decoder_input_ids"))
+
+            def translate() -> int:
+                return sentences * (graphs.greedy(source, mask, target[:, :1])[0].shape[1] - 1)
+
             written = f"{source.shape[1]} tokens read, {STEPS} written"
-            yield EngineRun(
-                what=written,
-                sentences=sentences,
-                work=lambda: sentences * (graphs.greedy(source, mask, start)[0].shape[1] - 1),
-            )
+            yield EngineRun(what=written, sentences=sentences, work=translate)
         elif any(entry.name.startswith("past_key_values") for entry in session.get_inputs()):
             shape, prompt = cache_shape(checkpoint), prompt_pair(data)
             assert shape is not None
             decoder, length = GraphDecoder(session, shape), prompt.shape[1]
             written = f"{length} tokens read, {STEPS} written"
-            yield EngineRun(
-                what=written,
-                sentences=2,
-                work=lambda: 2 * (greedy(decoder, prompt)[0].shape[1] - length),
-            )
+            yield EngineRun(what=written, sentences=2, work=lambda: 2 * (greedy(decoder, prompt)[0].shape[1] - length))
         else:
             feed = _feed(session, batch)
 
@@ -118,52 +125,6 @@ class OnnxGraph(EngineExport):
                 return 0
 
             yield EngineRun(what="forward", sentences=sentences, work=forward)
-
-    def _decoder(self, checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, folder: Path) -> EngineFile:
-        difference, note = export_decoder(checkpoint, shape, data, folder / FILE)
-        return self._file(
-            FILE,
-            difference,
-            sizes="decodes through a cache, in float32",
-            opens=f"`{FILE}`: {_WITH_CACHE}; the first step is given a past of length 0",
-            limits=() if shape.uniform else (_ONE_SHAPE,),
-            notes=(note,),
-        )
-
-    def _seq2seq(self, checkpoint: Checkpoint, caches: TwoCaches, data: InputTexts, folder: Path) -> EngineFile:
-        difference, note = export_seq2seq(checkpoint, caches, data, folder)
-        refuse_difference(difference, TOLERANCE, "the ONNX graphs", QUANTITY)
-        return self._file(
-            ENCODER,
-            difference,
-            sizes=f"with {FIRST} and {NEXT}: decodes through a cache, in float32",
-            opens=f"`{ENCODER}`, `{FIRST}` and `{NEXT}`: {_WITH_CACHE}",
-            limits=() if caches.target.uniform and caches.source.uniform else (_ONE_SHAPE,),
-            notes=(note,),
-        )
-
-    def _file(
-        self,
-        file: str,
-        difference: float,
-        *,
-        sizes: str,
-        opens: str,
-        limits: tuple[str, ...] = (),
-        notes: tuple[str, ...] = (),
-    ) -> EngineFile:
-        return EngineFile(
-            export=self.name,
-            file=file,
-            runtime=runtime(),
-            quantity=QUANTITY,
-            difference=difference,
-            limit=TOLERANCE,
-            sizes=sizes,
-            opens=(opens,),
-            limits=limits,
-            notes=notes,
-        )
 
 
 _WITH_CACHE = (
@@ -183,10 +144,10 @@ class _Traced(nn.Module):
         super().__init__()
         self.model, self.names, self.cached = model, names, cached
 
-    def forward(self, *given: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor:
         """Logits, or the final states of a model without a head."""
         more = {"use_cache": False} if self.cached else {}
-        output: Any = self.model(**dict(zip(self.names, given, strict=True)), **more)
+        output: Any = self.model(**dict(zip(self.names, inputs, strict=True)), **more)
         if isinstance(output, Tensor):
             return output
         logits = getattr(output, "logits", None)
@@ -198,49 +159,24 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
     """Write `path`, run it with onnxruntime on other sentences than it was traced with, return the difference.
 
     Batch and lengths are free. The graph is one forward pass in float32, without a cache. CheckpointError where
-    the model cannot be exported or the graph computes something else.
+    the model cannot be exported.
     """
     batch = data.feeds[0]
     model: Any = checkpoint.model
     names = list(batch.arguments)
     cached = "use_cache" in getattr(model.config, "to_dict", dict)()
-    _grow_positions(model)
+    for part in model.modules():
+        if isinstance(part, SinusoidalPositions):  # their tables cannot grow in the graph
+            first = next(model.parameters())
+            part(torch.zeros(1, dtype=torch.long, device=first.device), first, bound=LONGEST)
     session = exported(
         _Traced(model, names, cached=cached),
         tuple(batch.arguments.values()),
         path,
         names=(names, ["logits"]),
-        axes={"given": tuple(_free(name, values) for name, values in batch.arguments.items())},
+        axes={"inputs": tuple(_free(name, values) for name, values in batch.arguments.items())},
     )
-    far = max(_max_difference(session, checkpoint, inputs) for inputs in (data.feeds[0], data.feeds[-1]))
-    refuse_difference(far, TOLERANCE, "the ONNX graph", QUANTITY)
-    return far
-
-
-def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, path: Path) -> tuple[float, str]:
-    """Write a graph that decodes; returns the difference in onnxruntime, of texts and greedy steps, and a line on it.
-
-    CheckpointError as `export_onnx`.
-    """
-    signature = decoding_signature(checkpoint.model, shape)
-    session = exported(
-        Decoding(checkpoint.model, shape, positions=reads_positions(checkpoint.model)),
-        signature.examples,
-        path,
-        names=(signature.inputs, signature.outputs),
-        axes=signature.axes,
-    )
-    difference, note = decoding_difference(session, checkpoint, shape, data)
-    refuse_difference(difference, TOLERANCE, "the ONNX graph", QUANTITY)
-    return difference, note
-
-
-def _grow_positions(model: nn.Module) -> None:
-    """Make the tables of sinusoids large before they are traced: in the graph they cannot grow."""
-    for part in model.modules():
-        if isinstance(part, SinusoidalPositions):
-            first = next(model.parameters())
-            part(torch.zeros(1, dtype=torch.long, device=first.device), first, bound=LONGEST)
+    return max(_max_difference(session, checkpoint, inputs) for inputs in (data.feeds[0], data.feeds[-1]))
 
 
 def _free(name: str, values: Tensor) -> dict[int, Any]:

@@ -18,8 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.pruning.engines.onnx_decoder import CacheShape, shape_of
-from headscope.pruning.engines.onnx_export import exported
+from headscope.pruning.engines.onnx_decoder import CacheShape, exported, shape_of
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
 
 ENCODER, FIRST, NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
@@ -135,7 +134,8 @@ def export_seq2seq(checkpoint: Checkpoint, caches: TwoCaches, data: InputTexts, 
     mask, ids = torch.ones(2, SOURCE, dtype=torch.long), torch.ones(2, NEW, dtype=torch.long)
     with torch.no_grad():
         states = _Encoder(model)(torch.ones_like(mask), mask)
-    target, source = (_examples(shape, length) for shape, length in ((caches.target, PAST), (caches.source, SOURCE)))
+    target = tuple(caches.target.past(2, PAST).values())
+    source = tuple(caches.source.past(2, SOURCE).values())
     presents = [f"present.{name}" for name in caches.names]
     pasts = [f"past_key_values.{name}" for name in caches.names]
     encoder = exported(
@@ -156,18 +156,10 @@ def export_seq2seq(checkpoint: Checkpoint, caches: TwoCaches, data: InputTexts, 
         _NextStep(model, caches, states.shape[2]),
         (ids, mask, target, source),
         folder / NEXT,
-        names=(
-            ["input_ids", "encoder_attention_mask", *pasts],
-            ["logits", *presents[: len(target)]],
-        ),
+        names=(["input_ids", "encoder_attention_mask", *pasts], ["logits", *presents[: len(target)]]),
         axes=(IDS, MASK, (OF_TARGET,) * len(target), (OF_SOURCE,) * len(source)),
     )
     return _difference(SeqToSeqGraphs(encoder, first, following), checkpoint, data)
-
-
-def _examples(shape: CacheShape, length: int) -> tuple[Tensor, ...]:
-    """Example states of two sentences."""
-    return tuple(shape.past(2, length).values())
 
 
 @dataclass(frozen=True)
@@ -178,10 +170,10 @@ class SeqToSeqGraphs:
     first: Any
     following: Any
 
-    def run(self, session: Any, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    def run(self, session: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Outputs by name; inputs that the graph has not are left aside."""
         known = {entry.name for entry in session.get_inputs()}
-        feed = {name: np.ascontiguousarray(values.numpy()) for name, values in given.items() if name in known}
+        feed = {name: np.ascontiguousarray(values.numpy()) for name, values in inputs.items() if name in known}
         names = [entry.name for entry in session.get_outputs()]
         values = (torch.from_numpy(np.asarray(output)) for output in session.run(None, feed))
         return dict(zip(names, values, strict=True))
@@ -189,8 +181,8 @@ class SeqToSeqGraphs:
     def begun(self, source: Tensor, mask: Tensor, ids: Tensor) -> dict[str, Tensor]:
         """The first step, after source ids [b s]."""
         states = self.run(self.encoder, {"input_ids": source, "attention_mask": mask})["last_hidden_state"]
-        given = {"input_ids": ids, "encoder_attention_mask": mask, "encoder_hidden_states": states}
-        return self.run(self.first, given)
+        inputs = {"input_ids": ids, "encoder_attention_mask": mask, "encoder_hidden_states": states}
+        return self.run(self.first, inputs)
 
     def greedy(self, source: Tensor, mask: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """Ids [b 1+n] of n greedy tokens after `start` [b 1], and the logits [b n V] that chose them."""
@@ -213,8 +205,8 @@ def _past(found: dict[str, Tensor]) -> dict[str, Tensor]:
 def _difference(graphs: SeqToSeqGraphs, checkpoint: Checkpoint, data: InputTexts) -> tuple[float, str]:
     """The largest difference of logits, of whole texts and of greedy steps through the cache; and a line on these."""
     batch = data.feeds[-1]
-    given = {name: values.cpu() for name, values in batch.arguments.items()}
-    source, mask, ids = given["input_ids"], given["attention_mask"], given["decoder_input_ids"]
+    names = ("input_ids", "attention_mask", "decoder_input_ids")
+    source, mask, ids = (batch.arguments[name].cpu() for name in names)
     logits = graphs.begun(source, mask, ids)["logits"]
     real = logits if batch.real is None else logits[batch.real.cpu()]
     difference = max_abs_difference(real, outputs(checkpoint.model, batch).cpu())

@@ -13,8 +13,7 @@ import pandas as pd
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError
 from headscope.files.folders import Workplace, replacing_folder, to_resume, workplace
-from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import OutputKind, contents
+from headscope.files.output_checks import OutputKind, contents, inputs_of
 from headscope.files.writing import write_atomically
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.learn import finished, resumable, run_learning
@@ -43,11 +42,7 @@ class LambdaSweep:
 
 
 def run_lambdas(
-    config: LearnConfig,
-    strengths: Sequence[float],
-    *,
-    progress: Progress = no_progress,
-    processes: Processes = ALONE,
+    config: LearnConfig, strengths: Sequence[float], *, progress: Progress = no_progress, processes: Processes = ALONE
 ) -> LambdaSweep:
     """Learn gates for every λ of `strengths`, each from the checkpoint, into OUT/lambda-λ; and OUT/sweep.csv.
 

@@ -13,33 +13,24 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from headscope.config.option import changed, flag, identity
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
-from headscope.errors import ConfigError
+from headscope.errors import CheckpointError, ConfigError
 from headscope.files.folders import Build, Workplace, clear_killed, replacing_folder, to_resume, workplace
-from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import contents
+from headscope.files.output_checks import contents, inputs_of
+from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.progress import Progress, no_progress
-from headscope.pruning.gate_layout import GateLayout
-from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
-from headscope.pruning.learning.gate_state import read_gate_state, restore_gate_state, save_gate_state
+from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
-from headscope.pruning.learning.trainable import default_freeze, trained_parameters
 from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
 from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss, training_loss
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.shared import Freeze, PruningOptions
-from headscope.pruning.selection import (
-    CHOICE,
-    STATE,
-    OpenedSelection,
-    Selection,
-    open_selection,
-    selection_signature,
-    write_selection,
-)
+from headscope.pruning.selection import CHOICE, STATE, Selection, open_selection, selection_signature, write_selection
+from headscope.training.files.state import load_record, restoring
 
 POINTS = 50  # of the trajectory
 
@@ -98,7 +89,8 @@ def _learnt(
     state = read_gate_state(folder) if config.resume else None
     opened = open_selection(config, trains=True)
     checkpoint, gates = opened.checkpoint, opened.gating
-    learner = make_learner(gates, config)
+    generator = torch.Generator().manual_seed(config.seed)  # of the gates' noise
+    learner: GateLearner = config.learner(gates, config.method, updates=config.updates, generator=generator)
     freeze = config.freeze or default_freeze(checkpoint, {site for site, _ in gates.counts})
     parameters = trained_parameters(checkpoint, freeze)
     gate_lr = learner.gate_lr if config.gate_lr is None else config.gate_lr
@@ -119,6 +111,8 @@ def _learnt(
         step(tuner.update)
         _learn(tuner, config, folder, trace, nll, step)
     _finish(tuner, config, valid, nll, progress)
+    entries = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
+    entries |= {"objective": config.objective} if config.objective else {}
     choice = Selection(
         folder=config.out,
         method=learner.name,
@@ -129,7 +123,7 @@ def _learnt(
         quality=nll,
         quantity=loss.quantity,
         title=loss.title,
-        signature=_signature(config, opened, learner, freeze, recipe),
+        signature=selection_signature(learner.name, opened, config, **learner.signature(), **entries),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
         remarks=[*opened.remarks, *learner.remarks()],
         gates=pd.DataFrame(trace),
@@ -186,20 +180,14 @@ def tune(tuner: Tuner, recipe: Recipe, closed: Sequence[HeadId], progress: Progr
         further.run(lambda update, loss: step(1))
 
 
-def make_learner(gates: GateLayout, config: LearnConfig) -> GateLearner:
-    """The gates of a config, with noise that follows from its seed."""
-    generator = torch.Generator().manual_seed(config.seed)
-    made: GateLearner = config.learner(gates, config.method, updates=config.updates, generator=generator)
-    return made
-
-
 def recipe_of(
     config: PruningOptions, checkpoint: Checkpoint, *, updates: int, gate_lr: float = Recipe.gate_lr
 ) -> Recipe:
     """The recipe that options mean for a checkpoint."""
+    default_lr = 3e-5 if checkpoint.format == "huggingface" else 3e-4
     return Recipe(
         updates=updates,
-        lr=default_lr(checkpoint) if config.lr is None else config.lr,
+        lr=default_lr if config.lr is None else config.lr,
         gate_lr=gate_lr,
         schedule=config.schedule,
         warmup=config.warmup,
@@ -216,11 +204,6 @@ def loss_of(config: PruningOptions, checkpoint: Checkpoint, corpus: Corpus) -> P
     return training_loss(
         checkpoint, corpus, objective=config.objective, smoothing=smoothing, learns=True, seed=config.seed
     )
-
-
-def default_lr(checkpoint: Checkpoint) -> float:
-    """3e-5 for Hugging Face models, 3e-4 for the others."""
-    return 3e-5 if checkpoint.format == "huggingface" else 3e-4
 
 
 def _learn(
@@ -260,33 +243,14 @@ def gate_rows(learner: GateLearner, update: int) -> list[dict[str, Any]]:
 
 def _ranking(learner: GateLearner) -> pd.DataFrame:
     """A row a gated head, the best first."""
-    weights, kept = learner.weights.detach(), learner.decide()
-    order = torch.argsort(weights, descending=True, stable=True).tolist()
-    gates, opened = learner.gates().tolist(), learner.open_probability().tolist()
-    rows = [
-        {
-            "site": head.site.value,
-            "layer": head.layer,
-            "head": head.head,
-            "score": float(weights[number]),
-            "rank": rank,
-            "kept": int(kept[number]),
-            "gate": gates[number],
-            "open": opened[number],
-        }
-        for rank, number in enumerate(order, start=1)
-        for head in learner.gating.units[number]
-    ]
-    return pd.DataFrame(rows)
+    weights = learner.weights.detach()
+    order, gates = torch.argsort(weights, descending=True, stable=True).tolist(), learner.gates().tolist()
+    more = {"gate": gates, "open": learner.open_probability().tolist()}
+    return learner.gating.ranking(order, score=weights.tolist(), kept=learner.decide(), **more)
 
 
 def _facts(
-    config: LearnConfig,
-    learner: GateLearner,
-    freeze: Freeze,
-    recipe: Recipe,
-    loss: PruningLoss,
-    data: TrainingExamples,
+    config: LearnConfig, learner: GateLearner, freeze: Freeze, recipe: Recipe, loss: PruningLoss, data: TrainingExamples
 ) -> dict[str, Any]:
     return {
         **learner.facts(),
@@ -303,10 +267,56 @@ def _facts(
     }
 
 
-def _signature(
-    config: LearnConfig, opened: OpenedSelection, learner: GateLearner, freeze: Freeze, recipe: Recipe
-) -> Any:
-    entries = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
-    if config.objective:
-        entries["objective"] = config.objective
-    return selection_signature(learner.name, opened, config, **learner.signature(), **entries)
+# Going on after a kill: what a run saves as it goes, and how it is taken up again.
+
+
+VERSION, ANEW = 2, "learn anew with --force"
+AFTERWARDS = {"tune_updates"}  # which may change within a run: it follows what is saved
+
+
+def save_gate_state(
+    tuner: Tuner, config: LearnConfig, folder: Path, trace: list[dict[str, Any]], nll: dict[str, float]
+) -> None:
+    """Write DIR/state.pt; every process calls this, and the first writes."""
+    content = {"version": VERSION, "settings": _fixed(config), "trace": trace, "nll": nll, "tuner": tuner.state()}
+    content["digests"] = [tuner.checkpoint.digest, tuner.data.digest]
+    if tuner.processes.main:
+        write_atomically(folder / STATE, lambda path: save_torch(content, path))
+
+
+def read_gate_state(folder: Path) -> dict[str, Any] | None:
+    """What a run that was killed has saved; None where there is nothing. CheckpointError for a broken file."""
+    if not (folder / STATE).is_file():
+        return None
+    state = load_record(folder / STATE, advice=ANEW)
+    if state.get("version") != VERSION:
+        raise CheckpointError(f"{folder / STATE} is of another version of headscope; learn anew with --force")
+    return state
+
+
+def restore_gate_state(
+    tuner: Tuner, state: Mapping[str, Any], config: LearnConfig
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Bring a fresh run to where the state was saved; what was measured before, and the trajectory so far.
+
+    ConfigError for other options, another checkpoint, another text, or another number of processes.
+    """
+    out = config.out
+    with restoring(out / STATE, advice=ANEW):
+        fixed, saved = _fixed(config), dict(state["settings"])
+    if others := changed(fixed, saved, LearnConfig):
+        raise ConfigError(
+            f"--resume: the run in {out} was begun with another {flag(others[0])} "
+            f"({saved.get(others[0])}, now {fixed[others[0]]}); give the same options, or another --out"
+        )
+    if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
+        raise ConfigError(f"--resume: the run in {out} was begun with another checkpoint or text; give the same")
+    with restoring(out / STATE, advice=ANEW):
+        tuner.restore(state["tuner"])
+        return dict(state["nll"]), [dict(row) for row in state["trace"]]
+
+
+def _fixed(config: LearnConfig) -> dict[str, Any]:
+    """Options that must not change within a run; texts and companions are known by their digests."""
+    options = identity(config) | {"method": config.settings()["method"]}
+    return {name: value for name, value in options.items() if name not in AFTERWARDS}

@@ -99,26 +99,23 @@ def training_examples(
     if supervised and (checkpoint.predicts == "nothing" or bool(checkpoint.label_names) is not corpus.has_labels):
         raise ConfigError(f"a model of type {checkpoint.model_type!r} has nothing to say on this text without labels")
     hides = supervised and checkpoint.predicts == "words" and not checkpoint.decodes
-    hiding = _hiding(checkpoint) if hides else None
-    columns: list[list[list[int]]] = [[], [], [], [], []]
+    hiding = None
+    try:
+        hiding = Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids())) if hides else None
+    except CheckpointError as error:
+        raise ConfigError(f"{error}; text alone teaches it nothing") from None
+    rows: list[tuple[list[int], ...]] = []
     truncated = 0
     for source, target, labels in _encoded(checkpoint, corpus, limit, says=supervised and not hides):
-        row = [
-            source.ids,
-            [int(flag) for flag in source.special],
-            list(source.segments),
-            target.ids if target else [],
-            labels,
-        ]
-        for column, part in zip(columns, row, strict=True):
-            column.append(part)
+        special = [int(flag) for flag in source.special]
+        rows.append((source.ids, special, list(source.segments), target.ids if target else [], labels))
         truncated += bool(source.cut or (target is not None and target.cut))
-    if not columns[0]:
+    if not rows:
         raise DataError(f"{corpus.name} holds no sentence")
-    sources, special, segments, targets, all_labels = (TokenizedTexts.of(column) for column in columns)
+    sources, specials, segments, targets, all_labels = (TokenizedTexts.of(column) for column in zip(*rows, strict=True))
     return TrainingExamples(
         source=sources,
-        special=special,
+        special=specials,
         segments=segments,
         target=targets if corpus.has_target else None,
         labels=all_labels if supervised and not hides else None,
@@ -157,13 +154,6 @@ def _labels(checkpoint: Checkpoint, window: list[Sentence], sources: list[Encode
     return checkpoint.labels(
         [sentence.source if sentence.target is None else sentence.target for sentence in window], limit=limit
     )
-
-
-def _hiding(checkpoint: Checkpoint) -> Hiding:
-    try:
-        return Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids()))
-    except CheckpointError as error:
-        raise ConfigError(f"{error}; text alone teaches it nothing") from None
 
 
 def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, epoch: int) -> Batch:

@@ -10,8 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
-from headscope.attribution.objectives.predictions import precise
+from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective, precise
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError

@@ -55,11 +55,7 @@ class LearnConfig(SelectionConfig):
         None, "Updates between points of gates.csv; default: 50 points.", panel=LEARNING, minimum=1
     )
     save_every: int = option(
-        500,
-        "Updates between states that --resume goes on from; 0: none.",
-        panel=LEARNING,
-        minimum=0,
-        identity=False,
+        500, "Updates between states that --resume goes on from; 0: none.", panel=LEARNING, minimum=0, identity=False
     )
     resume: bool = option(
         False, "Go on with the run in DIR that was killed, exactly.", panel=OUTPUT, identity=False, common=True

@@ -38,7 +38,9 @@ class RankConfig(SelectionConfig):
         panel=HEADS,
     )
     keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, common=True)
-    fraction: float | None = option(None, "Share of the heads that stays.", metavar="F", panel=HEADS, common=True)
+    fraction: float | None = option(
+        None, "Share of the heads that stays.", metavar="F", panel=HEADS, minimum=0, maximum=1, common=True
+    )
     run: Path | None = option(
         None, "Read heads.csv of this run instead of measuring.", name="from", metavar="RUN", panel=HEADS, common=True
     )
@@ -47,7 +49,7 @@ class RankConfig(SelectionConfig):
         False, "Heads with low values stay; default: as is agreed for --by, which is printed.", panel=HEADS
     )
     keep_highest: bool = option(False, "Heads with high values stay.", panel=HEADS)
-    steps: int = option(1, "Take heads out in N steps, and score anew before each.", panel=HEADS)
+    steps: int = option(1, "Take heads out in N steps, and score anew before each.", panel=HEADS, minimum=1)
     allocate: Allocation = option("global", ALLOCATE, panel=HEADS, common=True)
     compensate: str = option(
         "none",
@@ -75,10 +77,6 @@ class RankConfig(SelectionConfig):
         check_one_given(
             {"--keep N, the heads that stay": self.keep, "--fraction F, the share that stays": self.fraction}
         )
-        if self.fraction is not None and not 0 <= self.fraction <= 1:
-            raise ConfigError(f"--fraction {self.fraction:g}: the share that stays is from 0 to 1")
-        if self.steps < 1 or self.tune_updates < 0:
-            raise ConfigError(f"--steps {self.steps} --tune-updates {self.tune_updates}: at least 1, and at least 0")
         if self.column is not None and not self.is_file:
             raise ConfigError("--column is for --by FILE.csv")
         if self.run is not None and self.is_file:

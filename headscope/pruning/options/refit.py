@@ -134,9 +134,8 @@ def check_refit(
     if sentences < 1:
         raise ConfigError(f"{names[2]} {sentences}: at least 1 is needed")
     refits = method in ("least-squares", AUTO)
-    given = {names[1]: damping != DAMPING, names[3]: sequential, names[4]: bool(anchor)}
-    for name, is_given in given.items():
-        if is_given and not refits:
+    for name, is_set in ((names[1], damping != DAMPING), (names[3], sequential), (names[4], bool(anchor))):
+        if is_set and not refits:
             raise ConfigError(f"{name} is for {names[0]} least-squares, not {method}")
     if check and method == "none":
         raise ConfigError(f"{names[5]} is what a refit is compared on; give {names[0]} {AUTO}")

@@ -26,8 +26,8 @@ Freeze = Literal["none", "encoder", "decoder", "model"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruningOptions(ValidatedTextFiles, CheckpointOptions):
-    """The options that every command shares that learns gates, ranks heads or sweeps over both."""
+class HeadChoice(ValidatedTextFiles, CheckpointOptions):
+    """The options that every command shares that says which heads go: which may, and the text that decides."""
 
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
     objective: str = option(
@@ -37,10 +37,7 @@ class PruningOptions(ValidatedTextFiles, CheckpointOptions):
     valid_sentences: int = option(1000, "Lines to measure on.", panel=DATA, minimum=1)
     max_length: int | None = option(None, "Subwords a side may have; longer sentences are cut.", panel=DATA, minimum=2)
     sites: tuple[str, ...] = option(
-        (),
-        "Where heads may go: encoder-self,decoder-self,cross; default: everywhere.",
-        metavar="LIST",
-        panel=HEADS,
+        (), "Where heads may go: encoder-self,decoder-self,cross; default: everywhere.", metavar="LIST", panel=HEADS
     )
     protect: str | None = option(
         None,
@@ -48,6 +45,16 @@ class PruningOptions(ValidatedTextFiles, CheckpointOptions):
         metavar="LIST",
         panel=HEADS,
     )
+    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
+    force: bool = option(
+        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningOptions(HeadChoice):
+    """The options that every command shares that learns gates, ranks heads or sweeps over both."""
+
     tune_updates: int = option(
         0, "Updates that follow, with the heads that go closed for good.", panel=LEARNING, minimum=0
     )
@@ -66,11 +73,7 @@ class PruningOptions(ValidatedTextFiles, CheckpointOptions):
         None, "Label smoothing; default: 0.1 for translation, else 0.", panel=LEARNING
     )
     clip: float = option(1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING)
-    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     seed: int = option(1, "Seed of gates, noise, dropout and data order.", panel=LEARNING, minimum=0, maximum=SEED)
-    force: bool = option(
-        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
-    )
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""

@@ -6,15 +6,15 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-from headscope.bounds import SEED, WHOLE
-from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
-from headscope.config.option import check_options, option
+from headscope.bounds import SEED
+from headscope.config.inputs import DATA, MODEL, OUTPUT
+from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError
-from headscope.evaluation.margin import MARGIN, Margin
+from headscope.evaluation.non_inferiority import MARGIN, Margin
 from headscope.pruning.options.rank import Allocation
 from headscope.pruning.options.refit import AUTO, Refit, as_text
-from headscope.pruning.options.shared import COMPENSATION, HEADS
+from headscope.pruning.options.shared import COMPENSATION, HEADS, HeadChoice
 from headscope.pruning.options.sweep import SweepConfig
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
@@ -22,14 +22,13 @@ SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, CheckpointOptions):
+class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
     """The options of `headscope prune shrink`: how small, on which text; all else has a default."""
 
     device_map: str | None = None
-    out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
     keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, common=True)
     fraction: float | None = option(
-        None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS, common=True
+        None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS, minimum=0, maximum=1, common=True
     )
     max_drop: str | None = option(
         None,
@@ -50,18 +49,6 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         None,
         "How many heads each layer keeps, as in prune rank; default: measured, with --export native uniform, with "
         "--export laguna per-group.",
-        panel=HEADS,
-    )
-    sites: tuple[str, ...] = option(
-        (),
-        "Where heads may go: encoder-self,decoder-self,cross; default: everywhere.",
-        metavar="LIST",
-        panel=HEADS,
-    )
-    protect: str | None = option(
-        None,
-        "Heads that stay: encoder-self.0.*,cross.2.1, or a file; alignment: those of generation_config.json.",
-        metavar="LIST",
         panel=HEADS,
     )
     compensate: str = option(
@@ -103,39 +90,22 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         panel=DATA,
         common=True,
     )
-    objective: str = option(
-        "", "What heads are judged by: {objectives}; default: what fits the model.", metavar="NAME", panel=DATA
-    )
-    max_sentences: int | None = option(
-        None, "Use only the first N lines of --source.", panel=DATA, minimum=1, maximum=WHOLE
-    )
-    valid_sentences: int = option(1000, "Lines to judge on, at most.", panel=DATA, minimum=1)
-    max_length: int | None = option(None, "Subwords a side may have; longer sentences are cut.", panel=DATA, minimum=2)
-    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     rounds: int = option(
         5, "Runs of each model that are timed; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
     )
     seed: int = option(1, "Seed of what is drawn.", panel=MODEL, minimum=0, maximum=SEED)
     export: tuple[str, ...] = option((), "As prune remove has it.", metavar="KIND", panel=OUTPUT, common=True)
-    force: bool = option(
-        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
-    )
 
     def __post_init__(self) -> None:
         check_options(self)
-        given = {"--keep": self.keep, "--fraction": self.fraction, "--max-drop": self.max_drop}
-        both = [name for name, value in given.items() if value is not None]
+        both = [flag(name) for name in ("keep", "fraction", "max_drop") if getattr(self, name) is not None]
         if len(both) > 1:
             raise ConfigError(f"{' and '.join(both)} both say how small the model gets; give one of them")
-        if self.fraction is not None and not 0 <= self.fraction <= 1:
-            raise ConfigError(f"--fraction {self.fraction:g}: the share that stays is from 0 to 1")
         if self.feed_forward and self.compensate not in (AUTO, "least-squares"):
             raise ConfigError(f"--feed-forward is for --compensate {AUTO} and least-squares, not {self.compensate}")
-        _ = self.margin
-        _ = self.refit
+        _ = self.margin, self.refit, self.valid_text
         if not self.has_text:
             raise ConfigError("no text to rank, refit and measure on: give --source FILE, and --target for translation")
-        _ = self.valid_text
 
     @property
     def searches(self) -> bool:
@@ -154,15 +124,13 @@ class ShrinkConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     @property
     def refit(self) -> Refit:
         """How the heads that stay make up for those that go."""
-        check = as_text(self.check) if self.check and self.compensate != "none" else ()
-        sentences = self.calibration_sentences
         return Refit(
             method=self.compensate,
-            sentences=sentences,
+            sentences=self.calibration_sentences,
             sequential=self.feed_forward,
             feed_forward=self.feed_forward,
             objective=self.objective,
-            check=check,
+            check=as_text(self.check) if self.check and self.compensate != "none" else (),
         )
 
     @property

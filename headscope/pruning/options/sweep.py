@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from headscope.bounds import BEAM, RESAMPLES, SEED
 from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH
 from headscope.config.option import check_options, option
 from headscope.errors import ConfigError
-from headscope.evaluation.margin import MARGIN, Margin
+from headscope.evaluation.non_inferiority import MARGIN, Margin
 from headscope.pruning.options.learn import learners
 from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
 from headscope.pruning.options.refit import RefitOptions
@@ -37,7 +36,7 @@ class SweepConfig(PruningOptions):
         (), "Sizes: heads that stay, of those sites.", metavar="N,N,…", panel=HEADS, common=True
     )
     fractions: tuple[float, ...] = option(
-        (), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS, common=True
+        (), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS, minimum=0, maximum=1, common=True
     )
     lambdas: tuple[float, ...] = option(
         (),
@@ -45,6 +44,7 @@ class SweepConfig(PruningOptions):
         name="lambda",
         metavar="L,L,…",
         panel=HEADS,
+        minimum=0,
     )
     strength_as: Literal["paper", "code"] = option("paper", "As prune l0 has it.", name="lambda-as", panel=HEADS)
     start: Literal["glorot", "open"] | None = option(None, "As prune l0 has it.", panel=HEADS)
@@ -127,8 +127,7 @@ class SweepConfig(PruningOptions):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ConfigError(f"--{name.replace('lambdas', 'lambda')} holds the same entry twice")
-        _ = self.tolerance
-        _ = self.refit
+        _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)
         if self.allocate != "global" and not ranks:
             raise ConfigError(f"--allocate {self.allocate} is for rankings; --methods names none")
@@ -162,14 +161,9 @@ class SweepConfig(PruningOptions):
         return Margin.parse(MARGIN if self.margin is None else self.margin)
 
     def _check_sizes(self) -> None:
-        for share in self.fractions:
-            if not 0 <= share <= 1:
-                raise ConfigError(f"--fractions {share:g}: the share that stays is from 0 to 1")
-        for strength in self.lambdas:
-            if not 0 <= strength < math.inf:
-                raise ConfigError(f"--lambda {strength:g}: it must not be negative; 0 is no penalty")
         if self.lambdas and not self.priced:
-            raise ConfigError(f"--lambda is for {' and '.join(_priced())}, which --methods does not name")
+            priced = [name for name, learner in learners().items() if learner.priced]
+            raise ConfigError(f"--lambda is for {' and '.join(priced)}, which --methods does not name")
         if not (self.keep or self.fractions) and not (self.lambdas and set(self.methods) <= self.priced):
             raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --fractions 0.25,0.5")
         if self.from_scratch and not self.learnt:
@@ -207,8 +201,3 @@ class SweepConfig(PruningOptions):
         """The options that a config of a learner or of `prune rank` shares with this one, for the run of a cell."""
         shared = {field.name: getattr(self, field.name) for field in fields(PruningOptions)}
         return {**shared, "out": folder, "seed": seed, "force": force}
-
-
-def _priced() -> list[str]:
-    """The learners that may have prices of an open head."""
-    return [name for name, learner in learners().items() if learner.priced]

@@ -25,13 +25,8 @@ from headscope.formats.base import FORMATS, Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.gate_layout import GateLayout, tie_remarks
-from headscope.pruning.learning.finetuning import Tuner, mean_loss
-from headscope.pruning.learning.learn import (
-    loss_of,
-    recipe_of,
-    tune,
-)
-from headscope.pruning.learning.trainable import default_freeze, trained_parameters
+from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
+from headscope.pruning.learning.learn import loss_of, recipe_of, tune
 from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.learning.training_loss import PruningLoss, training_loss
 from headscope.pruning.options.rank import RankConfig
@@ -59,29 +54,6 @@ from headscope.pruning.selection import (
 )
 
 
-def run_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Selection:
-    """Rank the heads of a checkpoint, decide which stay, and write `config.out`.
-
-    HeadscopeError for whatever the user can fix. The input is only read.
-    """
-    with Build(config.out, CHOICE, inputs=inputs_of(config), force=config.force) as build:
-        return _run(config, build, progress)
-
-
-def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Selection | None:
-    """The same under torchrun: all processes score, each on its share of the text; the first then goes on by itself.
-
-    None in the other processes.
-    """
-    with process_group() as processes:
-        if processes.main:
-            with Build(config.out, CHOICE, inputs=inputs_of(config), force=config.force) as build:
-                return _run(config, build, progress, processes)
-        check_folder(config.out, CHOICE, inputs=inputs_of(config), force=config.force)
-        _ranked(config, open_selection(config, trains=config.tune_updates > 0), no_progress, processes)
-        return None
-
-
 @dataclass(frozen=True)
 class Outcome:
     """What was scored, how, and what came of it."""
@@ -94,14 +66,22 @@ class Outcome:
 
 def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, processes: Processes) -> Outcome:
     """Score the heads, with all processes, and rank them; what is measured alone is not done in the others."""
-    gates, keep = opened.gating, _keep(config, opened.gating)
+    gates, keep = opened.gating, config.keep
+    if keep is None:
+        keep = nearest_keep(gates, config.fraction or 0.0, config.allocate)
     check_keep(gates, keep, config.allocate)
     context = context_of(config, opened, processes)
     run = config.run
     heads = None if run is None else partial(read_heads, run, opened.checkpoint.layout)
     scoring = scoring_of(config, context, heads=heads)
     with progress("ranking", config.steps) as step:
-        ranked = rank_heads(gates, keep, _counted(scoring.score, step), steps=config.steps, allocation=config.allocate)
+
+        def score(removed_heads: list[HeadId]) -> Scores:
+            scores = scoring.score(removed_heads)
+            step(1)
+            return scores
+
+        ranked = rank_heads(gates, keep, score, steps=config.steps, allocation=config.allocate)
     refits_at_once = config.compensate != "none" and not config.sequential
     if processes.world > 1 and (config.allocate == "measured" or refits_at_once):
         moments_of(context)  # together; what follows finds them
@@ -112,7 +92,32 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
     return Outcome(context, keep, scoring, ranked)
 
 
-def _run(config: RankConfig, build: Build, progress: Progress, processes: Processes = ALONE) -> Selection:
+def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) -> Selection | None:
+    """`run_ranking` under torchrun: all processes score their share of the text; the first then goes on by itself.
+
+    None in the other processes.
+    """
+    with process_group() as processes:
+        if processes.main:
+            return run_ranking(config, progress=progress, processes=processes)
+        check_folder(config.out, CHOICE, inputs=inputs_of(config), force=config.force)
+        _ranked(config, open_selection(config, trains=config.tune_updates > 0), no_progress, processes)
+        return None
+
+
+def run_ranking(config: RankConfig, *, progress: Progress = no_progress, processes: Processes = ALONE) -> Selection:
+    """Rank the heads of a checkpoint, decide which stay, and write `config.out`.
+
+    HeadscopeError for whatever the user can fix. The input is only read.
+    """
+    with Build(config.out, CHOICE, inputs=inputs_of(config), force=config.force) as build:
+        choice, checkpoint = _chosen(config, progress, processes)
+        write_selection(choice, checkpoint, config, build)
+    return choice
+
+
+def _chosen(config: RankConfig, progress: Progress, processes: Processes) -> tuple[Selection, Checkpoint]:
+    """Which heads stay, and the checkpoint as it was refitted and tuned for that."""
     began = time.monotonic()
     opened = open_selection(config, trains=config.tune_updates > 0)
     outcome = _ranked(config, opened, progress, processes)
@@ -138,7 +143,7 @@ def _run(config: RankConfig, build: Build, progress: Progress, processes: Proces
         method="rank",
         gating=gates,
         removed=removed,
-        ranking=ranking_table(gates, ranked),
+        ranking=ranked.table(gates),
         facts={"ranking": facts},
         quality=quality,
         quantity="nll" if loss is None else loss.quantity,
@@ -149,8 +154,7 @@ def _run(config: RankConfig, build: Build, progress: Progress, processes: Proces
         model=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
         seconds=time.monotonic() - began,
     )
-    write_selection(choice, checkpoint, config, build)
-    return choice
+    return choice, checkpoint
 
 
 def _fits_plain_class(checkpoint: Checkpoint, removed: list[HeadId]) -> bool:
@@ -172,32 +176,6 @@ def _shape(config: RankConfig, scoring: Scoring, keep: int) -> dict[str, str]:
     if config.compensate != "none":
         shape["compensate"] = config.refit.name
     return shape if config.damping == DAMPING else {**shape, "damping": f"{config.damping:g}"}
-
-
-def ranking_table(gates: GateLayout, ranked: Ranked) -> pd.DataFrame:
-    """A row a gated head, the best first."""
-    rows = [
-        {
-            "site": head.site.value,
-            "layer": head.layer,
-            "head": head.head,
-            "score": float(ranked.scores[number]),
-            "rank": place,
-            "kept": int(ranked.kept[number]),
-            "step": int(ranked.step[number]),
-        }
-        for place, number in enumerate(ranked.order(), start=1)
-        for head in gates.units[number]
-    ]
-    return pd.DataFrame(rows)
-
-
-def _keep(config: RankConfig, gates: GateLayout) -> int:
-    """Heads that stay; a fraction is rounded to what the groups allow."""
-    if config.keep is not None:
-        return config.keep
-    assert config.fraction is not None
-    return nearest_keep(gates, config.fraction, config.allocate)
 
 
 @dataclass(frozen=True)
@@ -230,7 +208,10 @@ def scoring_of(
 
     `parsed` says that the text has parses. ConfigError for options that fit none of these.
     """
-    _check_damping(config)
+    refits = config.by in CRITERIA.names() and CRITERIA.get(config.by).refits
+    refits = refits or config.allocate == "measured" or config.compensate == "least-squares"
+    if config.damping != DAMPING and not refits:
+        raise ConfigError(f"--damping is for criteria and allocations that refit, and --by {config.by} does not")
     if config.is_file:
         name = Path(config.by).name
         column, scores = read_scores(Path(config.by), context.checkpoint.layout, column=config.column)
@@ -273,14 +254,6 @@ def scores_between(context: ScoringContext, gates: GateLayout, ranked: Ranked) -
     return measured_scores(context, orders_of(context, set(gates.units), scores))
 
 
-def _check_damping(config: RankConfig) -> None:
-    """ConfigError where the damping would be ignored."""
-    refits = config.by in CRITERIA.names() and CRITERIA.get(config.by).refits
-    refits = refits or config.allocate == "measured" or config.compensate == "least-squares"
-    if config.damping != DAMPING and not refits:
-        raise ConfigError(f"--damping is for criteria and allocations that refit, and --by {config.by} does not")
-
-
 def context_of(config: RankConfig, opened: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
     """What criteria are asked about: an open checkpoint on the first sentences of an open text."""
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
@@ -296,15 +269,6 @@ def context_of(config: RankConfig, opened: OpenedSelection, processes: Processes
         anchor=as_text(config.anchor) if config.measures else "",
         processes=processes,
     )
-
-
-def _counted(score: Callable[[list[HeadId]], Scores], step: Callable[[int], None]) -> Callable[[list[HeadId]], Scores]:
-    def counted(removed_heads: list[HeadId]) -> Scores:
-        scores = score(removed_heads)
-        step(1)
-        return scores
-
-    return counted
 
 
 def _loss(config: RankConfig, opened: OpenedSelection) -> PruningLoss | None:
@@ -351,23 +315,11 @@ def _tuned(
     if checkpoint is not opened.checkpoint:
         quality["refitted"] = measured(checkpoint)
     if config.tune_updates:
-        _tune(config, opened, checkpoint, removed, freeze, loss, progress)
+        assert opened.corpus is not None
+        data = training_examples(checkpoint, opened.corpus, limit=opened.limit, supervised=loss.supervised)
+        recipe = recipe_of(config, checkpoint, updates=config.tune_updates)
+        torch.manual_seed(config.seed)
+        tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze), loss=loss)
+        tune(tuner, recipe, removed, progress)
         quality["tuned"] = measured(checkpoint)
     return quality
-
-
-def _tune(
-    config: RankConfig,
-    opened: OpenedSelection,
-    checkpoint: Checkpoint,
-    removed: list[HeadId],
-    freeze: Freeze,
-    loss: PruningLoss,
-    progress: Progress,
-) -> None:
-    assert opened.corpus is not None
-    data = training_examples(checkpoint, opened.corpus, limit=opened.limit, supervised=loss.supervised)
-    recipe = recipe_of(config, checkpoint, updates=config.tune_updates)
-    torch.manual_seed(config.seed)
-    tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze), loss=loss)
-    tune(tuner, recipe, removed, progress)

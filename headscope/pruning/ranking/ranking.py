@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -35,6 +36,11 @@ class Ranked:
         last = [(-step if step else -int(self.step.max()) - 1) for step in self.step.tolist()]
         values = self.scores.tolist()
         return sorted(range(len(values)), key=lambda number: (last[number], -values[number]))
+
+    def table(self, gating: GateLayout) -> pd.DataFrame:
+        """A row a gated head, the best first."""
+        scores, step = self.scores.tolist(), self.step.tolist()
+        return gating.ranking(self.order(), score=scores, kept=self.kept, step=step)
 
 
 def rank_heads(
@@ -78,12 +84,12 @@ def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
 
 
 def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
-    """The number of heads nearest to a fraction of them all that an allocation can give."""
-    return NEAREST.get(allocation, _nearest_units)(gating, fraction)
+    """The number of heads nearest to a fraction of them all that an allocation can give.
 
-
-def _nearest_units(gating: GateLayout, fraction: float) -> int:
-    """Rounded to whole groups, and not less than the protected heads."""
+    By default it is rounded to whole groups, and not less than the protected heads.
+    """
+    if allocation in NEAREST:
+        return NEAREST[allocation](gating, fraction)
     size, least = int(gating.sizes[0]), len(gating.protected)
     return max(least, least + size * round((fraction * gating.heads - least) / size))
 

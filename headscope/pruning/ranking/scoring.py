@@ -133,14 +133,15 @@ def measured_scores(
     With an anchor refits are anchored, and that of it which a model could foretell is measured on as well.
     """
     checkpoint, corpus, seed = context.checkpoint, context.corpus, context.options.seed
-    given: dict[str, Any] = {"batching": context.batching, "seed": seed}
+    reading: dict[str, Any] = {"batching": context.batching, "seed": seed}
     moments = moments_of(context)
     assert corpus is not None, "moments_of refuses this"
-    anchored = AnchoredMoments(checkpoint, corpus, **given, moments=moments).of(context.anchor)
+    anchored = AnchoredMoments(checkpoint, corpus, **reading, moments=moments).of(context.anchor)
     beside = anchor_texts(checkpoint, corpus, context.anchor, seed=seed)
     texts = [corpus, *(text() for name, text in beside.items() if name in FORETOLD)]
     meters = [
-        DamageMeter.of(checkpoint, text.first(MEASURED), objective=context.options.objective, **given) for text in texts
+        DamageMeter.of(checkpoint, text.first(MEASURED), objective=context.options.objective, **reading)
+        for text in texts
     ]
     options = RefitOptions(damping=context.damping)
     return for_all_heads(context, measured_allocation(meters, anchored, orders, options, step=step, known=known))

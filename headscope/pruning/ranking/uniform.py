@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 
@@ -68,7 +68,11 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
     for name in dict.fromkeys(STACKS[site] for site, _ in gating.counts):
         counts = [count for (site, _), count in gating.counts.items() if STACKS[site] == name]
         mine = [sizes for (site, _), sizes in modules.items() if STACKS[site] == name]
-        choices = tuple(_choices(mine, most=min(counts)))
+        choices = tuple(  # whole groups in all modules, and at least the protected heads
+            count
+            for count in range(1, min(counts) + 1)
+            if all(count >= protected and (count - protected) % size == 0 for size, protected in mine)
+        )
         if not choices:
             raise ConfigError(
                 f"layers of the {name} cannot keep equal numbers of heads: one of them has none, or their groups or "
@@ -76,13 +80,6 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
             )
         stacks.append(LayerStack(name, len(counts), max(counts), choices))
     return stacks
-
-
-def _choices(modules: list[tuple[int, int]], *, most: int) -> Iterator[int]:
-    """Numbers of heads from 1 to `most` that are whole groups in all modules, and at least the protected ones."""
-    for count in range(1, most + 1):
-        if all(count >= protected and (count - protected) % size == 0 for size, protected in modules):
-            yield count
 
 
 def _modules(gating: GateLayout) -> dict[tuple[Site, int], tuple[int, int]]:

@@ -34,8 +34,8 @@ def _padding(name: str | None, exports: dict[str, Export], checkpoint: Checkpoin
     padding = {export.name: export for export in exports.values() if export.padded is not None}
     if not padding or name not in (None, *padding):
         allowed = f"--export {' or '.join(padding)}" if padding else "Hugging Face checkpoints"
-        given = f"--export {name}" if padding else f"a {checkpoint.format} checkpoint"
-        raise ConfigError(f"--pad is for {allowed}, not {given}")
+        asked = f"--export {name}" if padding else f"a {checkpoint.format} checkpoint"
+        raise ConfigError(f"--pad is for {allowed}, not {asked}")
     export = padding[name] if name else next(iter(padding.values()))
     assert export.padded is not None
     return replace(export, build=export.padded, whole_groups=False, after=None, refine=None)

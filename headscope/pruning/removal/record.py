@@ -33,7 +33,7 @@ from headscope.version import VERSION
 class Removed:
     """What was done: the heads that went, proof, savings, and where the result is.
 
-    `heads` is the list as it was given: the option, and the digest of its file where it is one. `command` is for the
+    `heads` is the list as it was typed: the option, and the digest of its file where it is one. `command` is for the
     card, `pushed` the address on the hub ("" where it is not there).
     """
 
@@ -243,15 +243,15 @@ def list_made(done: Shrunk) -> dict[str, str | None]:
     return {"option": "--heads", "list": ",".join(map(str, done.removal.removed)), "sha256": None}
 
 
-def list_given(config: RemoveConfig, done: Shrunk) -> dict[str, str | None]:
-    """The list as it was given, and the digest of its file if it is one (a ranking that a method wrote)."""
+def list_typed(config: RemoveConfig, done: Shrunk) -> dict[str, str | None]:
+    """The list as it was typed, and the digest of its file if it is one (a ranking that a method wrote)."""
     if config.merge_kv:
         by = config.merge_by
         table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
         return {**list_made(done), "sha256": None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()}
     heads = config.heads or config.keep_only or ""
-    islist_given = "," not in heads and is_file(heads)
-    digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if islist_given else None
+    is_list = "," not in heads and is_file(heads)
+    digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list else None
     return {"option": "--heads" if config.heads else "--keep-only", "list": heads, "sha256": digest}
 
 
@@ -284,3 +284,29 @@ def typed_command(checkpoint: str, options: Mapping[str, Any], *, command: str =
             shown = Path(shown).name if is_file(shown) else shown
             words += [flag(name)] if value is True else [flag(name), shlex.quote(shown)]
     return " ".join([command, shlex.quote(Path(checkpoint).name), *words])
+
+
+def summary(removed: Removed) -> str:
+    """In one line what was saved, what it costs, and how sure that is.
+
+    `36 of 72 heads stay, 7.8 % fewer parameters, 16.9 % fewer FLOPs; perplexity 12.1 before, 12.6 now, …`.
+    """
+    before, after = removed.before, removed.after
+    saved = [f"{after.attention_heads} of {before.attention_heads} heads stay"]
+    for title, name in (("parameters", "parameters"), ("FLOPs", "flops")):
+        old, new = getattr(before, name), getattr(after, name)
+        saved += [f"{100 * (1 - new / old):.1f} % fewer {title}"] if old else []
+    whole = next((timing for timing in removed.timings if timing.what == "forward" and timing.sentences > 1), None)
+    saved += [f"{whole.speedup:.2f} × as fast"] if whole else []
+    parts = [", ".join(saved)]
+    if removed.quality is not None:
+        parts += [_before_and_after(removed.quality), verdict_words(removed.quality.record())]
+    if removed.elsewhere is not None:
+        parts.append(f"on a second text {_before_and_after(removed.elsewhere)}")
+    return "; ".join(parts)
+
+
+def _before_and_after(quality: QualityChange) -> str:
+    """The metric before and after, and on what."""
+    text = f"{quality.sentences} sentences of {Path(quality.text).name}"
+    return f"{quality.title} {quality.before.value:.4g} before, {quality.after.value:.4g} now ({text})"

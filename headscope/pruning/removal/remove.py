@@ -17,25 +17,18 @@ from typing import Any
 from torch import Tensor
 
 from headscope.assets import sample
-from headscope.config import CheckpointOptions, Companions, ValidatedTextFiles
+from headscope.config import CheckpointOptions, Companions
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
-from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import OutputKind
-from headscope.formats.base import (
-    Checkpoint,
-    Export,
-    SavedFiles,
-    open_checkpoint,
-    open_configured,
-    write_checkpoint,
-)
+from headscope.files.output_checks import OutputKind, inputs_of
+from headscope.files.writing import write_json
+from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES, write_card
-from headscope.formats.huggingface.alignment import alignment_note
+from headscope.formats.huggingface.generation import alignment_note
 from headscope.heads import HeadId, select_heads
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
@@ -45,23 +38,22 @@ from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_
 from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal.engine_speed import timed_engines
+from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.export import export_for, split_export
-from headscope.pruning.removal.merge_allocation import with_measured_counts
-from headscope.pruning.removal.merge_plan import Merge, plan_merge
+from headscope.pruning.removal.merge_plan import Merge, plan_merge, with_measured_counts
 from headscope.pruning.removal.record import (
     Removed,
     Shrunk,
     command_made,
-    list_given,
     list_made,
+    list_typed,
     padding_note,
     pushed,
     removal_card,
     removal_record,
     typed_command,
 )
-from headscope.pruning.removal.savings import Timing, size, timings
+from headscope.pruning.removal.savings import Timing, engine_timing, size, timings
 from headscope.pruning.removal.verify import reference, require, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results import Signature, signature_of
@@ -77,7 +69,7 @@ class Destination:
     """Where a smaller checkpoint is written, and what besides: files of its `companions` and for `engines`.
 
     Both models are timed in `rounds` runs, with `batch` sentences at once, and by engines if `time_engines`. `heads` is
-    the list as it was given, for the record, and `command` what was typed, for the card (default: what would do it).
+    the list as it was typed, for the record, and `command` what was typed, for the card (default: what would do it).
     """
 
     out: Path
@@ -90,6 +82,15 @@ class Destination:
     heads: Mapping[str, str | None] | None = None
     command: str = ""
 
+    @classmethod
+    def of(cls, config: RemoveConfig | ShrinkConfig, command: str, **more: Any) -> Destination:
+        """What the options of a command say; ConfigError for engines that are not there."""
+        options = EngineOptions(quantize=config.quantize, unverified=config.unverified)
+        engines = engines_named(split_export(config.export)[1], options)
+        typed = typed_command(config.checkpoint, shaping(config), command=command)
+        shared = {name: getattr(config, name) for name in ("out", "companions", "rounds")}
+        return cls(**shared, engines=engines, options=options, command=typed, **more)
+
 
 def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removed:
     """Remove heads from a checkpoint and write the smaller one to `config.out`.
@@ -98,26 +99,12 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     everything that is returned.
     """
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    options = EngineOptions(quantize=config.quantize, unverified=config.unverified)
-    engines = engines_named(split_export(config.export)[1], options)
+    to = Destination.of(config, "prune remove", batch=config.batch, time_engines=config.time_engines)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
         checkpoint = open_configured(config)
         done = _removed(config, checkpoint, progress)
-        to = Destination(
-            out=config.out,
-            companions=config.companions,
-            engines=engines,
-            options=options,
-            rounds=config.rounds,
-            batch=config.batch,
-            time_engines=config.time_engines,
-            heads=list_given(config, done),
-            command=typed_command(config.checkpoint, shaping(config)),
-        )
-        pooled = checkpoint.with_pooled_groups(done.removal) if done.removal.merged else checkpoint
-        whole = pooled if done.compensated is None else done.compensated.checkpoint
-        wanted = reference(whole, done.removal.removed, done.data.feeds[0])
-        removed = write_shrunk(done, to, build, wanted=wanted, whole=checkpoint, began=began, progress=progress)
+        to = replace(to, heads=list_typed(config, done))
+        removed = write_shrunk(done, to, build, whole=checkpoint, began=began, progress=progress)
     return pushed(removed, target)
 
 
@@ -134,7 +121,13 @@ def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[s
     else:
         heads = keeping(layout, select_heads(config.keep_only or "", layout))
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
-    corpus, valid = _corpora(config, checkpoint)
+    corpus = with_labels(checkpoint, open_text(config), config.labels) if config.has_text else None
+    valid, otherwise = None, None
+    if config.valid_text is not None:
+        valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="--valid-labels")
+    if data.sources:  # it reads text
+        both = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
+        otherwise = open_corpus(sample("en"), target=sample("de") if both else None).first(config.max_sentences)
     return remove_heads(
         checkpoint,
         heads,
@@ -144,7 +137,7 @@ def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[s
         data=data,
         corpus=corpus,
         valid=valid,
-        otherwise=_sample_text(checkpoint, data, config.max_sentences),
+        otherwise=otherwise,
         calibration=config.calibration,
         metric=config.metric,
         margin=config.margin,
@@ -194,22 +187,6 @@ def remove_heads(
         asked=asked or why,
         progress=progress,
     )
-
-
-def _corpora(files: ValidatedTextFiles, checkpoint: Checkpoint) -> tuple[Corpus | None, Corpus | None]:
-    """The text to calibrate on and the one to measure on, with their labels, as far as they are given."""
-    corpus = with_labels(checkpoint, open_text(files), files.labels) if files.has_text else None
-    if files.valid_text is None:
-        return corpus, None
-    return corpus, with_labels(checkpoint, open_text(files.valid_text), files.valid_labels, option="--valid-labels")
-
-
-def _sample_text(checkpoint: Checkpoint, data: InputTexts, sentences: int) -> Corpus | None:
-    """The sample that ships, for a model that reads text, as `data` says."""
-    if not data.sources:
-        return None
-    both = checkpoint.two_sided and checkpoint.predicts in ("words", "nothing")
-    return open_corpus(sample("en"), target=sample("de") if both else None).first(sentences)
 
 
 def quality_question(
@@ -286,16 +263,23 @@ def write_shrunk(
     to: Destination,
     build: Build,
     *,
-    wanted: Tensor,
     whole: Checkpoint | None = None,
+    wanted: Tensor | None = None,
+    add: Callable[[Path], None] | None = None,
     began: float | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Removed:
     """Write a shrunk checkpoint where `build` says, open it again, and compare its outputs with `wanted` [n V].
 
-    Times are measured against the `whole` checkpoint, where there is one and `to.rounds` says so. CheckpointError
-    where the files compute something else; then nothing was written.
+    These are by default those of the `whole` checkpoint with the heads masked. It is also timed, where `to.rounds` says
+    so. `add` writes more into the complete folder. CheckpointError where the files compute something else; then nothing
+    was written.
     """
+    if wanted is None:
+        assert whole is not None, "one of both says what the files must compute"
+        refitted = whole.with_pooled_groups(done.removal) if done.removal.merged else whole
+        refitted = refitted if done.compensated is None else done.compensated.checkpoint
+        wanted = reference(refitted, done.removal.removed, done.data.feeds[0])
     with build.writing() as made:
         written = write_checkpoint(done.checkpoint, made, to.companions)
         verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
@@ -309,10 +293,11 @@ def write_shrunk(
         both = (whole, done.checkpoint)
         times = timings(*both, done.data, batch=to.batch, rounds=to.rounds)
         if to.time_engines:
-            found, untimed = timed_engines(
-                to.engines, files, made, models=both, data=done.data, options=to.options, rounds=to.rounds
-            )
-            times += found
+            for engine, file in zip(to.engines, files, strict=True):
+                try:
+                    times.append(engine_timing(engine, (file, made), both, done.data, to.options, rounds=to.rounds))
+                except (ConfigError, CheckpointError) as error:
+                    untimed.append(f"{engine.name} was not timed: {error}")
     result = Removed(
         path=to.out / written.path.relative_to(made),
         out=to.out,
@@ -343,7 +328,12 @@ def write_shrunk(
         elsewhere=done.elsewhere,
     )
     write_card(removal_card(result, written), made)
-    build.finish(removal_record(result))
+    record = removal_record(result)
+    if add is not None:
+        with build.writing() as made:
+            write_json(made / RECORD, build.kind.described(record))
+            add(made)
+    build.finish(record)
     return result
 
 

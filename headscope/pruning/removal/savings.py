@@ -11,15 +11,19 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
@@ -27,6 +31,7 @@ from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.model.threads import threads_for_pass
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
 from headscope.pruning.model_inputs import InputTexts, ModelInputs, outputs, vocabularies
 from headscope.pruning.removal.verify import BEAM, decodes_from_cache, parameters, search_some
 
@@ -62,6 +67,10 @@ def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
     own, cross = _cache(checkpoint)
     counts = sum((flops(checkpoint, batch) for batch in data.feeds), Counter[str]())
     weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
+    table, read = getattr(rows, "weight", None), weights
+    if isinstance(table, Tensor) and layer is not None and getattr(layer, "weight", None) is not table:
+        read -= table.numel() * table.element_size()  # of which a step reads rows only
     return Size(
         parameters=parameters(model),
         attention_heads=sum(checkpoint.layout.values()),
@@ -71,7 +80,7 @@ def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
         cross_cache=cross,
         attention_flops=counts["attention"],
         output_flops=counts["output"],
-        read=weights - _looked_up(model),
+        read=read,
     )
 
 
@@ -102,15 +111,6 @@ def _embedding(model: nn.Module, getter: str) -> nn.Module | None:
     except (AttributeError, NotImplementedError):
         return None
     return found
-
-
-def _looked_up(model: nn.Module) -> int:
-    """Bytes of an embedding of which a step reads rows only; none where it is the output layer too."""
-    rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
-    weight = getattr(rows, "weight", None)
-    if not isinstance(weight, Tensor) or layer is None or getattr(layer, "weight", None) is weight:
-        return 0
-    return weight.numel() * weight.element_size()
 
 
 def allowed(timing: Timing, before: Size, after: Size) -> float:
@@ -229,6 +229,35 @@ def in_turns(
     old, new = (median(seconds) for seconds in zip(*pairs, strict=True))
     ratios = [first / second for first, second in pairs]
     return Timing(what, sentences, old, new, old / new, tokens=tokens, least=min(ratios), most=max(ratios))
+
+
+def engine_timing(
+    engine: EngineExport,
+    written: tuple[EngineFile, Path],
+    models: tuple[Checkpoint, Checkpoint],
+    data: InputTexts,
+    options: EngineOptions,
+    *,
+    rounds: int,
+) -> Timing:
+    """Times in one engine of the intact and the pruned of two `models`, in turns, on the same text.
+
+    `written` is the file of the pruned one and its folder; the intact one is exported into a temporary folder. Tokens
+    written are as many for both. ConfigError or CheckpointError where the engine has no run to be timed, or does not
+    take the intact model.
+    """
+    (file, folder), (whole, small) = written, models
+    with TemporaryDirectory() as temporary, ExitStack() as open_files:
+        after = open_files.enter_context(engine.running(file, small, data, folder))
+        intact = engine.write(whole, data, Path(temporary), options)
+        before = open_files.enter_context(engine.running(intact, whole, data, Path(temporary)))
+        tokens = before.work(), after.work()
+        if (before.what, tokens[0]) != (after.what, tokens[1]):
+            raise CheckpointError(
+                f"{file.runtime} does not run both alike ({before.what}, {tokens[0]} tokens; {after.what}, {tokens[1]})"
+            )
+        timing = measure_timing(f"{file.runtime}: {after.what}", after.sentences, before.work, after.work, rounds)
+    return replace(timing, tokens=tokens[0])
 
 
 def _seconds(work: Callable[[], Any]) -> float:

@@ -53,9 +53,7 @@ class Verification:
     reloaded: float | None = None
 
 
-def verify(
-    checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts, *, before_mixing: bool = True
-) -> Verification:
+def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> Verification:
     """Compare `shrunk` with `checkpoint` under a mask of `heads`; CheckpointError where they differ.
 
     The tolerance is 1e-5 in float32, 1e-10 in float64 and 0.05 in half precision, times the largest logit. In float64
@@ -66,7 +64,7 @@ def verify(
 
 
 def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> Verification:
-    tolerance = tolerance_of(checkpoint.dtype)
+    tolerance = TOLERANCE.get(checkpoint.dtype, HALF if is_half(checkpoint.dtype) else 1e-5)
     difference, own = 0.0, 0.0
     for batch in data.feeds:
         wanted = reference(checkpoint, heads, batch)
@@ -112,7 +110,7 @@ class _Casts(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.dtype == torch.float32:
             self.noticed = self.noticed or any(
-                isinstance(given, Tensor) and given.dtype == torch.float64 and given.requires_grad for given in args
+                isinstance(each, Tensor) and each.dtype == torch.float64 and each.requires_grad for each in args
             )
         return result
 
@@ -130,11 +128,6 @@ def _running(checkpoint: Checkpoint) -> Iterator[None]:
             f"heads of model type {checkpoint.model_type!r} cannot be removed: its code does not run with fewer "
             f"({detail}); --export masked may do"
         ) from error
-
-
-def tolerance_of(dtype: torch.dtype) -> float:
-    """The largest difference that passes, as a share of the largest logit."""
-    return TOLERANCE.get(dtype, HALF if is_half(dtype) else 1e-5)
 
 
 def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], batch: ModelInputs) -> Tensor:
@@ -179,12 +172,12 @@ def _cached(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId],
 def _unpadded(single: ModelInputs) -> ModelInputs:
     """One sentence without its padding, which is on the right."""
     assert single.real is not None
-    given = {}
+    arguments = {}
     for name, values in single.arguments.items():
         mask = name if "mask" in name else {"input_ids": "attention_mask"}.get(name, f"{name}_mask")
         mask = "decoder_attention_mask" if name == "decoder_input_ids" else mask
-        given[name] = values[:, : int(single.arguments[mask].sum())] if mask in single.arguments else values
-    return ModelInputs(given, single.real[:, : int(single.real.sum())])
+        arguments[name] = values[:, : int(single.arguments[mask].sum())] if mask in single.arguments else values
+    return ModelInputs(arguments, single.real[:, : int(single.real.sum())])
 
 
 def _continues(checkpoint: Checkpoint, single: ModelInputs) -> bool:
@@ -209,22 +202,20 @@ def decodes_from_cache(checkpoint: Checkpoint) -> bool:
 
 def _in_parts(model: Any, single: ModelInputs) -> Tensor:
     """Outputs [n V] of a transformers model that reads the first half of a text, then the rest."""
-    given = dict(single.arguments)
-    name = "decoder_input_ids" if "decoder_input_ids" in given else "input_ids"
-    ids = given.pop(name)
-    given.pop("decoder_attention_mask", None)
+    source, more = dict(single.arguments), dict[str, Any]()
+    name = "decoder_input_ids" if "decoder_input_ids" in source else "input_ids"
+    ids = source.pop(name)
+    source.pop("decoder_attention_mask", None)
     with torch.no_grad():
         if name == "decoder_input_ids":
-            mask = {name: given[name] for name in ("attention_mask",) if name in given}
-            given = {"encoder_outputs": model.get_encoder()(**given), **mask}
-        else:
-            given = {}
+            mask = {name: source[name] for name in ("attention_mask",) if name in source}
+            more = {"encoder_outputs": model.get_encoder()(**source), **mask}
         half = max(ids.shape[1] // 2, 1)
-        start = model(**{name: ids[:, :half]}, **given, use_cache=True)
+        start = model(**{name: ids[:, :half]}, **more, use_cache=True)
         if half == ids.shape[1]:
             logits: Tensor = start.logits[0]
             return logits
-        rest = model(**{name: ids[:, half:]}, **given, past_key_values=start.past_key_values, use_cache=True)
+        rest = model(**{name: ids[:, half:]}, **more, past_key_values=start.past_key_values, use_cache=True)
     return torch.cat([start.logits, rest.logits], dim=1)[0]
 
 
@@ -265,15 +256,15 @@ def search_some(
         return []
     model: Any = checkpoint.model
     every = data.feeds[0].arguments.items()
-    given = {name: rows[:sentences] for name, rows in every if not name.startswith("decoder_")}
+    source = {name: rows[:sentences] for name, rows in every if not name.startswith("decoder_")}
     if not checkpoint.two_sided:  # the same length for all: padding on the right would stand inside
-        width = max(int(given["attention_mask"].sum(dim=1).min()), 1)
-        given = {name: values[:, :width] for name, values in given.items()}
+        width = max(int(source["attention_mask"].sum(dim=1).min()), 1)
+        source = {name: values[:, :width] for name, values in source.items()}
     settings = {"num_beams": beam, "max_new_tokens": NEW, "do_sample": False, "early_stopping": beam > 1}
     settings |= {"min_new_tokens": NEW} if exact else {}
     with torch.no_grad(), suppress_warnings(), threads_for_pass(model, beam * sentences):
         try:
-            ids: list[list[int]] = model.generate(**given, **settings).tolist()
+            ids: list[list[int]] = model.generate(**source, **settings).tolist()
         except IndexError:  # transformers cannot: its cache has as many layers as the encoder, a T5's decoder more
             return []
     return list(ids)

@@ -51,6 +51,11 @@ class Opened:
         """The intact model."""
         return self.sizes.checkpoint
 
+    def put_sizes(self, folder: Path) -> None:
+        """Go on with the cells in this folder."""
+        self.sizes.config = replace(self.sizes.config, out=folder)
+        folder.mkdir(parents=True, exist_ok=True)
+
 
 def open_shrink(config: ShrinkConfig, folder: Path) -> Opened:
     """Open what the options of the command name; cells are to lie in `folder`."""
@@ -81,7 +86,8 @@ def opened_with(
             "to be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
         )
     asked = question(checkpoint, judged, metric=config.metric, margin=config.margin)
-    by = config.by or default_criterion(checkpoint, corpus, config.objective)
+    objective = OBJECTIVES.get(choose_objective(config.objective, checkpoint, **corpus.comes_with))
+    by = config.by or ("obs" if objective.compares else "obs-task")  # about what the model predicts, where it does
     sizes = SweepContext(
         config.sizes(folder, by=by, metric=asked.metric), replace(opened, corpus=text.calibration, valid=judged)
     )
@@ -108,13 +114,6 @@ def divided(corpus: Corpus, valid: Corpus | None, *, judged: int) -> tuple[Corpu
         corpus, valid = corpus.first(rest), corpus.after(rest)
     numbered = replace(valid, read=lambda: (line._replace(number=n) for n, line in enumerate(valid.read())))
     return corpus, numbered
-
-
-def default_criterion(checkpoint: Checkpoint, corpus: Corpus, objective: str = "") -> str:
-    """`obs-task` where the objective is about what the model predicts, `obs` where it compares models."""
-    return (
-        "obs" if OBJECTIVES.get(choose_objective(objective, checkpoint, **corpus.comes_with)).compares else "obs-task"
-    )
 
 
 def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, asked: Question) -> Question | None:

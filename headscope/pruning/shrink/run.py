@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,16 @@ from headscope.errors import ConfigError
 from headscope.evaluation.before_after import quality_change
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
-from headscope.files.output_checks import check_folder, check_inputs, inputs_of
-from headscope.files.output_kind import OutputKind
+from headscope.files.output_checks import OutputKind, check_folder, check_inputs, inputs_of
 from headscope.files.reading import read_record
-from headscope.files.writing import write_json
 from headscope.formats.exports import MODEL_FILES
-from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.bench import RefitBench
-from headscope.pruning.closed_form.calibration import Compensated
-from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.ranking.scoring import moments_of
-from headscope.pruning.removal.export import split_export
-from headscope.pruning.removal.record import Removed, Shrunk, pushed, typed_command
-from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shaping, shrink, write_shrunk
-from headscope.pruning.removal.verify import reference
+from headscope.pruning.removal.record import Removed, Shrunk, pushed
+from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shrink, write_shrunk
 from headscope.pruning.shrink.opened import Opened, open_shrink
 from headscope.pruning.shrink.sizes import chosen_heads, rank
 from headscope.pruning.sweep.sweep import RECORD as SWEEP_RECORD
@@ -63,8 +55,10 @@ def run_shrink(
     user can fix.
     """
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
-    engines_named(split_export(config.export)[1], _engine_options(config))
-    inputs, begun = inputs_of(config), _begun(config)
+    inputs, to, begun = inputs_of(config), Destination.of(config, "prune shrink"), None
+    for folder in [replacing_folder(config.out)] if config.force else [config.out, replacing_folder(config.out)]:
+        if begun is None and (folder / SIZES / SWEEP_RECORD).is_file() and not (folder / RECORD).is_file():
+            begun = folder  # of an interrupted run
     if begun is None:
         check_folder(config.out, SHRINK, inputs=inputs, force=config.force)
     check_inputs(config.out, inputs)
@@ -72,10 +66,22 @@ def run_shrink(
     if begun is not None and (why := _difference(begun / SIZES, opened)):
         raise ConfigError(f"{why}; give the same, another --out, or --force to begin anew")
     with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=begun) as place:
-        _put_sizes(opened, place.path / SIZES)
+        sizes = place.path / SIZES
+        opened.put_sizes(sizes)
         write_record(opened.sizes, shrink=_identity(config))
         done = small_model(opened, progress=progress)
-        removed = _written(opened, done, place.path / SIZES, draw, began=began)
+
+        def add(folder: Path) -> None:
+            """The sizes that were tried and the page, beside the model."""
+            if config.searches:
+                shutil.copytree(sizes, folder / SIZES)
+                opened.put_sizes(folder / SIZES)
+                write_conclusion(opened.sizes)
+            if draw is not None:
+                draw(folder, config.out.resolve().name)
+
+        with Build(config.out, SHRINK, inputs=inputs, force=True) as build:
+            removed = write_shrunk(done, to, build, whole=opened.checkpoint, add=add, began=began)
         if place.path.resolve() != config.out.resolve():
             place.discard()
     return pushed(removed, target)
@@ -84,7 +90,16 @@ def run_shrink(
 def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     """The smaller model in memory, with its quality on both texts. ConfigError where no size is as good."""
     rank(opened.sizes, progress=progress)
-    bench = _bench(opened)
+    scoring, refit = opened.sizes.scoring, opened.config.refit
+    bench = RefitBench(
+        opened.checkpoint,
+        opened.text,
+        refit,
+        add_bias=opened.export.adds_bias,
+        batching=scoring.batching,
+        seed=opened.config.seed,
+        moments=None if refit.method == "none" else moments_of(scoring),  # which the ranking has collected
+    )
     opened.sizes.refit = lambda gone: bench.compensated(list(gone)).checkpoint
     heads, checkpoint = chosen_heads(opened, progress=progress), opened.checkpoint
     with progress("removing heads", 2) as step:
@@ -104,46 +119,6 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     return done
 
 
-class _Bench(RefitBench):
-    """Remembers the last two removals: of sizes the one that passed, when the next does not, is what is written."""
-
-    @cached_property
-    def made(self) -> dict[frozenset[HeadId], Compensated]:
-        """Compensations by the heads that go, the oldest first."""
-        return {}
-
-    def compensated(self, heads: Sequence[HeadId]) -> Compensated:
-        """As it was made, or anew."""
-        gone = frozenset(heads)
-        if gone not in self.made:
-            for oldest in list(self.made)[:-1]:
-                del self.made[oldest]
-            self.made[gone] = super().compensated(heads)
-        return self.made[gone]
-
-
-def _bench(opened: Opened) -> RefitBench:
-    """What makes up for heads that go, at every size; moments that the ranking has collected are not made again."""
-    context, refit = opened.sizes.scoring, opened.config.refit
-    return _Bench(
-        opened.checkpoint,
-        opened.text,
-        refit,
-        add_bias=opened.export.adds_bias,
-        batching=context.batching,
-        seed=opened.config.seed,
-        moments=None if refit.method == "none" else moments_of(context),
-    )
-
-
-def _begun(config: ShrinkConfig) -> Path | None:
-    """The folder of an interrupted run, if there is one."""
-    new = replacing_folder(config.out)
-    folders = [new] if config.force else [config.out, new]
-    begun = (folder for folder in folders if (folder / SIZES / SWEEP_RECORD).is_file())
-    return next((folder for folder in begun if not (folder / RECORD).is_file()), None)
-
-
 def _identity(config: ShrinkConfig) -> dict[str, Any]:
     """The options that shape what is measured of a size; how small the model gets may be said anew."""
     return {name: value for name, value in identity(config).items() if name not in SMALL}
@@ -158,55 +133,3 @@ def _difference(folder: Path, opened: Opened) -> str:
         name = others[0]
         return f"the run in {folder.parent} was begun with {flag(name)} {options.get(name)}, now {now[name]}"
     return (difference(folder, opened.sizes) or "").partition(";")[0]
-
-
-def _put_sizes(opened: Opened, folder: Path) -> None:
-    opened.sizes.config = replace(opened.sizes.config, out=folder)
-    folder.mkdir(parents=True, exist_ok=True)
-
-
-def _engine_options(config: ShrinkConfig) -> EngineOptions:
-    return EngineOptions(quantize=config.quantize, unverified=config.unverified)
-
-
-class _Build(Build):
-    """A build to which files are added when the model's are there, whose folder formats want to themselves."""
-
-    add: Callable[[Path], None]
-
-    def finish(self, record: Any, *, partial: bool = False) -> Path:
-        """Add what is missing, then swap in."""
-        with self.writing() as folder:
-            write_json(folder / RECORD, self.kind.described(record))
-            self.add(folder)
-        return super().finish(record, partial=partial)
-
-
-def _written(
-    opened: Opened, done: Shrunk, sizes: Path, draw: Callable[[Path, str], object] | None, *, began: float
-) -> Removed:
-    """Write the model, the card, the sizes that were tried and the page, and swap the folder in."""
-    config, options = opened.config, _engine_options(opened.config)
-    to = Destination(
-        out=config.out,
-        companions=config.companions,
-        engines=engines_named(split_export(config.export)[1], options),
-        options=options,
-        rounds=config.rounds,
-        command=typed_command(config.checkpoint, shaping(config), command="prune shrink"),
-    )
-    whole = opened.checkpoint if done.compensated is None else done.compensated.checkpoint
-    wanted = reference(whole, done.removal.removed, done.data.feeds[0])
-
-    def add(folder: Path) -> None:
-        if config.searches:
-            shutil.copytree(sizes, folder / SIZES)
-            _put_sizes(opened, folder / SIZES)
-            write_conclusion(opened.sizes)
-        if draw is not None:
-            draw(folder, config.out.resolve().name)
-
-    build = _Build(config.out, SHRINK, inputs=inputs_of(config), force=True)
-    build.add = add
-    with build:
-        return write_shrunk(done, to, build, wanted=wanted, whole=opened.checkpoint, began=began)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,15 +126,6 @@ def finished_cells(folder: Path, gating: GateLayout, metric: str) -> FinishedCel
         if strange or np.shape(record["sums"]) != shapes.most_common(1)[0][0]:
             damaged[name] = f"{cell_path(folder, name)} is of other heads, another metric or another text"
     return FinishedCells({name: record for name, record in records.items() if name not in damaged}, damaged)
-
-
-def remove_records(folder: Path, names: Iterable[str]) -> None:
-    """Make room for cells that are done again; DataError for what is no file."""
-    for path in (cell_path(folder, name) for name in names):
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise DataError(f"{path} cannot be removed ({error.strerror}); do that yourself") from None
 
 
 # Scores of heads.

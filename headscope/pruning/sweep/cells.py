@@ -66,7 +66,9 @@ class SweepContext:
         corpus = self.opened.valid
         assert corpus is not None
         self.metric = choose_metric(config.metric, self.checkpoint, **corpus.comes_with)
-        self._check_training()
+        if config.trains:
+            assert self.opened.corpus is not None
+            training_objective(config.objective, self.checkpoint, self.opened.corpus)
         reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
         self.data = ValidationText(corpus, reading, search, config.text, intact=self.checkpoint)
@@ -74,11 +76,6 @@ class SweepContext:
         for method, _ in self.rankings(self.cells):
             if self.opened.corpus is None and criterion_of(method)[0].reads_text:
                 raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
-
-    def _check_training(self) -> None:
-        if self.config.trains:
-            assert self.opened.corpus is not None
-            training_objective(self.config.objective, self.checkpoint, self.opened.corpus)
 
     def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
         """Rankings, by method and seed, that cells need."""
@@ -151,6 +148,10 @@ class SweepContext:
         scores = measured_scores(context, orders_of(context, set(self.gating.units), scores), step=step, known=known)
         known.path.unlink(missing_ok=True)
         return scores
+
+    def folder(self, cell: Cell) -> Path:
+        """Where the run of a cell writes."""
+        return self.config.out / RUNS / cell.folder
 
     @cached_property
     def scoring(self) -> ScoringContext:
@@ -225,7 +226,7 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
 
 def _kept(context: SweepContext, cell: Cell, pruned: PrunedModel) -> dict[str, str]:
     """The path of the model that is kept of a cell, in the sweep's directory; why there is none where it cannot be."""
-    config, run = context.config, _folder(context, cell)
+    config, run = context.config, context.folder(cell)
     if cell.method == UNPRUNED:
         return {"model": ""}
     if not config.keep_models:
@@ -247,14 +248,10 @@ def _method(context: SweepContext, cell: Cell) -> Callable[[SweepContext, Cell],
     if cell.control:
         return _control
     if cell.method == UNPRUNED:
-        return _unpruned
+        return lambda context, cell: PrunedModel(context.checkpoint, [], [])
     if cell.method in context.config.learnt:
         return _learnt
     return _tuned if context.config.tune_updates else _ranked
-
-
-def _unpruned(context: SweepContext, cell: Cell) -> PrunedModel:
-    return PrunedModel(context.checkpoint, [], [])
 
 
 def ranked_out(context: SweepContext, cell: Cell) -> list[HeadId]:
@@ -278,7 +275,7 @@ def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
     assert cell.seed is not None
     ranking = cell.method, context.seed_of(cell)
     context.scores(*ranking)
-    settings = context.config.for_cell(_folder(context, cell), cell.seed)
+    settings = context.config.for_cell(context.folder(cell), cell.seed)
     by = str(context.scores_path(*ranking))
     choice = run_ranking(
         RankConfig(
@@ -296,7 +293,7 @@ def _tuned(context: SweepContext, cell: Cell) -> PrunedModel:
 
 def _learnt(context: SweepContext, cell: Cell) -> PrunedModel:
     """Gates learnt and decided; goes on where a killed process had got to."""
-    config, folder = context.config, _folder(context, cell)
+    config, folder = context.config, context.folder(cell)
     assert cell.seed is not None
     learner = LEARNERS.get(cell.method)
     method = learner.options_of_cell(config, keep=cell.keep, strength=cell.strength)
@@ -318,13 +315,8 @@ def _control(context: SweepContext, cell: Cell) -> PrunedModel:
     kept = map(HeadId.parse, read_cell(context.config.out, cell.folder)["kept"])
     removed = context.gating.without(list(kept))
     whole, options = native_only(context.checkpoint), replace(context.recipe(), seed=cell.seed)
-    trained = train_from_scratch(whole, removed, options, _folder(context, cell))
+    trained = train_from_scratch(whole, removed, options, context.folder(cell))
     return PrunedModel(trained.checkpoint, removed, [], {"updates": trained.updates, "checkpoint": trained.name})
-
-
-def _folder(context: SweepContext, cell: Cell) -> Path:
-    """Where the run of a cell writes."""
-    return context.config.out / RUNS / cell.folder
 
 
 def _changed(context: SweepContext, choice: Selection) -> Checkpoint:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from headscope.attribution.objectives.base import Objective
-from headscope.config.option import identity
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.pruning.gate_layout import GateLayout
@@ -19,17 +17,6 @@ from headscope.pruning.ranking.ranking import check_keep, nearest_keep
 from headscope.registry import unknown
 
 UNPRUNED = "unpruned"
-
-
-GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}
-
-
-def config_identity(config: SweepConfig) -> dict[str, Any]:
-    """The options that shape a cell's numbers: they must not change while cells are added to a directory.
-
-    Texts and checkpoint are known by their digests instead; methods, sizes and seeds may be added.
-    """
-    return {name: value for name, value in identity(config).items() if name not in GRID}
 
 
 @dataclass(frozen=True)
@@ -68,7 +55,9 @@ def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], 
     """
     for method in (name for name in config.methods if name not in config.learnt):
         criterion_of(method)
-    sizes = _sizes(config, gating)
+    sizes = sorted({*config.keep, *(nearest_keep(gating, share, config.allocate) for share in config.fractions)})
+    for keep in sizes:
+        check_keep(gating, keep, config.allocate)
     cells = [Cell(UNPRUNED)]
     for method in config.methods:
         seeds: Sequence[int] = range(config.seed, config.seed + config.seeds)
@@ -88,7 +77,10 @@ def criterion_of(method: str) -> tuple[Criterion, Direction]:
     name, colon, end = method.partition(":")
     ends: dict[str, End] = {"lowest": "lowest", "highest": "highest"}
     if name not in rankable_names() or (colon and end not in ends):
-        raise ConfigError(unknown("method", method, sorted([*learners(), *_accepted()])))
+        known = [*learners()]
+        for other in rankable_names():
+            known += [other] if criterion_named(other).keep else [f"{other}:lowest", f"{other}:highest"]
+        raise ConfigError(unknown("method", method, sorted(known)))
     criterion = criterion_named(name)
     if not end and not criterion.keep:
         raise ConfigError(
@@ -98,21 +90,7 @@ def criterion_of(method: str) -> tuple[Criterion, Direction]:
     return criterion, criterion.direction(ends.get(end))
 
 
-def _accepted() -> Iterator[str]:
-    """The methods that rank, with a direction where they need one."""
-    for name in rankable_names():
-        yield from [name] if criterion_named(name).keep else [f"{name}:lowest", f"{name}:highest"]
-
-
 def is_drawn(method: str, checkpoint: Checkpoint, objective: Objective | None, *, measured: bool = False) -> bool:
     """Whether a ranking follows from the seed; with `measured` the objective decides how many heads a layer keeps."""
     hides = objective is not None and objective.alters(checkpoint)
     return criterion_of(method)[0].draws(checkpoint, objective) or (measured and hides)
-
-
-def _sizes(config: SweepConfig, gating: GateLayout) -> list[int]:
-    """Heads to keep, smallest first; fractions are rounded to what groups and protected heads allow."""
-    sizes = {*config.keep, *(nearest_keep(gating, share, config.allocate) for share in config.fractions)}
-    for keep in sorted(sizes):
-        check_keep(gating, keep, config.allocate)
-    return sorted(sizes)

@@ -26,7 +26,6 @@ from headscope.pruning.ranking.per_group import removal_sets
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.remove import REMOVAL, Destination, shrink, write_shrunk
-from headscope.pruning.removal.verify import reference
 from headscope.pruning.selection import PRUNED
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 
@@ -53,8 +52,7 @@ def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, 
     else:
         done = without_heads(checkpoint, removed)
         with Build(made, REMOVAL) as build:
-            wanted = reference(checkpoint, removed, done.data.feeds[0])
-            written = write_shrunk(done, Destination(out=made, companions=companions), build, wanted=wanted).path
+            written = write_shrunk(done, Destination(out=made, companions=companions), build, whole=checkpoint).path
     shutil.rmtree(folder, ignore_errors=True)  # only now: dictionaries are copied from there
     made.replace(folder)
     return folder / written.relative_to(made)

@@ -28,12 +28,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from headscope.config.option import changed, flag
+from headscope.config.option import changed, flag, identity
 from headscope.distributed import IndependentProcesses
 from headscope.errors import ConfigError, DataError, TrainingError
 from headscope.files.folders import Workplace, replacing_folder, workplace
-from headscope.files.output_checks import inputs_of
-from headscope.files.output_kind import OutputKind, contents
+from headscope.files.output_checks import OutputKind, contents, inputs_of
 from headscope.files.reading import read_record
 from headscope.files.replace import discard
 from headscope.files.writing import write_atomically, write_json
@@ -49,15 +48,13 @@ from headscope.pruning.sweep.cell_files import (
     cell_path,
     finished_cells,
     kept_scores,
-    remove_records,
     write_cell,
 )
 from headscope.pruning.sweep.cells import RUNS, SweepContext, run_cell
-from headscope.pruning.sweep.config import UNPRUNED, Cell, config_identity
+from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.functions import read_functions
 from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
-from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors
-from headscope.pruning.sweep.verdicts import verdict_lines, verdicts
+from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors, verdict_lines, verdicts
 from headscope.results import Signature
 from headscope.training.files.outputs import TRAINING
 from headscope.training.from_scratch import FRESH, RUN, recipe_digest
@@ -71,12 +68,11 @@ SWEEP = OutputKind(
     "sweep",
     "run of `headscope prune sweep`",
     RECORD,
-    (
-        *(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.json"),
-        *OF_CELL.in_folder(f"{RUNS}/*"),
-    ),
+    (*(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.json"), *OF_CELL.in_folder(f"{RUNS}/*")),
     extensible=True,
 )
+GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}
+"""Options that may change while cells are added to a directory; all others that shape numbers must not."""
 POLL = 0.5  # seconds
 Task = Cell | tuple[str, int]
 """A cell, or the scores of heads by one criterion and seed."""
@@ -176,7 +172,11 @@ def _missing(context: SweepContext) -> list[Cell]:
     again = {cell.folder for cell in context.cells if cell.name not in found.records and not cell.control}
     missing = [cell for cell in context.cells if cell.name not in found.records or cell.folder in again]
     names = {cell.name for cell in missing}
-    remove_records(folder, names)
+    for path in (cell_path(folder, name) for name in names):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise DataError(f"{path} cannot be removed ({error.strerror}); do that yourself") from None
     for run in (folder / RUNS / name for name in again):
         if not (run / STATE).is_file():  # there is nothing to resume
             discard(run, OF_CELL)
@@ -278,14 +278,10 @@ def _enter(config: SweepConfig, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+        ended = partial(wait, [parent.sentinel])
+        threading.Thread(target=lambda: (ended(), os._exit(1)), daemon=True).start()
     torch.set_num_threads(threads)
     _CONFIG[:] = [config]
-
-
-def _end_with(sentinel: int) -> None:
-    wait([sentinel])
-    os._exit(1)
 
 
 def _do_in_worker(task: Task) -> None:
@@ -312,7 +308,7 @@ def _record(context: SweepContext) -> dict[str, Any]:
             "model_type": context.checkpoint.model_type,
         },
         "digests": {"checkpoint": context.checkpoint.digest, **digests},
-        "options": config_identity(config),
+        "options": {name: value for name, value in identity(config).items() if name not in GRID},
         "settings": config.settings(),
         "heads": context.gating.heads,
         "heads_per_site": context.gating.per_site(),

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2CLS
 
-from headscope.attribution.objectives.predictions import precise
+from headscope.attribution.objectives.base import precise
 from headscope.errors import CheckpointError
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, weighted
@@ -112,7 +112,7 @@ def is_zero_at_zero(activation: Callable[[Tensor], Tensor]) -> bool:
 
 @torch.no_grad()
 def recognise_norm(module: nn.Module) -> NormParameters | None:
-    """Which norm a module computes; None where it is neither LayerNorm nor RMSNorm."""
+    """Which norm a module computes. Returns None if it is neither LayerNorm nor RMSNorm."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 1 or weight.is_meta or any(True for _ in module.children()):
         return None

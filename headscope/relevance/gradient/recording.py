@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.objectives.predictions import precise
+from headscope.attribution.objectives.base import precise
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, replace_products, tapped
 from headscope.model.discovery import AttentionSite, eval_mode, track_calls

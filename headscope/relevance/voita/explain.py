@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.objectives.predictions import predicting
+from headscope.attribution.objectives.base import predicting
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.evaluation.states import mean_pooled
@@ -165,7 +165,13 @@ class RecordedTrace:
         trace, dtype = self.trace, rule_dtype(self.output.dtype)
         with torch.inference_mode(False), torch.no_grad():
             rules = VoitaRules(self.settings, sentences=trace.sentences, dtype=dtype, block=block_bytes)
-            starts = _split(self.start, _positions_at_once(trace, self.start, block_bytes))
+            values = self.start.values if isinstance(self.start, OutputUnits) else self.start
+            steps = [step for step in trace.steps if step.kind in ("root", "linear", "norm", "rms", "add")]
+            if isinstance(self.start, OutputUnits):
+                steps = steps[:-1]  # the logits, of which single units are explained
+            widest = max((step.output.numel() for step in steps), default=1)
+            size = max(1, block_bytes // (COPIES * widest * values.element_size()))
+            starts = _split(self.start, size)
             return _joined(
                 [
                     _positions(trace, start, propagate(trace, self.output, start, rules), self.settings, neurons)
@@ -189,16 +195,6 @@ def record_trace(
         with traced(model) as trace:
             output = forward()
         return RecordedTrace(trace, output, start(output), settings or VoitaSettings())
-
-
-def _positions_at_once(trace: Trace, start: Tensor | OutputUnits, block: int) -> int:
-    """How many explained positions the block budget allows: a few copies of the widest states are held."""
-    values = start.values if isinstance(start, OutputUnits) else start
-    steps = [step for step in trace.steps if step.kind in ("root", "linear", "norm", "rms", "add")]
-    if isinstance(start, OutputUnits):
-        steps = steps[:-1]  # the logits, of which single units are explained
-    widest = max((step.output.numel() for step in steps), default=1)
-    return max(1, block // (COPIES * widest * values.element_size()))
 
 
 def _split(start: Tensor | OutputUnits, size: int) -> list[Tensor | OutputUnits]:

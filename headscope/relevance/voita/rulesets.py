@@ -39,7 +39,10 @@ def explain_batch(
     On a CPU groups of sentences are propagated in parallel, each on threads of its own.
     """
     on_cpu = checkpoint.device.type == "cpu"
-    groups = length_groups(_lengths(batch), pairs=PAIRS if on_cpu else None)
+    # the longer side of every sentence
+    sides = [side.real.sum(dim=1) for side in (batch.source, batch.target) if side is not None]
+    lengths: list[int] = torch.stack(sides).amax(dim=0).tolist()
+    groups = length_groups(lengths, pairs=PAIRS if on_cpu else None)
     recorded = [
         recorded_voita(checkpoint, batch.rows(rows.to(batch.source.ids.device)), settings=settings, target=target)
         for rows in groups
@@ -63,13 +66,6 @@ def length_groups(lengths: Sequence[int], *, pairs: int | None) -> list[Tensor]:
             longest = lengths[number]
         groups[-1].append(number)
     return [torch.tensor(group) for group in groups]
-
-
-def _lengths(batch: Batch) -> list[int]:
-    """Of the longer side of every sentence."""
-    sides = [side.real.sum(dim=1) for side in (batch.source, batch.target) if side is not None]
-    lengths: list[int] = torch.stack(sides).amax(dim=0).tolist()
-    return lengths
 
 
 def _joined_groups(parts: Sequence[VoitaRelevance], groups: Sequence[Tensor]) -> Explanation:

@@ -142,7 +142,7 @@ LIKE = frozenset(["to", "type_as"])
 
 
 def module_operations(module: nn.Module) -> Callable[[Any], tuple[Operation, ...]] | None:
-    """Candidates for what a module computes (the first whose numbers fit), None where it is recorded by function.
+    """Candidates for what a module computes (the first whose numbers fit). Returns None if it is recorded by function.
 
     RMS norms are recognised by their class name (`…RMSNorm`, `T5LayerNorm`), activations by the module of their class.
     """

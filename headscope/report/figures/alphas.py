@@ -49,7 +49,9 @@ def alphas_figure(run: AnalysisRun) -> Figure:
         extent = side * count / heads
         axes = page.axes(left + LEFT, top + ABOVE, extent, extent)
         draw_cells(axes, matrices[site, layer], cmap="RdBu_r", norm=norm, edge=0.3 if heads <= 12 else 0)
-        _label(axes, count, pitch)
+        ticks = np.arange(0, count, tick_step(count, pitch))
+        axes.set_xticks(ticks + 0.5, [str(tick) for tick in ticks])
+        axes.set_yticks(ticks + 0.5, [str(tick) for tick in ticks])
         title = panels.title((site, layer, count))
         axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
         below = page.axes(left + LEFT, top + ABOVE + extent + BETWEEN, extent, BARS)
@@ -76,12 +78,6 @@ def alpha_matrices(run: AnalysisRun) -> Matrices:
     if not matrices or not all(np.isfinite(matrix).all() for matrix in matrices.values()):
         raise MissingTable(f"run {run.name}: alphas.csv has no complete matrix; analyse again")
     return matrices
-
-
-def _label(axes: Axes, heads: int, pitch: float) -> None:
-    ticks = np.arange(0, heads, tick_step(heads, pitch))
-    axes.set_xticks(ticks + 0.5, [str(tick) for tick in ticks])
-    axes.set_yticks(ticks + 0.5, [str(tick) for tick in ticks])
 
 
 def _draw_spectrum(axes: Axes, values: NDArray[np.float64], largest: float, *, first: bool) -> None:

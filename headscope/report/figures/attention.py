@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headscope.bounds import WHOLE
 from headscope.config import option
 from headscope.errors import CheckpointError, ConfigError, check_one_given
-from headscope.heads import HeadId, Layout, Site, describe_heads, select_heads
+from headscope.heads import HeadId, Site, describe_heads, select_heads
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, even_width, flow, shorten, text_width
 from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun, RunError
@@ -53,7 +53,13 @@ def sentence_attention(
     ConfigError for heads that the checkpoint lacks, and where they need a translation that is not there.
     """
     checkpoint, line, maps = sentence_maps(run, sentence=sentence, index=index, target=target)
-    site = _one_site(heads, checkpoint.layout)
+    sites = {each.site for each in heads}
+    if len(sites) != 1:
+        raise ConfigError(f"heads of one site go into one figure, got {', '.join(sorted(map(str, sites))) or 'none'}")
+    for each in heads:
+        if each.head >= checkpoint.layout.get((each.site, each.layer), 0):
+            raise ConfigError(f"this model has no head {each}; it has {describe_heads(checkpoint.layout)}")
+    site = sites.pop()
     if checkpoint.two_sided and site is not Site.ENCODER_SELF and line.target is None:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
     weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
@@ -99,16 +105,6 @@ def _section(run: AnalysisRun, name: str, *texts: str) -> dict[str, Any]:
     if not isinstance(section, dict) or any(not isinstance(section.get(key) or "", str) for key in texts):
         raise RunError(f"run {run.name}: {name} in run.json is malformed; analyse again")
     return section
-
-
-def _one_site(heads: Sequence[HeadId], layout: Layout) -> Site:
-    sites = {head.site for head in heads}
-    if len(sites) != 1:
-        raise ConfigError(f"heads of one site go into one figure, got {', '.join(sorted(map(str, sites))) or 'none'}")
-    for head in heads:
-        if head.head >= layout.get((head.site, head.layer), 0):
-            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
-    return sites.pop()
 
 
 def _line(run: AnalysisRun, index: int) -> Sentence:
@@ -163,19 +159,13 @@ def sentence_figure(
     run: AnalysisRun, *, heads: str, sentence: str | None = None, index: int | None = None, target: str | None = None
 ) -> Figure:
     """The weights of `heads` on one sentence, for which the run's checkpoint is opened once more."""
-    chosen = _of_one_site(heads, run)
-    maps = sentence_attention(run, sentence=sentence, index=index, target=target, heads=chosen)
-    return attention_figure(maps.weights, maps.subwords_t, maps.subwords_s, maps.names, run=run)
-
-
-def _of_one_site(names: str, run: AnalysisRun) -> list[HeadId]:
-    """The heads that are named; subwords differ between sites, so a figure shows only one."""
-    head_ids = select_heads(names, run.head_layout)
-    sites = sorted({str(head.site) for head in head_ids})
+    chosen = select_heads(heads, run.head_layout)
+    sites = sorted({str(head.site) for head in chosen})
     if len(sites) != 1:
         problem = f"are of {', '.join(sites)}" if sites else "are none"
-        raise ConfigError(f"--heads {names!r} {problem}; a figure shows heads of one site, draw one for each")
-    return head_ids
+        raise ConfigError(f"--heads {heads!r} {problem}; a figure shows heads of one site, draw one for each")
+    maps = sentence_attention(run, sentence=sentence, index=index, target=target, heads=chosen)
+    return attention_figure(maps.weights, maps.subwords_t, maps.subwords_s, maps.names, run=run)
 
 
 def attention_figure(

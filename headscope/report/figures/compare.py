@@ -92,11 +92,7 @@ class Scatter:
 
 
 def compare_figure(
-    run_a: AnalysisRun,
-    run_b: AnalysisRun,
-    measure: str = "confidence",
-    *,
-    range: Sequence[float] = (),
+    run_a: AnalysisRun, run_b: AnalysisRun, measure: str = "confidence", *, range: Sequence[float] = ()
 ) -> Figure:
     """Site by site: run A, run B, B − A where the layouts agree, and a scatter.
 
@@ -104,7 +100,9 @@ def compare_figure(
     """
     for run in (run_a, run_b):
         run.require(measure)
-    limits = parse_range(range) or _limits(run_a, run_b, measure)
+    limits = parse_range(range) or measure_limits(
+        measure_of(measure), [grid.values for run in (run_a, run_b) for grid in grids_of(run, measure)]
+    )
     parts, breaks = _parts(run_a, run_b, measure, limits)
     laid = flow([part.size for part in parts], widest(WIDEST), gap=(0.25, 0.15), breaks=frozenset(breaks))
     marks = [mark for part in parts if isinstance(part, Map) and part.marks for mark in part.grid.marks]
@@ -151,12 +149,6 @@ def _parts(
             parts.append(Map(_difference(a, b), f"B − A · {site}", "RdBu_r", around, False))
         parts.append(_scatter(site, a, b, paired=agree[site]))
     return parts, breaks
-
-
-def _limits(run_a: AnalysisRun, run_b: AnalysisRun, measure: str) -> Normalize:
-    return measure_limits(
-        measure_of(measure), [grid.values for run in (run_a, run_b) for grid in grids_of(run, measure)]
-    )
 
 
 def _difference(a: Grid, b: Grid) -> Grid:

@@ -21,7 +21,7 @@ from headscope.report.layout.legend import COLORS, Entry, Legend
 from headscope.report.layout.page import Dashes, Page, Swatch
 from headscope.report.layout.panels import chart, share_limits
 from headscope.report.layout.style import cell_pitch, widest
-from headscope.report.readers.fork import ForkRun, confidence_rows, confidence_run
+from headscope.report.readers.fork import confidence_rows, confidence_run
 from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import PlotFigure, Source
 
@@ -84,7 +84,15 @@ def load_confidence(path: Path) -> ConfidenceHistory:
             raise RunError(f"{file} has other layers or heads than {files[0][1].name}; these files are of several runs")
     meta = {"signature": f"file:{path.name}|format:mhr", **_about(path), "layout": runs[0].layout}
     epochs = tuple(epoch for epoch, _ in files)
-    return ConfidenceHistory(path, meta, runs[-1].heads, epochs, _stacked(runs), tuple(file for _, file in files))
+    scores: dict[tuple[str, int], NDArray[np.float64]] = {}
+    for site, counts in runs[0].layout.items():
+        for layer, count in enumerate(counts):
+            if count:
+                tables = [run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)] for run in runs]
+                # A file of means, a vector a module, has them under its own name.
+                means = [table.drop(columns=["site", "layer", "head", "functions"]) for table in tables]
+                scores[site, layer] = np.array([each.to_numpy(float)[:, 0] for each in means])
+    return ConfidenceHistory(path, meta, runs[-1].heads, epochs, scores, tuple(file for _, file in files))
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -94,18 +102,6 @@ def _about(path: Path) -> dict[str, Any]:
         return {"signature": str(about["signature"]), "method": str(about["config"]["save_confidence"])}
     except (DataError, KeyError, TypeError):
         return {}
-
-
-def _stacked(runs: list[ForkRun]) -> dict[tuple[str, int], NDArray[np.float64]]:
-    scores: dict[tuple[str, int], NDArray[np.float64]] = {}
-    for site, counts in runs[0].layout.items():
-        for layer, count in enumerate(counts):
-            if count:
-                tables = [run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)] for run in runs]
-                # A file of means, a vector a module, has them under its own name.
-                means = [table.drop(columns=["site", "layer", "head", "functions"]) for table in tables]
-                scores[site, layer] = np.array([each.to_numpy(float)[:, 0] for each in means])
-    return scores
 
 
 def confidence_figure(

@@ -76,18 +76,13 @@ def discrepancy_figure(runs: Sequence[AnalysisRun]) -> Figure:
             chart(axes, title=site, xlabel="layer", ylabel=label, width=wide, whole=(True, False))
             _bars(axes, changes[measure][site])
             panels.append(axes)
-        _share_limits(panels)
+        ends = np.array([[0.0, 0.0], *(panel.dataLim.intervaly for panel in panels)])
+        low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
+        room = 0.08 * (high - low) or 1.0
+        for panel in panels:
+            panel.set_ylim(low - room, high + room)
     legend.draw(page, height)
     return page.finished()
-
-
-def _share_limits(panels: Sequence[Axes]) -> None:
-    """The same limits for all, around 0 and all bars."""
-    ends = np.array([[0.0, 0.0], *(panel.dataLim.intervaly for panel in panels)])
-    low, high = float(np.nanmin(ends)), float(np.nanmax(ends))
-    room = 0.08 * (high - low) or 1.0
-    for panel in panels:
-        panel.set_ylim(low - room, high + room)
 
 
 def _bars(axes: Axes, changes: NDArray[np.float64]) -> None:

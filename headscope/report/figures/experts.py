@@ -171,7 +171,9 @@ def gates_figure(run: TrainingHistory) -> Figure:
     norm = TwoSlopeNorm(1, 0, max(largest, 1.1))
     for ((site, layer), shares), (left, top) in zip(modules.items(), corners, strict=True):
         axes = page.axes(left + LEFT, top + ABOVE, wide, len(shares) * max(BAND, 0.9 / most))
-        axes.pcolormesh(_edges(updates), np.arange(len(shares) + 1), shares * len(shares), cmap="RdBu_r", norm=norm)
+        step = updates[1] - updates[0] if len(updates) > 1 else 1.0
+        edges = np.concatenate([[updates[0] - step], updates])  # noted at an update: of those since the line before
+        axes.pcolormesh(edges, np.arange(len(shares) + 1), shares * len(shares), cmap="RdBu_r", norm=norm)
         axes.set_title(f"{site} · layer {layer}", size=LABEL, loc="left", pad=4, weight="bold")
         axes.set_ylim(len(shares), 0)
         axes.set_yticks(np.arange(len(shares)) + 0.5, [str(expert) for expert in range(len(shares))])
@@ -201,12 +203,6 @@ def module_shares(run: TrainingHistory) -> dict[Module, NDArray[np.float64]]:
         for module, names in columns.items()
         if any(run.has(name) for name in names.values())
     }
-
-
-def _edges(updates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """What was noted at an update is of those since the line before."""
-    step = updates[1] - updates[0] if len(updates) > 1 else 1.0
-    return np.concatenate([[updates[0] - step], updates])
 
 
 GATES = PlotFigure(

@@ -73,7 +73,11 @@ def faithfulness_figure(run: AnalysisRun, metric: str | None = None) -> Figure:
     )
     head = 0.08 + 0.15 * len(title)
     chance = _chance(shown)
-    legend = Legend.plan(_entries(chance), width)
+    entries: list[Entry] = [(Swatch(line=dash), INK, order) for order, dash in ORDERS.items()]
+    entries.append(("", "", "band, whisker: 95 % interval over sentences"))
+    if len(chance):
+        entries.insert(2, (Swatch(band=True), LIGHT, f"random orders: mean ± {DEVIATIONS} standard deviations"))
+    legend = Legend.plan(entries, width)
     bars = head + ROW * len(table) + TICKS
     page = Page(
         width,
@@ -106,14 +110,6 @@ def _chance(curves: pd.DataFrame) -> pd.DataFrame:
     """Mean and deviation of the harm of random orders by share of heads removed; empty for fewer than two orders."""
     chance = curves[curves["ranking"].str.startswith("random:")]  # reversed they are random too
     return chance.groupby("share")["harm"].agg(["mean", "std"]).dropna()
-
-
-def _entries(chance: pd.DataFrame) -> list[Entry]:
-    entries: list[Entry] = [(Swatch(line=dash), INK, order) for order, dash in ORDERS.items()]
-    entries.append(("", "", "band, whisker: 95 % interval over sentences"))
-    if len(chance):
-        entries.insert(2, (Swatch(band=True), LIGHT, f"random orders: mean ± {DEVIATIONS} standard deviations"))
-    return entries
 
 
 def _areas(page: Page, table: pd.DataFrame, top: float) -> None:

@@ -42,7 +42,9 @@ def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
     functions that lack evidence have hollow bands; the bars do not count them.
     """
     grids = grids_of(run, unsupported=unsupported)
-    tall = _row_height(grids)
+    busiest = max((grid.busiest for grid in grids), default=0)
+    slots = max(grid.heads.shape[1] for grid in grids) if grids else 0
+    tall = max(_cell(slots)[1], BAND * min(busiest, MOST))
     sizes = [_panel_size(grid, tall) for grid in grids]
     laid = flow(sizes, widest(14.0), gap=(0.35, 0.12))
     entries = legend_entries((mark for grid in grids for mark in grid.marks), boxed=True)
@@ -63,17 +65,11 @@ def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
         subtitle=f"{run.model} · {run.data}",
         footer=run.signature,
     )
-    longest = max((sum(_counts(row)) for grid in grids for row in _families(grid)), default=0)
+    longest = max((sum(row.values()) for grid in grids for row in _families(grid)), default=0)
     for grid, corner in zip(grids, laid.corners, strict=True):
         _draw_panel(page, grid, corner, tall, longest=max(longest, 1), grounds=_grounds(run, grid.site))
     legend.draw(page, laid.height)
     return page.finished()
-
-
-def _row_height(grids: Sequence[Grid]) -> float:
-    busiest = max((grid.busiest for grid in grids), default=0)
-    slots = max(grid.heads.shape[1] for grid in grids) if grids else 0
-    return max(_cell(slots)[1], BAND * min(busiest, MOST))
 
 
 def _reach(grid: Grid) -> float:
@@ -104,13 +100,9 @@ def _grounds(run: AnalysisRun, site: str) -> dict[tuple[int, int], tuple[str, st
     for row in run.heads[run.heads["site"] == site].to_dict("records"):
         if group := leading_group(row):
             word, color = PARTS[group]
-            found[int(row["layer"]), int(row["head"])] = word, _shade(color)
+            red, green, blue = (SHADE * part + 1 - SHADE for part in to_rgb(color))
+            found[int(row["layer"]), int(row["head"])] = word, to_hex((red, green, blue))
     return found
-
-
-def _shade(color: str) -> str:
-    red, green, blue = (SHADE * part + 1 - SHADE for part in to_rgb(color))
-    return to_hex((red, green, blue))
 
 
 def _draw_panel(
@@ -171,10 +163,6 @@ def _families(grid: Grid) -> list[dict[HeadFunction, int]]:
                 counts[family] = counts.get(family, 0) + 1
         rows.append(counts)
     return rows
-
-
-def _counts(row: dict[HeadFunction, int]) -> list[int]:
-    return list(row.values())
 
 
 def _draw_counts(axes: Axes, grid: Grid, *, longest: int) -> None:

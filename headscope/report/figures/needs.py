@@ -9,8 +9,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from headscope.engine.declarations import Measure, head_functions, measure_of, measured_columns
-from headscope.engine.evidence.function_need import NO_LABEL, need_over_models
+from headscope.engine.declarations import Measure, measure_of, measured_columns
+from headscope.engine.evidence.function_need import need_over_models
 from headscope.errors import ConfigError
 from headscope.report.layout.legend import COLORS, Entry, Legend
 from headscope.report.layout.page import GREY, LABEL, TICK, Page, Swatch, flow, shorten, text_width
@@ -28,12 +28,10 @@ def needs_figure(runs: Sequence[AnalysisRun]) -> Figure:
     A dot a run, and where there are several their mean with its 95 % interval over models.
     """
     table = need_over_models([(run.heads, importances(run)) for run in runs])
-    if not table.empty:
-        table = table[table["kind"] == "function"]
     if table.empty:
         names = ", ".join(run.name for run in runs)
         raise ConfigError(f"{names}: no importance beside functions; analyse with --importance, or --also lrp,gradient")
-    functions = [*(name for name in head_functions() if name in set(table["name"])), *{NO_LABEL} & {*table["name"]}]
+    functions = list(dict.fromkeys(table["name"]))
     measures = list(dict.fromkeys(table["measure"]))
     left = max(text_width(name, LABEL) for name in functions) + 0.12
     size = (left + WIDE + 0.15, ABOVE + len(functions) * ROW + BELOW)
@@ -75,7 +73,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, *, title: str) -> None:
         for number, value in enumerate(row["each"]):
             axes.plot([value], [line], "o", color=COLORS[number % len(COLORS)], markersize=3.5, alpha=PALE_DOT)
         if row["models"] > 1:
-            axes.plot(np.clip([row["needed_low"], row["needed_high"]], 0, 1), [line] * 2, color="black", linewidth=0.9)
+            axes.plot([row["needed_low"], row["needed_high"]], [line] * 2, color="black", linewidth=0.9)
             axes.plot([row["needed"]], [line], "D", color="black", markersize=2.8)
     axes.set(xlim=(-0.03, 1.03), ylim=(len(rows) - 0.5, -0.5))
     axes.set_yticks(range(len(rows)), list(rows.index))

@@ -34,7 +34,14 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
         raise ConfigError(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")
     left_out = table["label"].nunique() - len(labels)
     words = ("Accuracy of heads on syntactic relations", "accuracy")
-    return _figure(run, table, labels, words, _entries(), note=f" · {left_out} rows not shown" if left_out else "")
+    entries = [
+        ("b", "", "baseline: the best fixed offset for the relation"),
+        ("●", "", "head at least 10 points above the baseline, and labelled so"),
+        ("○", "", "the same, but the label was withheld for lack of evidence (labels.csv)"),
+        (">", "", "from head word to dependent (verb to subject)"),
+        ("<", "", "from dependent to head word"),
+    ]
+    return _figure(run, table, labels, words, entries, note=f" · {left_out} rows not shown" if left_out else "")
 
 
 def _figure(
@@ -69,7 +76,7 @@ def _figure(
         wide = (1 + GAP + count) * pitch
         axes = page.axes(left + gutter, top + ABOVE, wide, len(labels) * PITCH)
         rows = table[(table["site"] == site) & (table["layer"] == layer)]
-        _draw(axes, rows, labels, (count, pitch), norm, _given(run, site, layer))
+        _draw(axes, rows, labels, (count, pitch), norm, _supported(run, site, layer))
         axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     height = min(len(labels) * PITCH, 2.0)
@@ -83,7 +90,11 @@ def aligned_words(run: AnalysisRun) -> Figure:
     table = run.table("alignment", "relation", "share", "baseline_diagonal")
     table = table.rename(columns={"relation": "label", "share": "accuracy", "baseline_diagonal": "baseline"})
     words = ("Share of positions at which cross heads look at the aligned word", "share")
-    return _figure(run, table.assign(margin=np.nan), ["predicted", "fed", "next"], words, _aligned_entries())
+    entries = [
+        ("b", "", "baseline: the key on the diagonal"),
+        ("fed", "", "the word that the position reads; predicted and next: the one and the two after"),
+    ]
+    return _figure(run, table.assign(margin=np.nan), ["predicted", "fed", "next"], words, entries)
 
 
 def chosen_labels(table: pd.DataFrame, most: int) -> list[str]:
@@ -106,7 +117,7 @@ def relation_matrix(table: pd.DataFrame, labels: list[str], heads: int, column: 
     return values
 
 
-def _given(run: AnalysisRun, site: str, layer: int) -> set[tuple[int, str]]:
+def _supported(run: AnalysisRun, site: str, layer: int) -> set[tuple[int, str]]:
     """Heads of a layer with the relations that they are labelled by."""
     heads = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]
     return {
@@ -122,7 +133,7 @@ def _draw(
     labels: list[str],
     size: tuple[int, float],
     norm: Normalize,
-    given: set[tuple[int, str]],
+    supported: set[tuple[int, str]],
 ) -> None:
     heads, pitch = size
     accuracy = relation_matrix(table, labels, heads, "accuracy")
@@ -132,7 +143,7 @@ def _draw(
     margin = relation_matrix(table, labels, heads, "margin")
     for row, head in zip(*np.nonzero(margin >= CLEAR - 1e-12), strict=True):
         ink = contrast(shades.to_rgba(accuracy[row, head]))
-        fill = ink if (int(head), labels[row]) in given else "none"
+        fill = ink if (int(head), labels[row]) in supported else "none"
         place = (1 + GAP + head + 0.5, row + 0.5)
         axes.plot(*place, marker="o", markersize=2.6, color=ink, markerfacecolor=fill, markeredgewidth=0.5)
     axes.set_xlim(0, 1 + GAP + heads)
@@ -142,20 +153,3 @@ def _draw(
     axes.set_xlabel("head", size=LABEL, labelpad=1.5)
     for spine in axes.spines.values():
         spine.set_visible(False)
-
-
-def _entries() -> list[tuple[str, str, str]]:
-    return [
-        ("b", "", "baseline: the best fixed offset for the relation"),
-        ("●", "", "head at least 10 points above the baseline, and labelled so"),
-        ("○", "", "the same, but the label was withheld for lack of evidence (labels.csv)"),
-        (">", "", "from head word to dependent (verb to subject)"),
-        ("<", "", "from dependent to head word"),
-    ]
-
-
-def _aligned_entries() -> list[tuple[str, str, str]]:
-    return [
-        ("b", "", "baseline: the key on the diagonal"),
-        ("fed", "", "the word that the position reads; predicted and next: the one and the two after"),
-    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,13 +30,18 @@ def similarity_matrices(run: AnalysisRun, measure: str | None = None, *, range: 
     """
     if measure is None:
         measure = min(similarity_measures(run), key=lambda name: name != "cosine", default="cosine")
-    matrices = {layer: _without_diagonal(matrix) for layer, matrix in layer_matrices(run, measure).items()}
+    # what a head is to itself says nothing and would set the scale
+    matrices = {
+        layer: np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
+        for layer, matrix in layer_matrices(run, measure).items()
+    }
     heads = max((len(matrix) for matrix in matrices.values()), default=1)
     usual = max(0.085, min(0.22, (1.7 if len(matrices) <= 8 else 1.4) / heads))
     pitch = cell_pitch(usual, heads, besides=LEFT + BAR)
     side = heads * pitch
     most = widest(12.6, besides=BAR)
-    panels = Panels.plan(run, (LEFT + side, ABOVE + side + BELOW), widest=most, only=_valued(matrices))
+    valued = {layer for layer, matrix in matrices.items() if np.isfinite(matrix).any()}
+    panels = Panels.plan(run, (LEFT + side, ABOVE + side + BELOW), widest=most, only=valued or set(matrices))
     shown = replace(pair_measures().get(measure) or Measure(measure), range=(None, None))
     page = Page(
         panels.flow.width + BAR,
@@ -59,11 +64,6 @@ def similarity_matrices(run: AnalysisRun, measure: str | None = None, *, range: 
     return page.finished()
 
 
-def _without_diagonal(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[h h] without what a head is to itself, which says nothing and would set the scale."""
-    return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix)
-
-
 def similarity_measures(run: AnalysisRun) -> list[str]:
     """The measures that `similarity.npz` holds."""
     names = {key.rpartition("/")[2] for key in run.similarity}
@@ -80,11 +80,6 @@ def layer_matrices(run: AnalysisRun, measure: str) -> dict[tuple[str, int], NDAr
             key = f"{site}/{layer}/{measure}"
             matrices[site, layer] = run.similarity.get(key, np.full((count, count), np.nan))
     return matrices
-
-
-def _valued(matrices: Mapping[tuple[str, int], NDArray[np.float64]]) -> set[tuple[str, int]]:
-    """The layers that have numbers; all, where none has."""
-    return {layer for layer, matrix in matrices.items() if np.isfinite(matrix).any()} or set(matrices)
 
 
 def _label(axes: Axes, heads: int, pitch: float, *, first: bool) -> None:

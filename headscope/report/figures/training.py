@@ -147,11 +147,15 @@ def training_figure(runs: Sequence[TrainingHistory], *, axis: str = "update") ->
     wide = panel_width(WIDTH, len(panels), left=LEFT, gap=GAP[0], most=WIDEST)
     laid = flow([(LEFT + wide, ABOVE + HEIGHT + BELOW)] * len(panels), widest(WIDEST), gap=GAP)
     legend = Legend.plan(_legend(names, groups, panels), widest(max(laid.width, 4.6)))
+    sections = [run.meta.get("data") for run in runs]
+    data = {str(section.get("sentences", "?")) if isinstance(section, dict) else "?" for section in sections}
+    variants = dict.fromkeys(str(run.meta.get("variant", "?")) for run in runs)
+    subtitle = f"{', '.join(variants)} · {' or '.join(sorted(data))} training sentences"
     page = Page(
         laid.width,
         laid.height + legend.height,
         title="How training went",
-        subtitle=_subtitle(runs),
+        subtitle=subtitle if text_width(subtitle, LABEL) < 40 else f"{len(runs)} runs",
         footer="\n".join(f"{name} {run.meta.get('signature', '')}" for name, run in zip(names, runs, strict=True)),
     )
     drawn: dict[tuple[str, bool], list[Axes]] = {}
@@ -260,14 +264,6 @@ def _legend(names: Sequence[str], groups: Sequence[int], panels: Sequence[Traini
     if any(panel.quantity.title.startswith("Alphas") for panel in panels):
         entries.append((Swatch(":", width=0.7), INK, "the window of the growth loss opens"))
     return entries
-
-
-def _subtitle(runs: Sequence[TrainingHistory]) -> str:
-    sections = [run.meta.get("data") for run in runs]
-    data = {str(section.get("sentences", "?")) if isinstance(section, dict) else "?" for section in sections}
-    variants = dict.fromkeys(str(run.meta.get("variant", "?")) for run in runs)
-    text = f"{', '.join(variants)} · {' or '.join(sorted(data))} training sentences"
-    return text if text_width(text, LABEL) < 40 else f"{len(runs)} runs"
 
 
 def _distinct(runs: Sequence[TrainingHistory]) -> list[str]:

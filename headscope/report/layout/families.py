@@ -61,7 +61,11 @@ def functions_of(labels: object, *, hollow: bool = False) -> tuple[Function, ...
     functions = []
     for label in filter(None, (part.strip() for part in str(labels or "").split(";"))):
         name, _, detail = (label.partition(" (")[0] if hollow else label).partition(":")
-        functions.append(Function(_family(name), detail, hollow))
+        short = name.strip().lower()
+        families = head_functions()
+        family = families.get(short) or families.get(short.removesuffix("_token"))
+        family = family or HeadFunction(short, "✚", short[:1] or "?", "#999999", short.replace("_", " "))
+        functions.append(Function(family, detail, hollow))
     return tuple(dict.fromkeys(functions))
 
 
@@ -116,13 +120,6 @@ def legend_entries(functions: Iterable[Function], *, boxed: bool) -> list[tuple[
     if any(function.hollow for function in marks):
         entries.append(("(  )", "", "by the estimate alone; the evidence does not suffice"))
     return entries
-
-
-def _family(name: str) -> HeadFunction:
-    short = name.strip().lower()
-    families = head_functions()
-    family = families.get(short) or families.get(short.removesuffix("_token"))
-    return family or HeadFunction(short, "✚", short[:1] or "?", "#999999", short.replace("_", " "))
 
 
 def _relation(label: str) -> str:

@@ -49,7 +49,11 @@ def _table() -> dict[str, MethodStyle]:
     families: list[str] = []
     colors: list[str] = []
     table = {}
-    for name in _declared():
+    ranking = [measure for _, measure in measured_columns().values() if measure.keep]
+    shown = sorted((measure for measure in ranking if measure.overview), key=lambda measure: measure.overview)
+    criteria = (name for name in criterion_names() if name != "random")
+    named = (*learners(), *(measure.name for measure in shown), *criteria, *(measure.name for measure in ranking))
+    for name in dict.fromkeys(named):
         family = _family(name, families)
         if family not in families:
             families.append(family)
@@ -57,15 +61,6 @@ def _table() -> dict[str, MethodStyle]:
         table[name] = MethodStyle(color, MARKS[colors.count(color) % len(MARKS)])
         colors.append(color)
     return table
-
-
-def _declared() -> tuple[str, ...]:
-    """Every method that there is, in the order of colours."""
-    ranking = [measure for _, measure in measured_columns().values() if measure.keep]
-    shown = sorted((measure for measure in ranking if measure.overview), key=lambda measure: measure.overview)
-    criteria = (name for name in criterion_names() if name != "random")
-    named = (*learners(), *(measure.name for measure in shown), *criteria, *(measure.name for measure in ranking))
-    return tuple(dict.fromkeys(named))
 
 
 def _family(name: str, known: Iterable[str]) -> str:

@@ -81,12 +81,7 @@ class Page:
         """Axes whose upper left corner is at (left, top) of the body."""
         full_width = self.figure.get_figwidth()
         bottom = self.height - self.top - top - height
-        box = (
-            (MARGIN + left) / full_width,
-            bottom / self.height,
-            width / full_width,
-            height / self.height,
-        )
+        box = ((MARGIN + left) / full_width, bottom / self.height, width / full_width, height / self.height)
         axes = self.figure.add_axes(box)
         axes.tick_params(length=0, pad=2.5, labelsize=TICK, labelcolor=INK)
         for spine in axes.spines.values():
@@ -94,14 +89,7 @@ class Page:
         return axes
 
     def text(
-        self,
-        left: float,
-        top: float,
-        text: str,
-        *,
-        size: float = LABEL,
-        color: str = INK,
-        weight: str = "normal",
+        self, left: float, top: float, text: str, *, size: float = LABEL, color: str = INK, weight: str = "normal"
     ) -> None:
         """One line whose upper left corner is at (left, top) of the body; `$` is just a letter."""
         x = (MARGIN + left) / self.figure.get_figwidth()
@@ -155,11 +143,14 @@ class Page:
         It has a point at an end beyond which some of the `values` lie.
         """
         axes = self.axes(left, top, 0.1, height)
+        finite = np.concatenate([array[np.isfinite(array)] for array in values]) if values else np.zeros(0)
+        low, high = shades.get_clim()
+        below, above = ((finite < (low or 0) - 1e-9).any(), (finite > (high or 0) + 1e-9).any())
         bar = self.figure.colorbar(
             shades,
             cax=axes,
             ticks=MaxNLocator(5 if height > 0.8 else 2),
-            extend=_beyond(shades, values),
+            extend="both" if below and above else "min" if below else "max" if above else "neither",
             extendfrac=min(0.04, 0.05 / height),
         )
         bar.formatter = ScalarFormatter(useOffset=False)  # an offset would be printed over the panel's title
@@ -243,13 +234,6 @@ def _page_width(width: float, style: FigureStyle) -> float:
         smaller = "" if style.name == "paper" else ", or --style paper"
         raise ConfigError(f"--width {style.width:g} is too narrow for this figure; give at least {least:.1f}{smaller}")
     return style.room
-
-
-def _beyond(shades: ScalarMappable, values: Sequence[NDArray[np.float64]]) -> Literal["neither", "min", "max", "both"]:
-    finite = np.concatenate([array[np.isfinite(array)] for array in values]) if values else np.zeros(0)
-    low, high = shades.get_clim()
-    below, above = ((finite < (low or 0) - 1e-9).any(), (finite > (high or 0) + 1e-9).any())
-    return "both" if below and above else "min" if below else "max" if above else "neither"
 
 
 def _breakable(text: str, width: float, size: float, weight: str) -> list[str]:

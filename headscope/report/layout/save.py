@@ -32,13 +32,7 @@ STYLE: dict[Any, Any] = {
     "axes.unicode_minus": True,
 }
 # pieces of texts in scripts that DejaVu Sans lacks, drawn where one of these is installed
-FALLBACKS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans Devanagari",
-    "WenQuanYi Zen Hei",
-    "Arial Unicode MS",
-)
+FALLBACKS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans Devanagari", "WenQuanYi Zen Hei", "Arial Unicode MS")
 
 
 def check_path(path: Path, *, force: bool = False) -> Path:
@@ -67,7 +61,9 @@ def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: b
         )
 
     def save(temporary: Path) -> None:
-        with rc_context({**STYLE, "font.sans-serif": _fonts()}), warnings.catch_warnings():
+        installed = {font.name for font in fontManager.ttflist}
+        fonts = ["DejaVu Sans", *(name for name in FALLBACKS if name in installed)]
+        with rc_context({**STYLE, "font.sans-serif": fonts}), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph .* missing")  # drawn as a box, as anywhere
             figure.savefig(temporary, format=kind[1:], dpi=dpi, metadata=METADATA[kind])
 
@@ -83,19 +79,15 @@ def target_paths(out: Path, runs: Sequence[Path], *, figure: str, force: bool = 
     if "{run}" not in str(out):
         directory = len(runs) > 1 and out.suffix.lower() not in FORMATS
         if not (directory or out.is_dir()):
-            _refuse_shared(out, runs)
+            if len(runs) > 1:
+                raise ConfigError(
+                    f"--out {out} is one file for {len(runs)} runs; "
+                    f"put {{run}} into the name, such as {out.stem}-{{run}}{out.suffix}, or name a directory"
+                )
             return [check_path(out, force=force)]
         out = out / f"{{run}}-{figure}.png"
     names = _distinct([run.resolve() for run in runs])
     return [check_path(Path(str(out).replace("{run}", name)), force=force) for name in names]
-
-
-def _refuse_shared(out: Path, runs: Sequence[Path]) -> None:
-    if len(runs) > 1:
-        raise ConfigError(
-            f"--out {out} is one file for {len(runs)} runs; "
-            f"put {{run}} into the name, such as {out.stem}-{{run}}{out.suffix}, or name a directory"
-        )
 
 
 def _distinct(paths: Sequence[Path]) -> list[str]:
@@ -105,8 +97,3 @@ def _distinct(paths: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise ConfigError("the same run was named twice; name each run once")
-
-
-def _fonts() -> list[str]:
-    installed = {font.name for font in fontManager.ttflist}
-    return ["DejaVu Sans", *(name for name in FALLBACKS if name in installed)]

@@ -22,7 +22,6 @@ from matplotlib.text import Text
 from headscope.errors import ConfigError
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 MARGIN = 0.18  # inches around everything
@@ -58,7 +57,7 @@ class FigureStyle:
 
     @property
     def room(self) -> float | None:
-        """Inches between the margins, before the figure is enlarged; None where it may be as wide as it needs."""
+        """Inches between the margins, before the figure is enlarged; None if it may be as wide as it needs."""
         return None if self.width is None else self.width / self.scale - 2 * MARGIN
 
 
@@ -121,19 +120,15 @@ def enlarge(figure: Figure, scale: float) -> None:
     of_ticks = {id(part) for tick in figure.findobj(Tick) for part in tick.findobj()}
     for artist in figure.findobj(include_self=False):
         if id(artist) not in of_ticks:
-            _enlarge_artist(artist, scale)
-
-
-def _enlarge_artist(artist: Artist, scale: float) -> None:
-    if isinstance(artist, Text):
-        artist.set_fontsize(float(artist.get_fontsize()) * scale)
-    elif isinstance(artist, Line2D):
-        artist.set_linewidth(artist.get_linewidth() * scale)
-        artist.set_markersize(artist.get_markersize() * scale)
-        artist.set_markeredgewidth(artist.get_markeredgewidth() * scale)
-    elif isinstance(artist, Patch):
-        artist.set_linewidth(artist.get_linewidth() * scale)
-    elif isinstance(artist, Collection):
-        artist.set_linewidth((np.atleast_1d(artist.get_linewidth()) * scale).tolist())
-        if isinstance(artist, PathCollection):
-            artist.set_sizes(artist.get_sizes() * scale**2)
+            if isinstance(artist, Text):
+                artist.set_fontsize(float(artist.get_fontsize()) * scale)
+            elif isinstance(artist, Line2D):
+                artist.set_linewidth(artist.get_linewidth() * scale)
+                artist.set_markersize(artist.get_markersize() * scale)
+                artist.set_markeredgewidth(artist.get_markeredgewidth() * scale)
+            elif isinstance(artist, Patch):
+                artist.set_linewidth(artist.get_linewidth() * scale)
+            elif isinstance(artist, Collection):
+                artist.set_linewidth((np.atleast_1d(artist.get_linewidth()) * scale).tolist())
+                if isinstance(artist, PathCollection):
+                    artist.set_sizes(artist.get_sizes() * scale**2)

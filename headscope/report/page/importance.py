@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from headscope.engine.evidence.function_need import function_need_sentence
+from headscope.engine.declarations import measure_of
+from headscope.engine.evidence.function_need import function_need_sentence, need_over_models
 from headscope.report.figures.faithfulness import METRICS
 from headscope.report.page.numbers import rounded, rounded_all, spearman
 from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
@@ -83,6 +85,28 @@ def _function_need(run: AnalysisRun, names: Sequence[str]) -> dict[str, Any]:
         }
         for name in names
     }
+
+
+def needs_data(analyses: Sequence[Data]) -> dict[str, Any] | None:
+    """Functions × importances over the runs that have both; None for fewer than two.
+
+    `cells` has, for every function and measure: mean, both ends of its interval, the numbers of the `runs`, heads.
+    """
+    runs = [number for number, data in enumerate(analyses) if importances(data)]
+    models = []
+    for data in (analyses[number] for number in runs):
+        columns = {measure["name"]: numbers(measure) for measure in importances(data)}
+        heads = pd.DataFrame({"functions": [";".join(labels) for labels in data["functions"]], **columns})
+        models.append((heads, [measure_of(name) for name in columns]))
+    table = need_over_models(models)
+    if len(runs) < 2 or table.empty:
+        return None
+    cells: dict[str, dict[str, Any]] = {}
+    for row in table.to_dict("records"):
+        ends = rounded_all((row["needed"], row["needed_low"], row["needed_high"]), 3)
+        cells.setdefault(row["name"], {})[row["measure"]] = [*ends, rounded_all(row["each"], 3), row["heads"]]
+    measures = {measure.name: measure.words for _, its in models for measure in its}
+    return {"runs": runs, "measures": measures, "cells": cells}
 
 
 def _tests(run: AnalysisRun, names: Sequence[str]) -> dict[str, list[Any]]:

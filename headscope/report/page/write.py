@@ -22,7 +22,7 @@ from headscope.report.layout.legend import method_style
 from headscope.report.page.analysis import analysis_data, examples_data, functions_present, marks
 from headscope.report.page.cards import cards_data
 from headscope.report.page.findings import compared, findings, pruned, trained
-from headscope.report.page.importance import comparison_data, faithfulness_data, importance_data
+from headscope.report.page.importance import comparison_data, faithfulness_data, importance_data, needs_data
 from headscope.report.page.numbers import palettes
 from headscope.report.page.pruning import RECORD, is_removal, pruning_data, removal_data
 from headscope.report.page.training import distinct, training_data
@@ -101,6 +101,7 @@ def report_of(
         "title": title_of(analyses, pruning, removals, training),
         "analyses": list(analyses),
         "comparisons": comparisons,
+        "needs": needs_data(analyses),
         "pruning": {"runs": list(pruning), "removals": list(removals), "findings": pruned(pruning, removals)},
         "training": {**(training or {"runs": [], "panels": []}), "findings": trained(training)},
         "families": functions_present(analyses),

@@ -54,7 +54,7 @@ def layers(runs: Sequence[PruningRun]) -> Made:
             table, names = _by_layers(run, pd.concat([unpruned, cells]), site)
             groups.append(names)
             draw = _courses(table, dict(zip(names, SHADES, strict=False)), most=int(unpruned[f"kept_{site}"].max()))
-            title = ", ".join([*([named(runs, run, method)] if _several(runs) else []), site])
+            title = ", ".join([*([named(runs, run, method)] if len(by_method(runs)) > 1 else []), site])
             panels.append(PruningPanel(title, draw, "heads of the site pruned", "heads kept"))
     if not panels:
         raise RunError("there is no pruned model in these runs yet")
@@ -63,10 +63,6 @@ def layers(runs: Sequence[PruningRun]) -> Made:
         words = dict.fromkeys(names[number] for names in groups if number < len(names))
         entries += [(Swatch(mark="o"), shade, " or ".join(words))] if words else []
     return panels, [*entries, *_seeds(runs)]
-
-
-def _several(runs: Sequence[PruningRun]) -> bool:
-    return len(by_method(runs)) > 1
 
 
 def _by_layers(run: PruningRun, cells: pd.DataFrame, site: str) -> tuple[pd.DataFrame, list[str]]:

@@ -101,12 +101,6 @@ def _size_axis(axes: Axes, sizes: Sequence[int]) -> None:
         edge = 0.04 * (sizes[-1] - sizes[0]) or 0.5
         axes.set_xlim(sizes[0] - edge, sizes[-1] + edge)
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_locator(FixedLocator(_apart(axes, sizes)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def _apart(axes: Axes, sizes: Sequence[int]) -> list[int]:
-    """Sizes whose labels have room, from the largest down."""
     low, high = axes.transData.transform([(min(sizes), 0), (max(sizes), 0)])[:, 0]
     chosen: list[int] = []
     for size in reversed(sizes):
@@ -114,4 +108,5 @@ def _apart(axes: Axes, sizes: Sequence[int]) -> list[int]:
         reach = text_width(str(size), TICK) * axes.figure.dpi + 3
         if all(abs(x - axes.transData.transform((label, 0))[0]) > reach for label in chosen) or high == low:
             chosen.append(size)
-    return chosen
+    axes.xaxis.set_major_locator(FixedLocator(chosen))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.errors import HeadscopeError
+from headscope.errors import HeadscopeError, reason_of
 from headscope.files.reading import read_object, read_record, read_text
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
@@ -101,7 +101,12 @@ def load_pruned(paths: Sequence[Path]) -> list[PruningRun]:
                 f"{path} has neither sweep.json nor pruning.json; name what `headscope prune sweep`, `l0`, `subset` "
                 "or `rank` wrote"
             )
-    return [*sweeps, *map(_selections, _by_model(selections))]
+    groups: dict[str, list[Path]] = {}
+    for selection in selections:
+        source = _json(selection / "pruning.json").get("source")
+        digest = source.get("digest") if isinstance(source, dict) else None
+        groups.setdefault(str(digest), []).append(selection)
+    return [*sweeps, *map(_selections, groups.values())]
 
 
 def with_labels(runs: Sequence[PruningRun], functions: Path) -> list[PruningRun]:
@@ -175,16 +180,6 @@ def _labelled_by(meta: Mapping[str, Any]) -> str:
     return "" if same else _short(Path(str(labelled.get("path"))))
 
 
-def _by_model(paths: Sequence[Path]) -> list[list[Path]]:
-    """Runs that chose heads, those on one model together."""
-    groups: dict[str, list[Path]] = {}
-    for path in paths:
-        source = _json(path / "pruning.json").get("source")
-        digest = source.get("digest") if isinstance(source, dict) else None
-        groups.setdefault(str(digest), []).append(path)
-    return list(groups.values())
-
-
 def _selections(paths: Sequence[Path]) -> PruningRun:
     """Runs that chose heads once each; the unpruned model is the first cell."""
     rows: list[dict[str, Any]] = []
@@ -195,8 +190,8 @@ def _selections(paths: Sequence[Path]) -> PruningRun:
         try:
             row, kept, removed = _selection(path, meta)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, HeadscopeError) as error:
-            detail = " ".join(str(error).split())[:160]
-            raise RunError(f"{path} is no run that chose heads ({type(error).__name__}: {detail})") from None
+            problem = f"{type(error).__name__}: {reason_of(error)}"
+            raise RunError(f"{path} is no run that chose heads ({problem})") from None
         if number == 0:
             unpruned = {name.replace("of_", "kept_"): count for name, count in row.items() if name.startswith("of_")}
             rows.append({**row, **unpruned, "method": UNPRUNED, "size": "", "kept": row["of"], "cell": UNPRUNED})

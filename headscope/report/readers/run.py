@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.engine.declarations import unknown_column
-from headscope.errors import CheckpointError, ConfigError, HeadscopeError
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
 from headscope.files.reading import read_json
 from headscope.files.tables import Bytes, Example, read_csv
-from headscope.formats.story_of_heads.npz import Arrays
+from headscope.formats.story_of_heads.arrays import Arrays
 from headscope.heads import SITES, Layout, Site
 
 GENERIC_NAMES = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}
@@ -145,7 +145,7 @@ class AnalysisRun:
 
     @property
     def analyses(self) -> frozenset[str] | None:
-        """The analyses that ran; None where run.json does not say it."""
+        """The analyses that ran; None if run.json does not say it."""
         signatures = self.meta.get("signatures")
         return frozenset(signatures) if isinstance(signatures, dict) else None
 
@@ -158,7 +158,7 @@ class AnalysisRun:
         try:
             matrices = {key: np.asarray(array, dtype=np.float64) for key, array in Arrays(path).read().items()}
         except CheckpointError as broken:
-            raise RunError(f"run {self.name}: similarity.npz cannot be read ({_line(broken)})") from None
+            raise RunError(f"run {self.name}: similarity.npz cannot be read ({reason_of(broken)})") from None
         for key, matrix in matrices.items():
             self._check_matrix(key, matrix.shape)
         return matrices
@@ -185,9 +185,9 @@ class AnalysisRun:
             index = json.loads(arrays["index"].tobytes().decode("utf-8"))
             return [_example(arrays, place, entry, self) for place, entry in enumerate(index)]
         except CheckpointError as broken:
-            raise RunError(f"run {self.name}: {EXAMPLES} cannot be read ({_line(broken)})") from None
+            raise RunError(f"run {self.name}: {EXAMPLES} cannot be read ({reason_of(broken)})") from None
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as broken:
-            reason = _line(broken)
+            reason = reason_of(broken)
             raise RunError(f"run {self.name}: {EXAMPLES} is no file of examples ({reason}); analyse again") from None
 
     @cached_property
@@ -262,7 +262,9 @@ def load_run(path: Path | str) -> AnalysisRun:
     _check_heads(run.heads, run.layout, name=f"heads.csv of run {run.name}")
     twice = run.heads.duplicated(list(HEAD_COLUMNS))
     if twice.any():
-        raise RunError(f"heads.csv of run {run.name} holds {_head(run.heads[twice].iloc[0])} twice")
+        row = run.heads[twice].iloc[0]
+        head = f"{row['site']}.{row['layer']}.{row['head']}"
+        raise RunError(f"heads.csv of run {run.name} holds {head} twice")
     there = Counter(run.heads[["site", "layer"]].itertuples(index=False, name=None))
     for (site, layer), rows in there.items():
         if rows != (heads := run.layout[site][layer]):
@@ -289,21 +291,19 @@ def _read_meta(path: Path) -> dict[str, Any]:
     lacking = [key for key in ("signature", "layout") if not isinstance(meta, dict) or key not in meta]
     if lacking:
         raise RunError(f"run {path.name}: run.json has no {' and no '.join(lacking)}; analyse again")
-    if not _is_layout(meta["layout"]):
-        raise RunError(
-            f"run {path.name}: the layout in run.json must give each site a list of head counts, at most {MOST_HEADS} "
-            f"heads in each of at most {MOST_LAYERS} layers"
-        )
-    return dict(meta)
-
-
-def _is_layout(layout: object) -> bool:
-    return isinstance(layout, dict) and all(
+    layout = meta["layout"]
+    is_layout = isinstance(layout, dict) and all(
         isinstance(counts, list)
         and len(counts) <= MOST_LAYERS
         and all(type(count) is int and 0 <= count <= MOST_HEADS for count in counts)
         for counts in layout.values()
     )
+    if not is_layout:
+        raise RunError(
+            f"run {path.name}: the layout in run.json must give each site a list of head counts, at most {MOST_HEADS} "
+            f"heads in each of at most {MOST_LAYERS} layers"
+        )
+    return dict(meta)
 
 
 def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
@@ -324,10 +324,6 @@ def _check_heads(table: pd.DataFrame, layout: dict[str, list[int]], *, name: str
             raise RunError(f"{name} holds {site}.{layer}.{head}, which the layout in run.json does not have")
 
 
-def _head(row: pd.Series[Any]) -> str:
-    return f"{row['site']}.{row['layer']}.{row['head']}"
-
-
 def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = meta.get(name)
     return section if isinstance(section, dict) else {}
@@ -344,10 +340,6 @@ def _model_name(path: object) -> str:
         folder = _last_part(str(path).rstrip("/").removesuffix(name))
         return f"{folder}/{name}" if folder else name
     return name or "model"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160] or type(error).__name__
 
 
 def _as_read(table: pd.DataFrame, name: str, columns: tuple[str, ...]) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from headscope.data.encoded import SideName, UnknownSubwords
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import DataError
 from headscope.files.writing import write_atomically
-from headscope.formats.story_of_heads.npz import BROKEN
+from headscope.formats.story_of_heads.arrays import BROKEN
 from headscope.results import write_arrays
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
@@ -101,7 +101,10 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
     corpus, valid = read_texts(config)
     folder = config.out / FOLDER
     if vocabularies is None:
-        recipe = _recipe(config, corpus)
+        settings = [corpus.digest, config.kind, config.vocabulary, config.vocab_size, config.tokenizer_kind]
+        model_file = b"" if config.tokenizer is None else tokenizers.read(config.tokenizer).splitter.codes or b""
+        settings += [config.normalise, config.source_lang, config.target_lang, hashlib.sha256(model_file).hexdigest()]
+        recipe = json.dumps(settings) + "\n"
         vocabularies = read_vocabularies(config, folder, recipe) or learn_vocabularies(config, corpus)
         write_vocabularies(folder, vocabularies, recipe)
     source, target = vocabularies
@@ -201,7 +204,7 @@ def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Voca
 
 
 def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[Vocabulary | None, Vocabulary] | None:
-    """What an interrupted run has learnt from the same text in the same way; None where there is nothing."""
+    """What an interrupted run has learnt from the same text in the same way. Returns None if there is nothing."""
     try:
         if (folder / RECIPE).read_bytes() != recipe.encode():
             return None
@@ -209,14 +212,6 @@ def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[V
         return (None if config.kind == "lm" else tokenizers.read(folder / "source.model")), target
     except (OSError, DataError):
         return None
-
-
-def _recipe(config: TrainConfig, corpus: Corpus) -> str:
-    """What the vocabularies depend on."""
-    settings = [corpus.digest, config.kind, config.vocabulary, config.vocab_size, config.tokenizer_kind]
-    model_file = b"" if config.tokenizer is None else tokenizers.read(config.tokenizer).splitter.codes or b""
-    settings += [config.normalise, config.source_lang, config.target_lang, hashlib.sha256(model_file).hexdigest()]
-    return json.dumps(settings) + "\n"
 
 
 def _digest(

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headscope.config import Companions
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, reason_of
 from headscope.files.replace import recover, replacing
 from headscope.files.writing import write_atomically
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
@@ -78,8 +78,8 @@ def _weights(path: Path) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = load_file(path)
         return weights
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        detail = " ".join(str(error).split())[:120]
-        raise CheckpointError(f"{path}, which is to be averaged, is damaged ({detail}); train anew") from None
+        problem = f"{path}, which is to be averaged, is damaged ({reason_of(error, most=120)})"
+        raise CheckpointError(f"{problem}; train anew") from None
 
 
 def average(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:

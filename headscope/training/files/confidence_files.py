@@ -26,7 +26,7 @@ from headscope.results import write_pickle
 from headscope.training.composed import VariantChain
 from headscope.training.files.checkpoints import CONFIDENCE
 from headscope.training.position import TrainingPosition
-from headscope.training.swaps.head_scores import SCORES, observed_heads, sides_of
+from headscope.training.swaps.selection import SCORES, observed_heads, sides_of
 from headscope.training.variant import Gradients, Variant
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 
 from headscope.config import flag, plain_value
 from headscope.distributed import random_state, set_random_state
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, reason_of
 from headscope.files.writing import save_torch, write_atomically
 from headscope.training.config import TrainConfig
 from headscope.training.losses import Sums
@@ -100,7 +100,7 @@ def save_state(run: TrainingRun, progress: Progress, settings: Mapping[str, Any]
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """What `save_state` wrote, on the CPU; None where it has not yet. CheckpointError for a broken file."""
+    """What `save_state` wrote, on the CPU. Returns None if it has not yet. CheckpointError for a broken file."""
     if not (folder / FILE).exists():
         return None
     state = load_record(folder / FILE, advice="train anew with --force")
@@ -120,8 +120,7 @@ def load_record(path: Path, *, advice: str) -> dict[str, Any]:
     try:
         record = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler lets through whatever damaged bytes make of its instructions
-        detail = " ".join(str(error).split())[:120] or type(error).__name__
-        raise CheckpointError(f"{path} cannot be read ({detail}); {advice}") from None
+        raise CheckpointError(f"{path} cannot be read ({reason_of(error, most=120)}); {advice}") from None
     if not isinstance(record, dict):
         raise CheckpointError(f"{path} holds no record of a run; {advice}")
     return record
@@ -133,7 +132,7 @@ def restoring(path: Path, *, advice: str) -> Iterator[None]:
     try:
         yield
     except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
-        detail = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        detail = f"{type(error).__name__}: {reason_of(error, most=120)}"
         raise CheckpointError(f"{path} is damaged or of another run ({detail}); {advice}") from None
 
 

@@ -9,19 +9,29 @@ different matrices do not correspond. Adam's moments stay too, unless `optimizer
 of a head is the decoder's for encoders too; a layer "1" is also found in 10, 11, …, and encoder with encoder_attn in
 the decoder; a model's mixing matrices pass the same filter, so that a swap of heads 0 of two layers swaps the whole
 matrices, while head 0 with another head fails there. Adam's moments stay where they are.
+
+Which heads change places before which epoch is read from files of the MHR fork (JSON), and ours (TOML). JSON: {"3":
+[{"s_layer": "0", "s_head": 1, "s_layer_module": "encoder_attn", "s_transformer_module": "decoder", "d_layer": …}]},
+epochs from 1, layers and heads from 0. TOML: tables [[swap]] with epoch, first and second, heads written as everywhere
+(`cross.1.0`); `cross.1.*` stands for every head of a layer, matched by number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from headscope.bounds import WHOLE
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, Site, describe_heads
+from headscope.files.reading import read_json
+from headscope.files.serialize import read_toml
+from headscope.heads import HeadId, Layout, Site, describe_heads, select_heads
 from headscope.model.native.layers import Attention
 from headscope.model.native.transformer import Transformer
 
@@ -46,7 +56,7 @@ class ParameterSlice(NamedTuple):
 
 
 def check_swap(swap: Swap, layout: Layout) -> str | None:
-    """What is wrong with a swap in a model with these heads, None where nothing is."""
+    """What is wrong with a swap in a model with these heads. Returns None if nothing is."""
     for head in (swap.first, swap.second):
         if (head.site, head.layer) not in layout:
             return f"{head} is in a layer that is not there; the model has {describe_heads(layout)}"
@@ -109,7 +119,9 @@ def parts_of(module: Attention, head: int, *, output: bool, matrix: bool = False
 @torch.no_grad()
 def swap_parameters(first: ParameterSlice, second: ParameterSlice) -> None:
     """Swap two slices in place; also of one tensor."""
-    first_rows, second_rows = (part.tensor.narrow(part.dim, *_reach(part)) for part in (first, second))
+    first_rows, second_rows = (
+        part.tensor.narrow(part.dim, part.rows.start, part.rows.stop - part.rows.start) for part in (first, second)
+    )
     copy = first_rows.clone()
     first_rows.copy_(second_rows)
     second_rows.copy_(copy)
@@ -123,10 +135,6 @@ def swap_optimizer_state(first: ParameterSlice, second: ParameterSlice, optimize
     for name, value in first_state.items():
         if isinstance(value, Tensor) and value.shape == first.tensor.shape and name in second_state:
             swap_parameters(first._replace(tensor=value), second._replace(tensor=second_state[name]))
-
-
-def _reach(part: ParameterSlice) -> tuple[int, int]:
-    return part.rows.start, part.rows.stop - part.rows.start
 
 
 MODULES = {
@@ -195,9 +203,17 @@ def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[ParameterSlice,
     config = model.config.decoder
     heads = config.self_heads[0] if config.self_heads else 0
     width = config.d_model // max(heads, 1)
-    _check_mixing_rows(swap, heads, width)
+    counts = {max(min((end.head + 1) * width, heads) - end.head * width, 0) for end in (swap.first, swap.second)}
+    if len(counts) > 1:
+        raise ConfigError(
+            f"{swap}: the fork stops here, because it takes {max(counts)} rows of one mixing matrix for "
+            f"{min(counts)} of the other; swap heads of equal number, or take --compat none"
+        )
     weights = dict(fork_weights(model))
-    first, second = (_picked(weights, end) for end in (swap.first, swap.second))
+    first, second = (
+        [weight for name, weight in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))]
+        for end in (swap.first, swap.second)
+    )
     if not first or not second:
         raise ConfigError(f"{swap}: the fork finds no weights of that name; name a layer and module that is there")
     ends = [slice(end.head * width, (end.head + 1) * width) for end in (swap.first, swap.second)]
@@ -230,20 +246,127 @@ def _of_module(prefix: str, module: Attention) -> Iterator[tuple[str, Tensor]]:
             yield f"{prefix}.{name}.bias", projection.bias
 
 
-def _picked(weights: dict[str, Tensor], end: ForkHead) -> list[Tensor]:
-    return [
-        weight for name, weight in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))
-    ]
-
-
-def _check_mixing_rows(swap: ForkSwap, heads: int, width: int) -> None:
-    counts = {max(min((end.head + 1) * width, heads) - end.head * width, 0) for end in (swap.first, swap.second)}
-    if len(counts) > 1:
-        raise ConfigError(
-            f"{swap}: the fork stops here, because it takes {max(counts)} rows of one mixing matrix for "
-            f"{min(counts)} of the other; swap heads of equal number, or take --compat none"
-        )
-
-
 def _bounded(rows: slice, size: int) -> slice:
     return slice(min(rows.start, size), min(rows.stop, size))
+
+
+FIELDS = tuple(f"{end}_{name}" for end in "sd" for name in ("layer", "head", "layer_module", "transformer_module"))
+SITE = {names: site for site, names in MODULES.items()}
+Schedule = Mapping[int, list[Swap]]
+
+
+def read_schedule(path: Path, layout: Layout) -> Schedule:
+    """The swaps of every epoch of a file; ConfigError with file, epoch and entry for what does not fit the model."""
+    schedule: dict[int, list[Swap]] = {}
+    for location, epoch, swap in _toml(path, layout) if path.suffix == ".toml" else _json(path):
+        if problem := check_swap(swap, layout):
+            raise ConfigError(f"{location}: {problem}")
+        schedule.setdefault(epoch, []).append(swap)
+    if not schedule:
+        raise ConfigError(f"{path} names no swap")
+    return schedule
+
+
+def read_fork_schedule(path: Path) -> Mapping[int, list[ForkSwap]]:
+    """The swaps of a JSON file in the fork's words: anything that the fork itself would try."""
+    schedule: dict[int, list[ForkSwap]] = {}
+    for _, epoch, first, second in fork_entries(path):
+        schedule.setdefault(epoch, []).append(ForkSwap(first, second))
+    return schedule
+
+
+def fork_entries(path: Path) -> Iterator[tuple[str, int, ForkHead, ForkHead]]:
+    """Place, epoch and both ends of every entry of a JSON file; ConfigError names file, epoch, entry and field."""
+    content = read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_unrepeated)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds {_kind(content)}; it must be an object of epochs, each with a list of swaps")
+    for key, entries in content.items():
+        if not (_is_number(key) and int(key) >= 1):
+            raise ConfigError(f'{path}: epoch {key!r} is no number from 1 in quotes, such as "3"')
+        if not isinstance(entries, list):
+            raise ConfigError(f"{path}: epoch {key} holds {_kind(entries)}; it must be a list of swaps")
+        for number, entry in enumerate(entries, start=1):
+            location = f"{path}: epoch {key}, swap {number}"
+            if not isinstance(entry, dict):
+                raise ConfigError(f"{location} is {_kind(entry)}; it must be an object with {', '.join(FIELDS)}")
+            if missing := [name for name in FIELDS if name not in entry]:
+                raise ConfigError(f"{location} lacks {', '.join(missing)}")
+            if extra := sorted(set(entry) - set(FIELDS)):
+                raise ConfigError(f"{location} has unknown fields {', '.join(extra)}; it must have {', '.join(FIELDS)}")
+            yield location, int(key), _end(location, entry, "s"), _end(location, entry, "d")
+
+
+def _end(location: str, entry: Mapping[str, Any], end: str) -> ForkHead:
+    layer, head = entry[f"{end}_layer"], entry[f"{end}_head"]
+    layer = str(layer) if type(layer) is int else layer
+    if not (isinstance(layer, str) and _is_number(layer)):
+        raise ConfigError(f'{location}: {end}_layer is {layer!r}; it must be a layer from 0 in quotes, such as "0"')
+    if type(head) is not int or not 0 <= head <= WHOLE:
+        raise ConfigError(f"{location}: {end}_head is {head!r}; it must be a number from 0")
+    stack, module = entry[f"{end}_transformer_module"], entry[f"{end}_layer_module"]
+    for name, value, allowed in (
+        ("transformer_module", stack, ("encoder", "decoder")),
+        ("layer_module", module, ("self_attn", "encoder_attn")),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"{location}: {end}_{name} is {value!r}; it must be {' or '.join(allowed)}")
+    return ForkHead(stack, module, layer, head)
+
+
+def _json(path: Path) -> Iterator[tuple[str, int, Swap]]:
+    for location, epoch, *ends in fork_entries(path):
+        heads = []
+        for end in ends:
+            if (end.stack, end.module) not in SITE:
+                raise ConfigError(
+                    f"{location}: an encoder has no encoder_attn; cross attention is decoder, encoder_attn"
+                )
+            heads.append(HeadId(SITE[end.stack, end.module], int(end.layer), end.head))
+        yield location, epoch, Swap(*heads)
+
+
+def _toml(path: Path, layout: Layout) -> Iterator[tuple[str, int, Swap]]:
+    content = read_toml(path)
+    entries = content.get("swap")
+    if set(content) != {"swap"} or not isinstance(entries, list):
+        raise ConfigError(f"{path} must hold tables [[swap]] with epoch, first and second, and nothing else")
+    for number, entry in enumerate(entries, start=1):
+        location = f"{path}: swap {number}"
+        if not isinstance(entry, dict) or set(entry) != {"epoch", "first", "second"}:
+            raise ConfigError(f"{location} must have epoch, first and second, and nothing else")
+        epoch = entry["epoch"]
+        if type(epoch) is not int or not 1 <= epoch <= WHOLE:
+            raise ConfigError(f"{location}: epoch is {epoch!r}; it must be a number from 1")
+        firsts, seconds = (_heads(location, entry[name], layout) for name in ("first", "second"))
+        if len(firsts) != len(seconds):
+            raise ConfigError(
+                f"{location}: {entry['first']} is {len(firsts)} heads and {entry['second']} {len(seconds)}"
+            )
+        for first, second in zip(firsts, seconds, strict=True):
+            yield location, epoch, Swap(first, second)
+
+
+def _heads(location: str, text: Any, layout: Layout) -> list[HeadId]:
+    try:
+        if isinstance(text, str) and text.endswith(".*") and text.count("*") == 1:
+            return sorted(select_heads(text, layout))
+        return [HeadId.parse(str(text))]
+    except ConfigError as error:
+        raise ConfigError(f"{location}: {error}") from None
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d{1,9}", text, re.ASCII) is not None
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Epochs written "3" and "3" again would lose the first."""
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        raise ValueError("a name stands twice in one object")
+    return unique
+
+
+def _kind(value: Any) -> str:
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
+    return names[type(value)] if type(value) in names else repr(value)

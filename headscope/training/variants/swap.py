@@ -109,7 +109,7 @@ class SwapHeads(Variant):
     """Query, key and value projections of two heads change places, between epochs.
 
     A schedule's swaps happen before the first update of their epoch. Dynamic ones are decided after an epoch's
-    validation, by scores on the validation text (`headscope.training.swaps.head_scores`), and undone after a while
+    validation, by scores on the validation text (`headscope.training.swaps.selection`), and undone after a while
     (`headscope.training.swaps.selection`). `compat` "fork" follows the published program in widths, layer names,
     mixing matrices and pairings (`headscope.training.swaps.swaps`); what it loses at a restart is kept here.
 
@@ -150,8 +150,7 @@ class SwapHeads(Variant):
 
     def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
         """The schedule, checked against the model and the length of the run."""
-        from headscope.training.swaps.schedule import read_fork_schedule, read_schedule
-        from headscope.training.swaps.swaps import fork_parts
+        from headscope.training.swaps.swaps import fork_parts, read_fork_schedule, read_schedule
 
         if self.options.compat == "fork" and path.suffix != ".toml":
             fork_swaps = read_fork_schedule(path)
@@ -210,7 +209,7 @@ class SwapHeads(Variant):
 
     def _scores(self, run: TrainingRun) -> dict[Site, Scores]:
         """Scores on the validation text; the first process's, which all then use."""
-        from headscope.training.swaps.head_scores import head_scores
+        from headscope.training.swaps.selection import head_scores
 
         run.model.eval()
         with run.autocast():

@@ -20,8 +20,8 @@ from headscope.config import AnalyzeConfig
 from headscope.data.encoded import Batch, pad_side
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.alignment import alignment_heads, alignment_note
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.generation import alignment_heads, alignment_note
 from headscope.formats.huggingface.removal.shrink import shrink_model
 from headscope.heads import HeadId, Site
 from headscope.model.capture import capture

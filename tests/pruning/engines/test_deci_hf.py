@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 import headscope as hs
-from headscope.errors import ConfigError
+from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
 from headscope.model.gating import masked
@@ -57,6 +58,42 @@ def test_a_number_of_key_value_heads_for_each_layer(tmp_path: Path) -> None:
     assert again.model.layers[1].self_attn.k_proj.weight.shape == (16, 64)
     record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
     assert record["heads"]["list"] == "4,1,2"
+
+
+def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: Path) -> None:
+    """As a Llama with the same numbers, empty layers and all: every value is that of the folder beside it."""
+    path = decoders.saved(tmp_path / "whole", "llama", tokenizer=decoders.byte_level())
+    removed(path, tmp_path / "fewer", heads="decoder-self.1.*", export=())
+    removed(tmp_path / "fewer", tmp_path / "small", merge_kv=(4, 1, 2))
+    (tmp_path / "small" / "deci-hf" / "modeling_decilm.py").write_text("raise AssertionError")
+    plain, deci = (hs.load(str(tmp_path / "small" / name), device="cpu") for name in ("", "deci-hf"))
+    assert plain.checkpoint.layout == deci.checkpoint.layout
+    assert [site.groups for site in deci.checkpoint.attention_sites.order if site.heads] == [4, 2]
+    text = ["a man walks his dog", "two dogs run in the snow", "a red house"]
+    tables = [model.analyze(text=text, only=["entropy", "contribution", "lrp"]).heads for model in (plain, deci)]
+    pd.testing.assert_frame_equal(tables[0], tables[1], check_exact=True)
+    again = deci.remove("decoder-self.0.*").save(tmp_path / "smaller", export="deci-hf")
+    assert again.engines[0].sizes == "8 query heads over 1, 0, 2 key/value heads"
+
+
+def test_a_folder_of_layers_that_no_llama_has_is_refused(tmp_path: Path) -> None:
+    path = decoders.saved(tmp_path / "whole", "llama")
+    removed(path, tmp_path / "small", merge_kv=(4, 1, 2))
+    file = tmp_path / "small" / "deci-hf" / "config.json"
+    config = json.loads(file.read_text())
+    blocks = config["block_configs"]
+    for entries, reason in (
+        ({"attention": {"no_op": False, "n_heads_in_group": 3}}, "layer 1 has n_heads_in_group 3, which does not"),
+        ({"ffn": {"no_op": True, "ffn_mult": None}}, r"layer 1 has no feed-forward layer \(ffn\.no_op\)"),
+        ({"attention": {"no_op": True, "replace_with_linear": True}}, r"layer 1 has attention\.replace_with_linear"),
+        ({"ffn": 5}, "deci-hf cannot be loaded"),
+    ):
+        file.write_text(json.dumps(config | {"block_configs": [blocks[0], blocks[1] | entries, blocks[2]]}))
+        with pytest.raises(CheckpointError, match=reason):
+            open_checkpoint(str(file.parent))
+    file.write_text(json.dumps(config | {"block_configs": blocks[:2]}))
+    with pytest.raises(CheckpointError, match="block_configs has 2 layers, and num_hidden_layers is 3"):
+        open_checkpoint(str(file.parent))
 
 
 @pytest.mark.slow

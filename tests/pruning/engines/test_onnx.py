@@ -16,7 +16,7 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.model.gating import masked
 from headscope.pruning.engines.base import ENGINES
-from headscope.pruning.engines.onnx_export import exported
+from headscope.pruning.engines.onnx_decoder import exported
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.record import Removed

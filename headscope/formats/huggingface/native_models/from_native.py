@@ -67,7 +67,14 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
         wanting = [key for key in missing if "embed_positions" not in key and key not in tied]
         assert not unexpected and not wanting, f"{target.name}: {unexpected[:3]} left over, {wanting[:3]} missing"
         model.tie_weights()
-        model.generation_config = _generation(checkpoint, config, ids)
+        from transformers import GenerationConfig
+
+        settings: dict[str, Any] = {"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end}
+        if config.encoder is not None:
+            search = checkpoint.search
+            settings |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
+            settings |= {"max_new_tokens": search.max_extra, "early_stopping": True}
+        model.generation_config = GenerationConfig(**settings)
         model.save_pretrained(folder)
     return target.name
 
@@ -176,9 +183,13 @@ def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor])
         ]:
             weights.setdefault(f"{key.removesuffix('weight')}bias", like.new_zeros(len(weights[key])))
         if "learned" in target.positions:
-            weights[f"{prefix}.embed_positions.weight"] = _positions(
-                stack, weights.get(f"{prefix}.embed_positions.weight"), like
-            )
+            table = weights.get(f"{prefix}.embed_positions.weight")
+            if stack.positions == "none":
+                table = like.new_zeros(_rows(stack), stack.d_model)
+            elif table is None:
+                table = sinusoids(_rows(stack), stack.d_model, dtype=like.dtype, device=like.device)
+            used = table[stack.position_offset :]
+            weights[f"{prefix}.embed_positions.weight"] = torch.cat([used.new_zeros(2, used.shape[1]), used])
         name = f"{prefix}.embed_tokens.weight"
         if target.one_vocabulary and len(weights[name]) < config.decoder.vocabulary:
             rows = config.decoder.vocabulary - len(weights[name])
@@ -203,30 +214,8 @@ def _fold_scale(target: Target, config: TransformerConfig, weights: dict[str, Te
         weights[f"{prefix}.{last}.{part}"] = weights[f"{prefix}.{last}.{part}"] / scale
 
 
-def _positions(stack: StackConfig, learned: Tensor | None, like: Tensor) -> Tensor:
-    """A table for classes whose first token reads row 2."""
-    rows = learned
-    if stack.positions == "none":
-        rows = like.new_zeros(_rows(stack), stack.d_model)
-    elif rows is None:
-        rows = sinusoids(_rows(stack), stack.d_model, dtype=like.dtype, device=like.device)
-    used = rows[stack.position_offset :]
-    return torch.cat([used.new_zeros(2, used.shape[1]), used])
-
-
 def _rows(stack: StackConfig) -> int:
     return (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
-
-
-def _generation(checkpoint: TransformerCheckpoint, config: TransformerConfig, ids: Ids) -> Any:
-    from transformers import GenerationConfig
-
-    settings: dict[str, Any] = {"pad_token_id": ids.pad, "bos_token_id": ids.begin, "eos_token_id": ids.end}
-    if config.encoder is not None:
-        search = checkpoint.search
-        settings |= {"decoder_start_token_id": ids.start, "num_beams": search.beam, "length_penalty": search.power}
-        settings |= {"max_new_tokens": search.max_extra, "early_stopping": True}
-    return GenerationConfig(**settings)
 
 
 OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision

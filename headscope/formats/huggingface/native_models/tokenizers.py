@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,12 @@ def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
             _write_tokenizer(inner, checkpoint, folder, split_special_tokens=True)
             return "the tokenizer gives the ids of the SentencePiece model, without SentencePiece"
         if target.unknown is not None and target.splitter.kind in ("words", "bpe"):
-            _write_tokenizer(_words(target), checkpoint, folder)
+            from tokenizers import Tokenizer, models, pre_tokenizers
+
+            ids = {subword: number for number, subword in enumerate(target.subwords)}
+            words = Tokenizer(models.WordLevel(ids, target.subwords[target.unknown]))
+            words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+            _write_tokenizer(words, checkpoint, folder)
             return "the tokenizer takes text that is already split into subwords; split and join it with your BPE codes"
     for name, vocabulary in (("source", source), ("target", target)):
         if vocabulary is not None:
@@ -47,17 +51,6 @@ def write_vocabulary(checkpoint: TransformerCheckpoint, folder: Path) -> str:
         "no tokenizer: transformers has none for these vocabularies; *.pieces.json list the subwords in the order of "
         "their ids, and a source text ends with the id of the end"
     )
-
-
-def _words(vocabulary: Vocabulary) -> Any:
-    """A tokenizer of text that is split already."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    assert vocabulary.unknown is not None
-    ids = {subword: number for number, subword in enumerate(vocabulary.subwords)}
-    inner = Tokenizer(models.WordLevel(ids, vocabulary.subwords[vocabulary.unknown]))
-    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return inner
 
 
 def _write_tokenizer(inner: Any, checkpoint: TransformerCheckpoint, folder: Path, **more: Any) -> None:
@@ -100,33 +93,33 @@ def tokenizer_of(vocabulary: Vocabulary) -> Any:
 
     messages: Any = sentencepiece.sentencepiece_model_pb2
     model = messages.ModelProto.FromString(vocabulary.splitter.codes)
-    if not _expressible(model, vocabulary):
-        return None
-    tokenizer = _assembled(model, vocabulary.splitter.codes)
-    return tokenizer if _same_ids(tokenizer, vocabulary) else None
-
-
-def _expressible(model: Any, vocabulary: Vocabulary) -> bool:
-    """Whether `tokenizers` can say what a model does."""
     usual = {NORMAL, UNKNOWN, CONTROL, UNUSED}
-    return (
+    expressible = (
         tuple(piece.piece for piece in model.pieces) == vocabulary.subwords
         and all(piece.type in usual for piece in model.pieces)
         and model.trainer_spec.model_type in (BPE, UNIGRAM)
         and not model.trainer_spec.treat_whitespace_as_suffix
         and model.normalizer_spec.escape_whitespaces
     )
+    if not expressible:
+        return None
+    tokenizer = _assembled(model, vocabulary.splitter.codes)
+    texts = [line for kind in ("en", "de") for line in sample(kind).read_text(encoding="utf-8").splitlines()]
+    texts += UNUSUAL
+    found = tokenizer.encode_batch(texts, add_special_tokens=False)
+    same_ids = all(ids.ids == vocabulary.encode(text) for text, ids in zip(texts, found, strict=True))
+    return tokenizer if same_ids else None
 
 
 def _assembled(model: Any, codes: bytes) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     unigram = model.trainer_spec.model_type == UNIGRAM
-    tokenizer = Tokenizer(_unigram(model) if unigram else _bpe(model))
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=model.trainer_spec.unk_id) if unigram else _bpe(model))
     tokenizer.normalizer = _normalizer(model, codes)
-    steps: list[Any] = [
-        pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=_splits_at_spaces(model))
-    ]
+    word_by_word = not any("▁" in piece.piece[1:] for piece in model.pieces if piece.type == NORMAL)
+    steps: list[Any] = [pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="never", split=word_by_word)]
     if unigram:  # a control piece that is written out is text, so its first character stands alone
         pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in _controls(model))
         steps.append(pre_tokenizers.Split(Regex(pattern), behavior="merged_with_previous"))
@@ -153,13 +146,6 @@ def _normalizer(model: Any, codes: bytes) -> Any:
     return normalizers.Sequence(steps)
 
 
-def _unigram(model: Any) -> Any:
-    from tokenizers import models
-
-    pieces = [(piece.piece, piece.score) for piece in model.pieces]
-    return models.Unigram(pieces, unk_id=model.trainer_spec.unk_id)
-
-
 def _bpe(model: Any) -> Any:
     """Merges by score: SentencePiece joins the two neighbours whose piece has the highest, from the left."""
     from tokenizers import models
@@ -170,30 +156,13 @@ def _bpe(model: Any) -> Any:
         (-piece.score, ids[left], ids[right], left, right)
         for piece in model.pieces
         if piece.type == NORMAL
-        for left, right in _halves(piece.piece)
+        for left, right in [(piece.piece[:end], piece.piece[end:]) for end in range(1, len(piece.piece))]
         if left in normal and right in normal
     ]
     ordered = [(left, right) for *_, left, right in sorted(merges)]
     return models.BPE(ids, ordered, unk_token=model.trainer_spec.unk_piece, fuse_unk=True)
 
 
-def _halves(piece: str) -> Sequence[tuple[str, str]]:
-    return [(piece[:end], piece[end:]) for end in range(1, len(piece))]
-
-
-def _splits_at_spaces(model: Any) -> bool:
-    """Whether no piece goes on over a space, so that words can be split one by one."""
-    return not any("▁" in piece.piece[1:] for piece in model.pieces if piece.type == NORMAL)
-
-
 def _controls(model: Any) -> list[str]:
     """Pieces that no text is split into."""
     return [piece.piece for piece in model.pieces if piece.type in (UNKNOWN, CONTROL) and len(piece.piece) > 1]
-
-
-def _same_ids(tokenizer: Any, vocabulary: Vocabulary) -> bool:
-    """Whether ids of the sample corpus, and of a few unusual texts, are the vocabulary's own."""
-    texts = [line for kind in ("en", "de") for line in sample(kind).read_text(encoding="utf-8").splitlines()]
-    texts += UNUSUAL
-    found = tokenizer.encode_batch(texts, add_special_tokens=False)
-    return all(ids.ids == vocabulary.encode(text) for text, ids in zip(texts, found, strict=True))

@@ -72,7 +72,7 @@ class HeadParts:
 
     @property
     def unknown(self) -> tuple[str, str] | None:
-        """The name of the first part that cannot be told, and what is in the way; None where all can."""
+        """The name of the first part that cannot be told, and what is in the way; None if all can."""
         sides = {"query": self.query, "key": self.key, "value": self.value, "gate": self.gate}
         sides["position bias"] = self.bias
         unknown = next(((name, side.why) for name, side in sides.items() if side.why), None)
@@ -203,7 +203,7 @@ def _reaches(states: Tensor, mask: Tensor | None) -> bool:
 
 
 def _units(heads: list[Tensor], source: Any, weight: Tensor, axis: int) -> Slices | None:
-    """The indices of each unit along an axis of a weight; None where units share any (or have none)."""
+    """The indices of each unit along an axis of a weight. Returns None if units share any (or have none)."""
     noise = torch.Generator().manual_seed(0)
     units = []
     for head in heads:
@@ -222,7 +222,7 @@ def _units(heads: list[Tensor], source: Any, weight: Tensor, axis: int) -> Slice
 
 
 def _gate(context: Tensor, x: Tensor) -> StateParts | None:
-    """What makes the factors of a context [1 h t k] on its way to x [1 t h·k]; None where x is no such product."""
+    """What makes the factors of a context [1 h t k] on its way to x [1 t h·k]. Returns None if x is no such product."""
     flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
     if x.shape != flat.shape:
         return None

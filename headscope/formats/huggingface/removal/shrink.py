@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.formats.huggingface.alignment import renumber_alignment
+from headscope.formats.huggingface.generation import renumber_alignment
 from headscope.formats.huggingface.narrowing import narrow
 from headscope.formats.huggingface.removal.head_parts import (
     MASKED_TAKES,

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, one_line
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.alignment import alignment_heads
+from headscope.formats.huggingface.generation import alignment_heads
 from headscope.pruning.engines.base import (
+    FULL,
+    QUANTITY,
     EngineExport,
     EngineFile,
     EngineOptions,
@@ -36,9 +38,6 @@ from headscope.pruning.model_inputs import InputTexts, ModelInputs, outputs
 
 FOLDER = "ctranslate2"
 TIMED = 32  # tokens that each translation has where it is timed
-LIMIT = 1e-5
-"""Largest difference of log-probabilities as a share of the largest (or of 1)."""
-QUANTITY = "log-probabilities differ by"
 
 
 @engine
@@ -68,8 +67,9 @@ class CTranslate2(EngineExport):
         with _running():
             engine = _opened(path)
             difference, largest = scored(engine, checkpoint, translator.tokens, data)
-            refuse_difference(difference, LIMIT * max(1.0, largest), "CTranslate2", QUANTITY)
-            notes = translated(engine, checkpoint, translator, data, limit=LIMIT)
+            limit = FULL * max(1.0, largest)
+            refuse_difference(difference, limit, "CTranslate2", QUANTITY)
+            notes = translated(engine, checkpoint, translator, data, limit=FULL)
         encoder, decoder = translator.config.encoder, translator.config.decoder
         assert encoder is not None
         return EngineFile(
@@ -78,7 +78,7 @@ class CTranslate2(EngineExport):
             runtime=f"CTranslate2 {importlib.metadata.version('ctranslate2')}",
             quantity=QUANTITY,
             difference=difference,
-            limit=LIMIT * max(1.0, largest),
+            limit=limit,
             sizes=f"{encoder.most_heads} heads in the encoder, {decoder.most_heads} in the decoder",
             opens=(
                 f"`{FOLDER}`: CTranslate2 (`ctranslate2.Translator`, on tokens)",

@@ -34,7 +34,10 @@ def specification(translator: Translator) -> Any:
     _set_stack(encoder, encoder.embeddings[0], "encoder", config.encoder, state)
     _set_stack(decoder, decoder.embeddings, "decoder", config.decoder, state)
     decoder.start_from_zero_embedding = config.start == "zero"
-    _set_output(decoder.projection, state)
+    before, weight = state.get("before_output.weight"), state["output.weight"].double()
+    decoder.projection.weight = _array(weight if before is None else weight @ before.double())
+    if "output.bias" in state:
+        decoder.projection.bias = _array(state["output.bias"])
     spec = transformer_spec.TransformerSpec(encoder, decoder)
     _set_tokens(spec, translator)
     spec.config.add_attribute("layer_norm_epsilon", config.decoder.norm_epsilon)
@@ -126,14 +129,6 @@ def _set_attention(spec: Any, name: str, state: Mapping[str, Tensor], *, parts: 
     for linear, fused in zip(spec.linear, parts, strict=True):
         _set_linear(linear, [f"{name}.{part}" for part in fused.split()], state)
     _set_norm(spec.layer_norm, f"{name}_norm", state)
-
-
-def _set_output(spec: Any, state: Mapping[str, Tensor]) -> None:
-    before = state.get("before_output.weight")
-    weight = state["output.weight"].double()
-    spec.weight = _array(weight if before is None else weight @ before.double())
-    if "output.bias" in state:
-        spec.bias = _array(state["output.bias"])
 
 
 def _set_linear(spec: Any, names: list[str], state: Mapping[str, Tensor]) -> None:

@@ -51,8 +51,8 @@ class Restraints:
     @property
     def options(self) -> dict[str, Any]:
         """What CTranslate2 is told of it; nothing where its own defaults are these."""
-        given: dict[str, Any] = {} if self.shortest == 1 else {"min_decoding_length": self.shortest}
-        return given | ({"suppress_sequences": [[token] for token in self.never]} if self.never else {})
+        shortest: dict[str, Any] = {} if self.shortest == 1 else {"min_decoding_length": self.shortest}
+        return shortest | ({"suppress_sequences": [[token] for token in self.never]} if self.never else {})
 
     @property
     def typed(self) -> str:
@@ -92,7 +92,8 @@ def translated(
     encoded = checkpoint.encode(texts, side="source", limit=checkpoint.reads(None))
     sources, restraints = [source_tokens(each.ids, tokens) for each in encoded], restraints_of(checkpoint, tokens)
     shared: dict[str, Any] = {"length_penalty": 1.0, "max_decoding_length": longest, "return_scores": True}
-    lines, scores = [], _compares_scores(checkpoint)
+    search: Any = getattr(checkpoint, "search", None)
+    lines, scores = [], search is None or search.rule == "fairseq"  # the mean of log-probabilities ranks in both
     for beam, way in ((1, "greedily"), (BEAM, f"with a beam of {BEAM}")):
         options = TranslateOptions(
             beam=beam, power=1.0, max_ratio=0, max_extra=longest, keep_pieces=True, scores=scores
@@ -104,7 +105,12 @@ def translated(
         lines.append(_line(bare, pairs, len(texts), way, restraints, scores=scores))
         if beam == 1:
             _check_choices(checkpoint, tokens, encoded, found, restraints, longest=longest, limit=limit)
-            _check_alike(len(pairs), len(texts), restraints)
+            if 2 * len(pairs) < len(texts) and not restraints.others:
+                raise CheckpointError(
+                    f"CTranslate2 translates {len(texts) - len(pairs)} of {len(texts)} sentences otherwise than the "
+                    "model, with the same log-probabilities and the same settings; nothing was saved. Please report "
+                    "this with the output of `headscope show`"
+                )
     return tuple(lines)
 
 
@@ -130,16 +136,6 @@ def _alike(checkpoint: Any, tokens: TranslatorTokens, found: Sequence[Any], ours
         special = set(checkpoint.tokenizer.all_special_tokens)
     texts = [" ".join(token for token in result.hypotheses[0] if token not in special) for result in found]
     return [(theirs, mine) for theirs, text, mine in zip(found, texts, ours, strict=True) if text == mine.text]
-
-
-def _check_alike(same: int, texts: int, restraints: Restraints) -> None:
-    """CheckpointError where most translations differ and headscope's search has no other settings."""
-    if 2 * same < texts and not restraints.others:
-        raise CheckpointError(
-            f"CTranslate2 translates {texts - same} of {texts} sentences otherwise than the model, with the same "
-            "log-probabilities and the same settings; nothing was saved. Please report this with the output of "
-            "`headscope show`"
-        )
 
 
 def _check_choices(
@@ -176,9 +172,3 @@ def source_tokens(ids: list[int], tokens: TranslatorTokens) -> list[str]:
     """Tokens of a source, without the end that the engine adds."""
     written = [tokens.source[number] for number in ids]
     return written[:-1] if tokens.adds_end and written[-1:] == [tokens.end] else written
-
-
-def _compares_scores(checkpoint: Checkpoint) -> bool:
-    """Whether its search ranks by the mean of log-probabilities, as CTranslate2's does."""
-    search: Any = getattr(checkpoint, "search", None)
-    return search is None or search.rule == "fairseq"

@@ -18,6 +18,9 @@ from headscope.formats.huggingface.selfcontained import with_stored_dtype
 from headscope.formats.weights import refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import (
+    FULL,
+    LIMIT,
+    QUANTITY,
     EngineExport,
     EngineFile,
     EngineOptions,
@@ -59,7 +62,7 @@ class Gguf(EngineExport):
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
         decoder = LlamaDecoder(checkpoint.with_model(with_stored_dtype(checkpoint)))
         vocabulary, proof = _written(checkpoint, decoder, data, folder / FILE, options)
-        quantized = options.quantize != "none"
+        quantized, name, ragged = options.quantize != "none", decoder.container.name, decoder.container.ragged
         return EngineFile(
             export=self.name,
             file=FILE,
@@ -67,8 +70,11 @@ class Gguf(EngineExport):
             quantity="log-probabilities moved by quantization by" if quantized else QUANTITY,
             difference=proof.difference,
             limit=proof.limit,
-            sizes=f"architecture {decoder.container.name}" + (f", {options.quantize} matrices" if quantized else ""),
-            opens=(f"`{FILE}`: llama.cpp and programs built on it (llama-cli, llama-server)", *_usage(decoder)),
+            sizes=f"architecture {name}" + (f", {options.quantize} matrices" if quantized else ""),
+            opens=(
+                f"`{FILE}`: llama.cpp and programs built on it (llama-cli, llama-server)",
+                *([f"its architecture is {name}, in which every layer may have another number of heads"] * ragged),
+            ),
             limits=_limits(decoder, vocabulary),
             notes=proof.notes,
         )
@@ -92,9 +98,8 @@ def _written(
     tokenizer, unproven = getattr(checkpoint, "tokenizer", None), unproven_parts(decoder, options)
     runs, proof = bool(llama_cpp.installed()), Proof()
     if not runs:
-        package = llama_cpp.PACKAGE
-        advice = f'install it (pip install "{Gguf.install}")'
-        _refuse_unproven(unproven, options, f"{package}, which runs the file, is not installed", advice)
+        why, advice = f"{llama_cpp.PACKAGE}, which runs the file, is not installed", f'pip install "{Gguf.install}"'
+        _refuse_unproven(unproven, options, why, f"install it ({advice})")
     vocabulary = write_gguf(decoder, tokenizer, path)
     if runs:
         asked = Asked(path, vocabulary, continuations(checkpoint, data, context_length(decoder.config)))
@@ -136,12 +141,6 @@ def _refuse_unproven(unproven: tuple[str, ...], options: EngineOptions, why: str
         )
 
 
-def _usage(decoder: LlamaDecoder) -> tuple[str, ...]:
-    if not decoder.container.ragged:
-        return ()
-    return (f"its architecture is {decoder.container.name}, in which every layer may have another number of heads",)
-
-
 def _limits(decoder: LlamaDecoder, vocabulary: GgufVocabulary) -> tuple[str, ...]:
     limits = []
     if not vocabulary.splits_text:
@@ -154,14 +153,9 @@ def _limits(decoder: LlamaDecoder, vocabulary: GgufVocabulary) -> tuple[str, ...
 # What llama.cpp computes of the file, along greedy continuations of texts, against what the model does.
 
 
-QUANTITY = "log-probabilities differ by"
 STEPS, TOP, TEXTS, LONGEST = 8, 1000, 8, 48
-LIMIT = {torch.float16: 5e-2, torch.bfloat16: 5e-2}
-"""Largest difference of log-probabilities as a share of the largest (or of 1), by the type of the matrices."""
 QUANTIZED = 0.1
 """How far quantization may move them, as a share of their range: 0.01 to 0.07 was measured on random models."""
-FULL = 1e-5
-"""The same in float32: llama.cpp sums in another order, 2e-7 to 2e-6 was measured on random models."""
 
 
 @dataclass(frozen=True)

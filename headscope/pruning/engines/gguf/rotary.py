@@ -52,7 +52,8 @@ def rotary_of(model: Any, width: int, *, divides: bool) -> Rotary:
     kind, theta = rope["rope_type"], float(rope["rope_theta"])
     plain = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     found = _SCALED[kind](plain, rope) if kind in _SCALED else None
-    if found is not None and found.shape == frequencies.shape and _agree(found, frequencies):
+    exact = found is not None and found.shape == frequencies.shape
+    if found is not None and exact and bool(((found - frequencies).abs() <= ROUNDING * frequencies.abs()).all()):
         if kind == "default":
             return Rotary(theta=theta, gain=scaling)
         factor = float(rope["factor"])
@@ -77,14 +78,6 @@ def rope_parameters(config: Any) -> dict[str, Any]:
     return rope
 
 
-def _agree(found: Tensor, wanted: Tensor) -> bool:
-    return bool(((found - wanted).abs() <= ROUNDING * wanted.abs()).all())
-
-
-def _linear(plain: Tensor, rope: dict[str, Any]) -> Tensor:
-    return plain / float(rope["factor"])
-
-
 def _yarn(plain: Tensor, rope: dict[str, Any]) -> Tensor:
     """Frequencies [k/2] between divided and whole ones, with the bounds that llama.cpp takes (ggml.c)."""
     width, theta = 2 * len(plain), float(rope["rope_theta"])
@@ -101,7 +94,7 @@ def _yarn(plain: Tensor, rope: dict[str, Any]) -> Tensor:
 
 _SCALED: dict[str, Callable[[Tensor, dict[str, Any]], Tensor]] = {
     "default": lambda plain, rope: plain,
-    "linear": _linear,
+    "linear": lambda plain, rope: plain / float(rope["factor"]),
     "yarn": _yarn,
 }
 """Frequencies [k/2] that llama.cpp makes of the plain ones, by its names of scalings."""

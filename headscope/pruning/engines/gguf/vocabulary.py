@@ -80,20 +80,6 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
     )
 
 
-def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Ids of special tokens by llama.cpp's names for them."""
-    names = ("bos", "eos", "unk", "sep", "pad", "mask")
-    ids = {name: getattr(tokenizer, f"{name}_token_id", None) for name in names}
-    return {name: number for name, number in ids.items() if number is not None}
-
-
-def added_ends(tokenizer: Any) -> dict[str, bool]:
-    """Whether the tokenizer puts its beginning and its end around a text."""
-    ids = tokenizer("a")["input_ids"]
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    return {"bos": bos is not None and ids[:1] == [bos], "eos": eos is not None and ids[-1:] == [eos]}
-
-
 def _parts(tokenizer: Any) -> dict[str, Any]:
     """tokenizer.json; empty where the tokenizer is written in another way."""
     with tempfile.TemporaryDirectory() as folder, quiet_transformers():

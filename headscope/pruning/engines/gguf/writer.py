@@ -12,29 +12,31 @@ from torch import Tensor
 
 from headscope.pruning.engines.gguf.layers import LlamaDecoder, context_length, tensors
 from headscope.pruning.engines.gguf.rotary import ROUNDING, Rotary
-from headscope.pruning.engines.gguf.vocabulary import GgufVocabulary, added_ends, special_tokens, vocabulary_of
+from headscope.pruning.engines.gguf.vocabulary import GgufVocabulary, vocabulary_of
 
 ROW = 32  # numbers of a row that are quantised together
 
 
 def write_gguf(decoder: LlamaDecoder, tokenizer: Any, path: Path, *, quantize: str = "none") -> GgufVocabulary:
-    """Write the file; matrices in the type of the model, or quantised, vectors in float32.
+    """Write the file; matrices in the type of the model, or quantised (odd rows in float16), vectors in float32.
 
     Returns the vocabulary as it was written.
     """
     import gguf
 
-    writer = gguf.GGUFWriter(path, decoder.container.name)
-    kind = _matrix_type(decoder, quantize)
+    writer, types = gguf.GGUFWriter(path, decoder.container.name), gguf.GGMLQuantizationType
+    dtypes = {torch.float16: types.F16, torch.bfloat16: types.BF16}
+    kind = types.Q8_0 if quantize == "q8_0" else dtypes.get(decoder.model.lm_head.weight.dtype, types.F32)
     _write_sizes(writer, decoder)
     writer.add_file_type(_FILE_TYPES[kind.name])
-    if kind is gguf.GGMLQuantizationType.Q8_0:
+    if kind is types.Q8_0:
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     vocabulary = vocabulary_of(tokenizer, decoder.model.model.embed_tokens.weight.shape[0])
     _write_vocabulary(writer, vocabulary, tokenizer)
     waiting: list[Callable[[], np.ndarray[Any, Any]]] = []
     for name, values in tensors(decoder):
-        stored = _type_of(values, kind)
+        blocks = kind is not types.Q8_0 or values.shape[-1] % ROW == 0  # rows are whole blocks
+        stored = types.F32 if values.ndim < 2 else kind if blocks else types.F16
         shape = gguf.quants.quant_shape_to_byte_shape(values.shape, stored)
         itemsize = {"F32": 4, "F16": 2}.get(stored.name, 1)
         bytes_in_all = int(np.prod(shape)) if itemsize == 1 else values.numel() * itemsize
@@ -52,25 +54,6 @@ def write_gguf(decoder: LlamaDecoder, tokenizer: Any, path: Path, *, quantize: s
 
 
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32}
-
-
-def _matrix_type(decoder: LlamaDecoder, quantize: str) -> Any:
-    """GGUF's type of matrices."""
-    from gguf import GGMLQuantizationType as Types
-
-    if quantize == "q8_0":
-        return Types.Q8_0
-    dtypes = {torch.float16: Types.F16, torch.bfloat16: Types.BF16}
-    return dtypes.get(decoder.model.lm_head.weight.dtype, Types.F32)
-
-
-def _type_of(values: Tensor, kind: Any) -> Any:
-    """The type that one tensor is stored in: vectors in float32, rows that are not whole blocks in float16."""
-    from gguf import GGMLQuantizationType as Types
-
-    if values.ndim < 2:
-        return Types.F32
-    return Types.F16 if kind is Types.Q8_0 and values.shape[-1] % ROW else kind
 
 
 def _stored(values: Tensor, kind: Any) -> np.ndarray[Any, Any]:
@@ -96,18 +79,13 @@ def _write_sizes(writer: Any, decoder: LlamaDecoder) -> None:
         add(decoder.width)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(decoder.model.model.embed_tokens.weight.shape[0])
-    if container.gated:
-        _write_no_experts(writer, container.name, layers=len(layers), width=widths[0])
+    if container.gated:  # a reader of mixtures of experts wants to know that no layer has any
+        writer.add_leading_dense_block_count(len(layers))
+        writer.add_expert_feed_forward_length(widths[0])
+        writer.add_expert_weights_scale(1.0)
+        writer.add_expert_weights_norm(True)
+        writer.add_uint32(f"{container.name}.expert_shared_feed_forward_length", widths[0])
     _write_rotary(writer, decoder.rotary(container))
-
-
-def _write_no_experts(writer: Any, name: str, *, layers: int, width: int) -> None:
-    """What a reader of mixtures of experts wants to know where no layer has any."""
-    writer.add_leading_dense_block_count(layers)
-    writer.add_expert_feed_forward_length(width)
-    writer.add_expert_weights_scale(1.0)
-    writer.add_expert_weights_norm(True)
-    writer.add_uint32(f"{name}.expert_shared_feed_forward_length", width)
 
 
 def _write_rotary(writer: Any, rotary: Rotary) -> None:
@@ -136,10 +114,11 @@ def _write_vocabulary(writer: Any, vocabulary: GgufVocabulary, tokenizer: Any) -
         writer.add_add_space_prefix(vocabulary.space_prefix)
     if tokenizer is None:
         return
-    for name, number in special_tokens(tokenizer).items():
-        getattr(writer, f"add_{name}_token_id")(number)
-    for name, added in added_ends(tokenizer).items():
-        getattr(writer, f"add_add_{name}_token")(added)
-    template = getattr(tokenizer, "chat_template", None)
-    if template:
+    for name in ("bos", "eos", "unk", "sep", "pad", "mask"):
+        if (number := getattr(tokenizer, f"{name}_token_id", None)) is not None:
+            getattr(writer, f"add_{name}_token_id")(number)
+    ids, bos, eos = tokenizer("a")["input_ids"], tokenizer.bos_token_id, tokenizer.eos_token_id
+    writer.add_add_bos_token(bos is not None and ids[:1] == [bos])  # whether it puts them around a text
+    writer.add_add_eos_token(eos is not None and ids[-1:] == [eos])
+    if template := getattr(tokenizer, "chat_template", None):
         writer.add_chat_template(template)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
@@ -31,6 +32,6 @@ def fluctuation(weight: Tensor, moments: ContextMoments) -> Tensor:
     """Mean z-score of the channels of each head [h], for W_O [d h k]; 0 where all channels are alike."""
     channels = moments.covariance.diagonal().clamp(min=0) * weight.flatten(1).square().sum(dim=0)  # [h·k]
     spread = channels.std() if len(channels) > 1 else channels.new_zeros(())
-    away = channels - channels.mean()
-    standardised = away / spread if spread > 0 else away.new_zeros(away.shape)
+    centred = channels - channels.mean()
+    standardised = centred / spread if spread > 0 else torch.zeros_like(centred)
     return standardised.view(weight.shape[1], -1).mean(dim=1)

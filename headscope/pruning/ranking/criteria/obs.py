@@ -5,12 +5,7 @@ from __future__ import annotations
 from headscope.engine.faithfulness.orders import Scores
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import (
-    error_when_gone,
-    for_all_heads,
-    moments_of,
-    removal_order,
-)
+from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, removal_order
 
 
 @criterion
@@ -34,10 +29,5 @@ class OptimalBrainSurgeon(Criterion):
         moments, orders = moments_of(context), []
         for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
             if (sums := moments.of(projection)) is not None:
-                orders.append(
-                    (
-                        projection,
-                        removal_order(context, projection, sums),
-                    )
-                )
+                orders.append((projection, removal_order(context, projection, sums)))
         return for_all_heads(context, error_when_gone(orders))

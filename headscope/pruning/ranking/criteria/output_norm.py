@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from headscope.engine.faithfulness.orders import Scores
-from headscope.pruning.closed_form.moments import ContextMoments
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 from headscope.pruning.ranking.scoring import scores_by_layer
 
@@ -22,9 +19,4 @@ class OutputNorm(Criterion):
     why = "their contexts are the shortest"
 
     def scores(self, context: ScoringContext) -> Scores:
-        return scores_by_layer(context, mean_norms)
-
-
-def mean_norms(weight: Tensor, moments: ContextMoments) -> Tensor:
-    """E‖x_h‖ of each head [h]."""
-    return moments.norms / moments.tokens
+        return scores_by_layer(context, lambda weight, moments: moments.norms / moments.tokens)

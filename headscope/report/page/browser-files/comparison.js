@@ -1,9 +1,49 @@
-// Two analysis runs: which heads changed function, how alike each measure orders the heads, and head against head.
+// Analysis runs side by side: whether functions predict importance over all of them; and of the first with each other
+// one which heads changed function, how alike each measure orders the heads, and head against head.
 
 function buildComparison() {
   if (!report.comparisons.length) return;
-  const made = section('comparison', 'Runs compared');
+  const made = section('comparison', 'Runs compared', needs());
   for (const comparison of report.comparisons) made.append(comparisonOf(comparison));
+}
+
+/** Functions × importances: how likely a head with the function is needed more than another head of its model. */
+function needs() {
+  if (!report.needs) return null;
+  const { runs, measures, cells } = report.needs;
+  const across = (value) => 4 + 92 * value;
+  const color = (place) => COLORS[place % COLORS.length];
+  const cell = (found) => {
+    if (!found) return make('td', {}, '–');
+    const [mean, low, high, each, heads] = found;
+    const svg = draw('svg', { viewBox: '0 0 100 14', class: 'needed', 'aria-hidden': 'true' },
+      draw('line', { x1: across(0), x2: across(1), y1: 7, y2: 7, class: 'rule' }),
+      draw('line', { x1: across(0.5), x2: across(0.5), y1: 0, y2: 14, class: 'axis' }));
+    if (low !== null) {
+      svg.append(draw('line', { x1: across(low), x2: across(high), y1: 7, y2: 7, class: 'whiskerline' }));
+    }
+    each.forEach((value, place) => {
+      if (value !== null) svg.append(draw('circle', { cx: across(value), cy: 7, r: 3, fill: color(place) }));
+    });
+    const title = runs.map((run, place) => `${analyses[run].name}: ${number(each[place])}`).join('; ');
+    return make('td', { title: `${title}; ${heads} heads in all` }, svg, make('span', {}, number(mean, 2)),
+      make('span', { class: 'quiet whole' }, low === null ? '' : ` ${number(low, 2)} to ${number(high, 2)}`));
+  };
+  const names = Object.keys(measures);
+  const caption = 'Functions and importances over runs';
+  const head = make('tr', {}, make('td'), names.map((name) => make('th', { scope: 'col' }, measures[name])));
+  const body = Object.entries(cells).map(([name, row]) => make('tr', {}, make('th', { scope: 'row' }, name), names.map((measure) => cell(row[measure]))));
+  const key = runs.map((run, place) => {
+    const dot = draw('svg', { width: 10, height: 10, 'aria-hidden': 'true' }, draw('circle', { cx: 5, cy: 5, r: 4, fill: color(place) }));
+    return make('li', {}, dot, ` ${analyses[run].name}: ${analyses[run].model}`);
+  });
+  const rows = Object.entries(cells).flatMap(([name, row]) => Object.entries(row).map(([measure, [mean, low, high, each, heads]]) => [name, measure, mean, low, high, ...each, heads]));
+  return make('div', {}, make('h3', {}, 'Do functions predict importance?'),
+    make('p', {}, 'How likely a head with the function is needed more than another head of its model (½: the function says nothing): the mean over runs, its 95 % interval for which models are a sample of models, and a dot a run.'),
+    make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption },
+      make('table', { class: 'overruns' }, make('caption', {}, caption), make('thead', {}, head), make('tbody', {}, body))),
+    make('ul', { class: 'legend' }, key),
+    csvButton('Save this table as CSV', 'needs.csv', () => [['function', 'measure', 'needed', 'needed_low', 'needed_high', ...runs.map((run) => analyses[run].name), 'heads'], ...rows]));
 }
 
 function comparisonOf(comparison) {

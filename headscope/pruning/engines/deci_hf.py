@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface import modeling_decilm
+from headscope.formats.huggingface.modeling_decilm import MULTIPLE, DeciLMConfig, DeciLMForCausalLM
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
 from headscope.pruning.engines.continued import proved
-from headscope.pruning.engines.deci_hf import modeling_decilm
-from headscope.pruning.engines.deci_hf.modeling_decilm import MULTIPLE, DeciLMConfig, DeciLMForCausalLM
 from headscope.pruning.engines.decoder_layers import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
 from headscope.pruning.model_inputs import InputTexts
 
@@ -70,6 +70,7 @@ class DeciHf(EngineExport):
             sizes=f"{heads} query heads over {', '.join(map(str, groups))} key/value heads",
             opens=(
                 f"`{FOLDER}`: transformers, with the modelling file beside the weights (`trust_remote_code=True`)",
+                f"`{FOLDER}`: headscope, which runs no code of the folder",
                 f"`{FOLDER}`: vLLM, SGLang, TensorRT-LLM (`nemotron-nas`), by what their sources say; nothing here ran "
                 "them",
             ),

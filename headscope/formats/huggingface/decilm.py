@@ -1,0 +1,79 @@
+"""DeciLM (nemotron-nas) folders as Llamas with other numbers of key/value heads in every layer, or no attention.
+
+transformers opens them with code that lies beside the weights. headscope runs none: it reads `block_configs` of
+config.json as the sizes of a narrowed Llama, whose weights have the same names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import LlamaConfig
+
+from headscope.errors import CheckpointError
+from headscope.formats.huggingface.modeling_decilm import DeciLMConfig, width_of
+from headscope.formats.huggingface.removal.shrink import Narrowing
+
+MODEL_TYPE = DeciLMConfig.model_type
+_OWN = ("model_type", "architectures", "auto_map", "block_configs", "num_key_value_heads")
+_KNOWN = {"attention": {"no_op", "n_heads_in_group"}, "ffn": {"no_op", "ffn_mult"}}
+
+
+def as_llama(values: dict[str, Any], path: str) -> tuple[LlamaConfig, frozenset[str]]:
+    """The config of a narrowed Llama, of what config.json says; and the names of its weights that no file has.
+
+    These are the norms before absent attention. CheckpointError for layers that such a Llama cannot have.
+    """
+    blocks, heads, hidden = values["block_configs"], values["num_attention_heads"], values["hidden_size"]
+    for problem in _problems(values):
+        raise CheckpointError(f"{path} is a DeciLM ({MODEL_TYPE}) that headscope cannot open: {problem}")
+    shared = [None if block["attention"]["no_op"] else block["attention"]["n_heads_in_group"] for block in blocks]
+    widths = [width_of(block["ffn"]["ffn_mult"], hidden) for block in blocks]
+    config: Any = LlamaConfig.from_dict(
+        {name: value for name, value in values.items() if name not in _OWN}
+        | {"num_key_value_heads": max(heads // each for each in shared if each), "intermediate_size": max(widths)}
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    config.narrowed = _sizes(config, shared, widths)
+    numbers = {str(layer): list(range(heads)) if each else [] for layer, each in enumerate(shared)}
+    config.kept_heads = {"decoder-self": numbers}
+    absent = [layer for layer, each in enumerate(shared) if not each]
+    return config, frozenset(f"model.layers.{layer}.input_layernorm.weight" for layer in absent)
+
+
+def _problems(values: dict[str, Any]) -> list[str]:
+    """Why such a Llama cannot be built; nothing where it can."""
+    blocks, heads = values["block_configs"], values["num_attention_heads"]
+    if len(blocks) != values["num_hidden_layers"]:
+        return [f"block_configs has {len(blocks)} layers, and num_hidden_layers is {values['num_hidden_layers']}"]
+    found = [name for name in ("attention_bias", "mlp_bias") if values.get(name)]
+    for layer, block in enumerate(blocks):
+        others = {part: {name for name in block[part] if block[part][name]} - known for part, known in _KNOWN.items()}
+        found += [f"layer {layer} has {part}.{name}" for part, names in others.items() for name in sorted(names)]
+        if block["ffn"]["no_op"]:
+            found.append(f"layer {layer} has no feed-forward layer (ffn.no_op)")
+        each = block["attention"].get("n_heads_in_group")
+        if not block["attention"]["no_op"] and (type(each) is not int or each < 1 or heads % each):
+            found.append(f"layer {layer} has n_heads_in_group {each!r}, which does not divide {heads} heads")
+    if all(block["attention"]["no_op"] for block in blocks):
+        found.append("no layer has attention")
+    return found
+
+
+def _sizes(config: Any, shared: list[int | None], widths: list[int]) -> dict[str, Any]:
+    """What `narrow` makes of the plain Llama, whose layers share each key/value head among so many (None: none)."""
+    hidden, width = config.hidden_size, config.head_dim
+    done, shapes = Narrowing(), dict[str, list[int]]()
+    for layer, (each, ffn) in enumerate(zip(shared, widths, strict=True)):
+        attention, mlp = f"layers.{layer}.self_attn", f"layers.{layer}.mlp"
+        done.attributes[attention] = {"num_key_value_groups": each or 1}
+        if each:
+            keys = config.num_attention_heads // each * width
+            shapes |= {f"{attention}.{part}_proj.weight": [keys, hidden] for part in "kv"}
+        else:
+            done.zeros |= {f"{attention}.{part}_proj": width for part in "qkv"}
+            done.biases.append(f"{attention}.o_proj")
+            done.empty.append(attention)
+        shapes |= {f"{mlp}.{part}_proj.weight": [ffn, hidden] for part in ("gate", "up")}
+        shapes[f"{mlp}.down_proj.weight"] = [hidden, ffn]
+    return {**done.table({}), "shapes": shapes}

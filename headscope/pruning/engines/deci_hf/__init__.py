@@ -1,1 +1,0 @@
-"""DeciLM folders: key/value heads that differ by layer, and layers without attention."""
