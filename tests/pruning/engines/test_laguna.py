@@ -123,8 +123,8 @@ def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path
 def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
     """All analyses, criteria and refits are those of the same heads without a gate.
 
-    In float64, as fits magnify rounding; W_O of the folder is divided in float32 by its gate of zeros (softplus is ln 2),
-    so here it is divided anew.
+    In float64, as fits magnify rounding; W_O of the folder is divided in float32 by its gate of zeros (softplus is
+    ln 2), so here it is divided anew.
     """
     path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level(), **FEW_HEADS)
     removed(path, tmp_path / "small", "decoder-self.0.0,decoder-self.0.2")
