@@ -65,7 +65,7 @@ def test_a_ranking_is_that_of_the_command(
     [
         ("confidence", {"steps": 3}),
         ("gradient", {"objective": "top1", "steps": 2, "allocate": "per-layer"}),
-        ("obs", {"allocate": "global", "damping": 0.01}),
+        ("obs", {"allocate": "per-layer", "damping": 0.01}),
         ("random", {"allocate": "uniform"}),
     ],
 )

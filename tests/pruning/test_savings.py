@@ -68,7 +68,8 @@ def test_translations_of_a_native_model_have_the_length_that_is_forced(rule: str
 
 
 def test_translations_of_a_transformers_model_have_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    its, asked = checkpoints.hugging("bart"), []
+    its: Any = checkpoints.hugging("bart")
+    asked: list[Any] = []
 
     def generate(ids: torch.Tensor, *, generation_config: Any, **_: Any) -> torch.Tensor:
         asked.append(generation_config)
