@@ -67,11 +67,11 @@ def drawn(checkpoint: Checkpoint, seed: int) -> Checkpoint:
 
 def text(checkpoint: Checkpoint) -> tuple[Corpus, dict[str, Any]]:
     """The captions with what belongs to them, as the model can read them; and options of analyses."""
-    source, parses = captions("en"), captions("conllu")
+    parses: dict[str, Any] = {"parses": captions("conllu")}
     if not checkpoint.two_sided:
-        return open_corpus(source, parses=parses), {}
-    both = open_corpus(source, target=captions("de"), parses=parses, target_parses=captions("de.conllu"))
-    return both, {"alignments": captions("align")}
+        return open_corpus(captions("en"), **parses), {}
+    both: dict[str, Any] = {"target": captions("de"), "target_parses": captions("de.conllu")}
+    return open_corpus(captions("en"), **both, **parses), {"alignments": captions("align")}
 
 
 def main() -> None:

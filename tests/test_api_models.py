@@ -59,12 +59,13 @@ def test_a_ranking_is_that_of_the_command(
     assert f"by:{by}{'-lowest' if by == 'similarity_cka' else ''}|" in ranking.signature
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by", "options"),
     [
         ("confidence", {"steps": 3}),
         ("gradient", {"objective": "top1", "steps": 2, "allocate": "per-layer"}),
-        ("obs", {"allocate": "measured", "damping": 0.01}),
+        ("obs", {"allocate": "per-layer", "damping": 0.01}),
         ("random", {"allocate": "uniform"}),
     ],
 )

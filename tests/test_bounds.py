@@ -20,7 +20,8 @@ from headscope.data.corpus import open_corpus
 from headscope.data.parses import read_conllu
 from headscope.data.vocabulary import Merges, merged
 from headscope.errors import CheckpointError, ConfigError, DataError
-from headscope.evaluation.translation import _groups, translate_lines
+from headscope.evaluation import translation
+from headscope.evaluation.translation import translate_lines
 from headscope.files.reading import MOST_LINE, exists, is_file, lines_of, read_bytes, read_json
 from headscope.files.serialize import KEY_PARTS, from_plain, read_toml
 from headscope.formats.base import LONGEST
@@ -111,11 +112,25 @@ def test_no_more_pieces_than_positions() -> None:
         checkpoint.reads(18)
 
 
-def test_a_wide_beam_takes_fewer_sentences_at_once() -> None:
-    lengths = {0: 3, 1: 2, 2: 9, 3: 2}
-    assert list(_groups(lengths, 1000, 2)) == [[1, 3], [0, 2]]
-    assert list(_groups(lengths, 9, 9)) == [[1, 3, 0], [2]]
-    assert list(_groups(lengths, 1, 1)) == [[1], [3], [0], [2]]
+@pytest.mark.parametrize(
+    ("tokens", "at_once", "batches"),
+    [(1000, 2, [[1, 3], [0, 2]]), (9, 9, [[1, 3, 0], [2]]), (1, 1, [[1], [3], [0], [2]])],
+)
+def test_a_wide_beam_takes_fewer_sentences_at_once(
+    tokens: int, at_once: int, batches: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a text is a piece too: lines of 3, 2, 9 and 2."""
+    checkpoint, lines = checkpoints.small(), ["a b", "c", "a b c d e f g h", "d"]
+    monkeypatch.setattr(translation, "LOGITS", at_once * 4 * checkpoint.vocabulary * 3)
+    seen: list[list[int]] = []
+
+    def translated(texts: list[str], options: TranslateOptions) -> list[Any]:
+        seen.append([lines.index(text) for text in texts])
+        return [[] for _ in texts]
+
+    monkeypatch.setattr(checkpoint, "translations", translated)
+    list(translate_lines(checkpoint, lines, options=TranslateOptions(beam=3), tokens=tokens))
+    assert seen == batches
 
 
 def slowly_merged(symbols: list[str], ranks: dict[tuple[str, str], int]) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from tests.makers.modules import ROOT
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_accelerators_runs_on_a_processor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

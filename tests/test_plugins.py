@@ -56,8 +56,11 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
         str(source),
     ]
     subprocess.run(install, check=True, capture_output=True)
-    model, english, german = trained(), str(captions("en")), str(captions("de"))
-    text = ["--source", english, "--max-sentences", "12"]
+    model, english, german = trained(), str(tmp_path / "text.en"), str(tmp_path / "text.de")
+    for path, language in ((english, "en"), (german, "de")):
+        lines = captions(language).read_text(encoding="utf-8").splitlines()[:24]
+        Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = ["--source", english, "--max-sentences", "6"]
     pairs = [*text, "--target", german]
     valid = ["--valid-source", english, "--valid-target", german, "--vocab-size", "100", "--device", "cpu"]
     small = ["--d-model", "8", "--d-ffn", "8", "--heads", "2", "--encoder-layers", "1", "--decoder-layers", "1"]

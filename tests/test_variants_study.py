@@ -185,6 +185,7 @@ def accuracies(analysis: Path, margins: tuple[float, float, float]) -> None:
     (analysis / "heads.csv").write_text(heads)
 
 
+@pytest.mark.slow
 def test_the_report_is_made_of_whatever_is_finished_and_again_from_its_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from variants.design import ARMS, SEEDS, Arm
+from variants.design import ARMS, REGIME_ARMS, REGIME_CLAIMS, SEEDS, Arm
 from variants.page import HEAD_NUMBERS, read_table
+from variants.regimes import DROPOUT
 from variants.verdicts import Difference, Row, idle, paired_with
 
 from headscope.report.layout.legend import COLORS
@@ -24,13 +25,18 @@ FULL = 3.0  # half widths of an interval that have the darkest shade
 
 
 def draw(folder: Path) -> None:
-    """All three, from the tables of a folder; a figure without its numbers is left out."""
+    """All of them, from the tables of a folder; a figure without its numbers is left out."""
     rows = read_table(folder / "runs.csv")
     out_of_work = idle(ARMS, rows)
     arms = [arm for arm in ARMS if arm.name not in out_of_work and any(row["arm"] == arm.name for row in rows)]
     made = {}
     if (folder / "curves.csv").exists():
-        made["curves.png"] = curves_figure(pd.read_csv(folder / "curves.csv"), arms)
+        curves = pd.read_csv(folder / "curves.csv")
+        made["curves.png"] = curves_figure(curves, arms)
+        if (folder / DROPOUT / "curves.csv").exists():
+            both = pd.concat([curves, pd.read_csv(folder / DROPOUT / "curves.csv")])
+            judged = set(both["arm"]) & {name for claim in REGIME_CLAIMS for name in (claim.arm, claim.against)}
+            made["regimes.png"] = curves_figure(both, [arm for arm in (*ARMS, *REGIME_ARMS) if arm.name in judged])
     others = [
         arm for arm in arms if len(paired_with(rows, arm.name, "baseline", "valid_nll")) > 1 and arm.name != "baseline"
     ]

@@ -350,6 +350,7 @@ def figures(folder: Path) -> list[str]:
     """The pictures that lie there."""
     texts = {
         "curves.png": "Validation loss by epoch, all seeds",
+        "regimes.png": "The same with more dropout",
         "effects.png": "Differences from the baseline of the same seed, with 95 % intervals",
         "heads.png": "What the heads did: differences from the baseline, and mixing matrices of seed 1",
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -120,10 +120,6 @@ class Block:
         """The entropies of the rows of each sentence, summed [b h]."""
         entropy: Tensor = -torch.special.xlogy(self.weights, self.weights).sum(dim=(1, 2))
         return entropy
-
-    def of_heads(self, heads: slice) -> Block:
-        """The same rows, some heads."""
-        return replace(self, weights=self.weights[..., heads])
 
 
 @dataclass(frozen=True)

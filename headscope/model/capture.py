@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
@@ -108,10 +106,3 @@ def capture(model: nn.Module, tensors: Iterable[str] = ("weights",)) -> Iterator
 
     with observing(model, see):
         yield captured
-
-
-def capture_once(model: nn.Module, tensors: Iterable[str] = ("weights",), **inputs: Any) -> Captured:
-    """`capture` around one forward pass without gradients."""
-    with torch.no_grad(), capture(model, tensors) as captured:
-        model(**inputs)
-    return captured

@@ -71,6 +71,7 @@ def test_it_says_what_was_said_before() -> None:
     assert losses[:, 26:].mean() < 0.01 and 3.5 < losses[:, :25].mean() < 4.5
 
 
+@pytest.mark.slow
 def test_labels_are_those_of_the_circuit() -> None:
     labels = study().labels
     assert {"previous", "facilitating"} <= set(labels[PREVIOUS])

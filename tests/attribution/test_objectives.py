@@ -116,7 +116,7 @@ def test_representation_is_the_mean_state_along_its_own_direction(kind: str) -> 
 
 
 def test_classes() -> None:
-    its = speakers.wrapped(lambda: speakers._bert(transformers.BertForSequenceClassification), SPEAKERS["bert"])
+    its = speakers.wrapped(lambda: speakers.bert(transformers.BertForSequenceClassification), SPEAKERS["bert"])
     assert its.predicts == "classes" and choose_objective("", its, has_target=False) == "top1"
     with torch.no_grad():
         found = OBJECTIVES.get("top1")().outcome(its, batch_of("bert", its))

@@ -11,9 +11,8 @@ import pandas as pd
 import pytest
 
 import headscope as hs
-from headscope.cli import show
 from headscope.engine.evidence.function_need import function_need_sentence
-from headscope.engine.overview import checkpoint_overview
+from headscope.formats.native import NATIVE
 from tests.oracles import checkpoints, evidence
 
 Command = Callable[..., tuple[int, str, str]]
@@ -90,13 +89,13 @@ def test_evaluate_ends_with_its_scores(command: Command, few: tuple[Path, Path])
     assert shown.splitlines()[-1].startswith("perplexity ") and "–" in shown.splitlines()[-1]
 
 
-def test_show_says_first_that_heads_are_mixed(capfd: pytest.CaptureFixture[str]) -> None:
-    overview = checkpoint_overview(checkpoints.small(self_mixing="alpha.v1", cross_mixing="alpha.v1"))
-    assert {place["mixing"] for place in overview["mixing"]} == {"alpha.v1"}
-    show._print(overview, {})
-    lines = capfd.readouterr().out.splitlines()
+def test_show_says_first_that_heads_are_mixed(command: Command, tmp_path: Path) -> None:
+    NATIVE.save(checkpoints.small(self_mixing="alpha.v1", cross_mixing="alpha.v1"), tmp_path / "mixed")
+    NATIVE.save(checkpoints.small(), tmp_path / "plain")
+    mixing = json.loads(command("show", tmp_path / "mixed", "--json")[1])["mixing"]
+    assert {place["mixing"] for place in mixing} == {"alpha.v1"}
+    lines = command("show", tmp_path / "mixed")[1].splitlines()
     assert lines[0].startswith("This model mixes heads (alpha.v1): at ") and "a matrix that mixes" in lines[0]
     assert lines[-1].startswith("next: headscope analyze ")
-    show._print(checkpoint_overview(checkpoints.small()), {})
-    lines = capfd.readouterr().out.splitlines()
+    lines = command("show", tmp_path / "plain")[1].splitlines()
     assert "mixes heads" not in lines[0] and lines[-2].endswith("analyses fit")

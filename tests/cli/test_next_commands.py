@@ -76,6 +76,7 @@ def test_of_a_classifier(folder: Path, follow: Callable[..., list[str]]) -> None
     assert all("--labels labels" in line for line in lines) and "--importance --out" in lines[0]
 
 
+@pytest.mark.slow
 def test_of_an_encoder_and_what_is_removed_at_once(folder: Path, follow: Callable[..., list[str]]) -> None:
     rank = ("prune", "rank", classifiers.folder(folder / "model", "bert-encoder"), "--keep", 4)
     lines = follow(*rank, "--by", "magnitude", "--out", "at-once", "--remove")
@@ -86,6 +87,7 @@ def test_of_an_encoder_and_what_is_removed_at_once(folder: Path, follow: Callabl
     assert "--compensate" not in lines[0] and "refitted/model" in lines[0]
 
 
+@pytest.mark.slow
 def test_uniform_heads_of_a_class_that_says_how_wide_they_are(folder: Path, follow: Callable[..., list[str]]) -> None:
     its: Any = tiny.checkpoint("mistral", 3)
     its.model.save_pretrained(folder / "decoder")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -189,9 +189,9 @@ def test_batches_do_not_matter(own: bool, kind: str) -> None:
     same_numbers(single, other, within=1e-6 if kind == "gemma" else 1e-10)
 
 
-@pytest.mark.parametrize("kind", ["bert", "t5"])
-def test_reports_made_side_by_side_are_those_made_one_after_the_other(kind: str) -> None:
-    checkpoint, corpus = made(kind, "ablation")  # few sentences: every analysis makes its own passes
+def test_reports_made_side_by_side_are_those_made_one_after_the_other(request: pytest.FixtureRequest) -> None:
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    checkpoint, corpus = made("t5", "ablation")  # few sentences: every analysis makes its own passes
 
     def found(threads: int) -> AnalysisResult:
         torch.set_num_threads(threads)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.heads import HeadId, Site
-from headscope.model.capture import Captured, capture, capture_once
+from headscope.model.capture import Captured, capture
 from headscope.model.discovery import find_attention
 from headscope.model.gating import gated
 from headscope.model.interface import through_attend
@@ -28,6 +28,7 @@ from tests.contracts.architectures import (
     row_of,
     silence,
 )
+from tests.oracles.captured import capture_once
 
 LENGTHS, TARGETS = (7, 3, 5), (5, 2, 3)  # the middle row is the shortest
 

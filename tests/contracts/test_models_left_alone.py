@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture, capture_once
+from headscope.model.capture import capture
 from headscope.model.discovery import find_attention
 from headscope.model.gating import gated
 from headscope.model.interface import attend_interface
@@ -27,6 +27,7 @@ from tests.contracts.architectures import (
     logits,
     ones,
 )
+from tests.oracles.captured import capture_once
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel
 
 from headscope.errors import CheckpointError
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture, capture_once
+from headscope.model.capture import capture
 from headscope.model.discovery import find_attention, probe_inputs
 from headscope.model.gating import gated
 from headscope.model.projections import projections
@@ -28,6 +28,7 @@ from tests.contracts.architectures import (
     silence,
     two_berts,
 )
+from tests.oracles.captured import capture_once
 
 BERT, GPT2, LLAMA = (BY_NAME[name].sizes for name in ("bert", "gpt2", "llama"))
 BART, T5 = BY_NAME["bart"].sizes, BY_NAME["t5"].sizes

@@ -54,6 +54,7 @@ def parsed(resources: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[l
     return list(parse_with_stanza(iter(LINES), resources=resources, cache_dir=cache, batch=3)), cache
 
 
+@pytest.mark.slow
 def test_stanza_gives_one_parse_per_line(parsed: tuple[list[Parse], Path]) -> None:
     parses, _ = parsed
     assert [parse.text for parse in parses] == LINES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -87,7 +89,7 @@ def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_e
     start = Description(torch.zeros(sum(laid.inventory.sizes), 2))
 
     def loss(description: Description, heads: slice) -> torch.Tensor:
-        blocks = [block.of_heads(heads) for block in laid.blocks]
+        blocks = [replace(block, weights=block.weights[..., heads]) for block in laid.blocks]
         return loss_and_gradient(description, blocks, features, rows, laid.tables)[0]
 
     everyone = slice(None)
@@ -96,7 +98,7 @@ def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_e
     assert (loss(together, everyone) / least).numpy() == pytest.approx(1, abs=0.01)
     alone = fitted(
         Description(start.theta[:, 1:]),
-        [block.of_heads(slice(1, 2)) for block in laid.blocks],
+        [replace(block, weights=block.weights[..., 1:2]) for block in laid.blocks],
         features,
         rows,
         laid.tables,

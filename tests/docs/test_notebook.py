@@ -9,17 +9,24 @@ from typing import Any
 
 import pytest
 
+import headscope as hs
 from tests.makers.modules import ROOT
 
 NOTEBOOK = ROOT / "examples" / "tutorial.ipynb"
 
 
 @pytest.mark.slow
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the first lines of the captions."""
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.core.pylabtools import select_figure_formats
     from traitlets.config import Config
 
+    few = tmp_path_factory.mktemp("text") / "captions.en"
+    few.write_text("\n".join(hs.assets.captions("en").read_text(encoding="utf-8").splitlines()[:80]), encoding="utf-8")
+    monkeypatch.setattr(hs.assets, "captions", lambda language: few)
     monkeypatch.chdir(tmp_path)
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert not any(cell.get("outputs") for cell in cells)  # it is committed without what it shows

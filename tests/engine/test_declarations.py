@@ -121,13 +121,11 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
         "analysis", package="headscope.analyses", group="headscope.analyses"
     )
     monkeypatch.setattr(declarations, "REGISTRY", unread)
-    declarations._declared.cache_clear()
     attributes = ("Options", "measures", "pairs", "functions", "figures")
     read = {each.name: each for each in declarations.declarations(*attributes)}
     options = analysis_options()
     assert not unread.registered() and "headscope_plugin.last_key" not in sys.modules
     monkeypatch.undo()
-    declarations._declared.cache_clear()
     assert read.pop("last_key").figures[0].draw == "headscope_plugin.last_key:bars"
     assert options.pop("last_keys").field.metadata["maximum"] == 9
     for name, cls in ANALYSES:

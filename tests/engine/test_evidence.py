@@ -139,6 +139,7 @@ def test_at_the_threshold_one_study_in_twenty_has_a_label(share: float, sentence
     assert given / studies <= 0.10  # 0.05 and two and a half standard deviations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "models"), [("bert", 10), ("mistral", 10), ("t5", 3)])
 def test_random_models_have_no_functions(kind: str, models: int) -> None:
     """Ten models of random weights on random text, with every analysis that labels: no label."""

@@ -239,6 +239,7 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     return run
 
 
+@pytest.mark.slow
 def test_the_library_takes_the_same_texts(tmp_path: Path) -> None:
     folder = classifiers.folder(tmp_path / "model", "bert")
     first, second, wanted = classifiers.texts(COUNT), classifiers.texts(COUNT, seed=5), classifiers.labels(COUNT)

@@ -89,6 +89,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_loss_as_large_as_the_margin_is_seldom_called_none(name: str) -> None:
     """At most for 6 % of texts (200 here: two deviations more); `benchmarks/verdicts.py` has more of them."""

@@ -66,6 +66,7 @@ def removal(bert: Path, out: Path, *more: object) -> list[object]:
     return ["prune", "remove", bert, "--heads", HEADS, "--out", out, "--rounds", 0, "--device", "cpu", *more]
 
 
+@pytest.mark.slow
 def test_the_complete_folder_is_pushed_with_its_card(hub: Hub, bert: Path, tmp_path: Path, command: Command) -> None:
     out = tmp_path / "small"
     labels, text = tmp_path / "labels", tmp_path / "text"

@@ -20,9 +20,9 @@ from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
-from headscope.model.capture import capture_once
 from headscope.model.discovery import base_of
 from tests.contracts.architectures import BY_NAME, VOCABULARY, assert_near, build, inputs_of, logits
+from tests.oracles.captured import capture_once
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "a", "dog", "ran"]
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]

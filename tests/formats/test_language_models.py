@@ -45,6 +45,7 @@ def learnt(kind: str = "bpe", normalise: Any = "none", size: int = 500) -> Vocab
     return tokenizers.learn([*LINES, VIETNAMESE], size=size, kind=kind, normalise=normalise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("normalise", ["none", "lowercase", "moses"])
 def test_the_tokenizer_gives_the_ids_of_sentencepiece(kind: str, normalise: str) -> None:

@@ -71,6 +71,7 @@ def whole(folder: Path) -> pd.DataFrame:
     return heads_of(hs.load(folder, device="cpu"))
 
 
+@pytest.mark.slow
 def test_layers_on_disk_give_what_the_whole_model_gives(folder: Path, whole: pd.DataFrame) -> None:
     assert len(list(folder.glob("*.safetensors"))) > 2
     mapped = hs.load(folder, device_map=str(folder.parent / "map.json"))

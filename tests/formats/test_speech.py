@@ -146,8 +146,9 @@ def test_sound_is_read_where_soundfile_is_installed(
     (found,) = made.encode([str(name)], side="source", limit=5)
     assert POSITIONS - sum(found.special) == 5, "1600 samples are 10 frames, two for each position"
     fake.read = lambda path, **options: (np.zeros((10, 1)), 8000)
+    (tmp_path / "b.wav").write_bytes(b"RIFF")
     with pytest.raises(DataError, match=r"8000.*16000"):
-        made._read(str(name))
+        made.encode([str(tmp_path / "b.wav")], side="source", limit=5)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headscope.heads import Site
-from headscope.model.capture import capture_once
 from headscope.model.projections import Projections, Slices, projections
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, sharpened
+from tests.oracles.captured import capture_once
 
 every = pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda architecture: architecture.name)
 

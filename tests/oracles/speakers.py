@@ -29,7 +29,7 @@ _START: dict[str, Any] = {"decoder_start_token_id": PAD}
 _IDS: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": START, "eos_token_id": END}
 
 
-def _bert(cls: Any = transformers.BertForMaskedLM) -> Any:
+def bert(cls: Any = transformers.BertForMaskedLM) -> Any:
     return cls(
         transformers.BertConfig(
             vocab_size=V,
@@ -114,7 +114,7 @@ class Speaker:
 
 
 SPEAKERS = {
-    "bert": Speaker(_bert, (START,), (END,), masked=True),
+    "bert": Speaker(bert, (START,), (END,), masked=True),
     "gpt2": Speaker(_gpt2, (START,), direct=True),
     "llama": Speaker(_llama, (START,), direct=True),
     "t5": Speaker(_t5, (), (END,), two_sided=True, direct=True),

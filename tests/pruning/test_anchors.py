@@ -165,6 +165,18 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     assert meters[0].measure(done.checkpoint.model).damage == pytest.approx(taken.damage, rel=1e-9)
 
 
+def test_noised_text_is_tried_where_modules_are_refitted_one_after_the_other() -> None:
+    """Elsewhere it would be most of what is read."""
+    checkpoint, heads = speakers.checkpoint("bert"), gone("bert")
+    parts, other = split_text(text("bert"), None, sentences=100), sides(speakers.corpus("bert", count=7, seed=5))
+    plain, in_turn = (
+        RefitBench(checkpoint, parts, Refit(method="auto", check=other, sequential=sequential))
+        for sequential in (False, True)
+    )
+    more = [options for options in in_turn.tried(heads) if options not in plain.tried(heads)]
+    assert [(options.anchor, options.damping) for options in more] == [("noised", 1e-4), ("noised", 0.1)]
+
+
 @pytest.mark.parametrize("kind", ["bert", "marian"])
 def test_most_candidates_are_measured_on_a_few_lines(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The best two of the first stage, and masking, on all lines, none twice: positions are counted."""
@@ -306,6 +318,7 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
         Refit(**options)
 
 
+@pytest.mark.slow
 def test_the_command_chooses_and_says_why(command: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     checkpoint: Checkpoint = speakers.checkpoint("bert")
     model: Any = checkpoint

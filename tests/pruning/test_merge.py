@@ -96,6 +96,15 @@ def test_heads_of_one_kind_share_when_there_are_scores() -> None:
     assert beside.merged[Site.DECODER_SELF, 1] == ((0, 1), (2, 3), (4, 5), (6, 7))
 
 
+def test_only_averaged_weights_are_copied() -> None:
+    whole = checkpoint("wide")
+    before = {name: values.clone() for name, values in whole.model.state_dict().items()}
+    pooled = whole.with_pooled_groups(plan_merge(whole.attention_sites, (8, 2, 8))).model.state_dict()
+    own = {name for name, values in whole.model.state_dict().items() if pooled[name].data_ptr() != values.data_ptr()}
+    assert {name.rpartition("layers.1.self_attn.")[2].split(".")[0] for name in own} == {"k_proj", "v_proj"}
+    assert all(torch.equal(values, before[name]) for name, values in whole.model.state_dict().items())
+
+
 def test_merging_equal_heads_changes_nothing() -> None:
     whole = checkpoint("wide")
     plan = plan_merge(whole.attention_sites, 2, scores=scored(whole))
@@ -175,6 +184,7 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
     assert {time["tokens"] for time in record["times"]} == {0, 128}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("export", ["self-contained", "masked"])
 def test_other_exports_and_a_refit(
     folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]], export: str
@@ -249,6 +259,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"merge_kv": (4,)}, "--merge-kv 4: every layer has 4 key/value heads as it is"),
     ({"merge_kv": (2,), "heads": "decoder-self.0.0"}, "give --heads LIST.*--merge-kv N.*not both"),
     ({"merge_kv": (2,), "pad": True}, "--pad is for removed heads"),
+    ({"merge_kv": (4, 2, 1), "export": ("native",)}, "--export native: a plain class has one number of key/value"),
     ({"merge_kv": (2,), "compensate": "mean", "source": "FILE"}, "--compensate mean is for removed heads"),
     ({"heads": "decoder-self.0.0", "merge_by": "FILE"}, "--merge-by says which .* --merge-kv N"),
     ({"merge_kv": (2,), "column": "full_attention"}, "--column says which column of --merge-by"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -62,12 +63,19 @@ def test_what_counting_allows_and_what_is_left() -> None:
 def test_translations_of_a_native_model_have_the_length_that_is_forced(rule: str) -> None:
     made = checkpoints.small()
     made.search = SearchConfig() if rule == "fairseq" else SearchConfig.story_of_heads()
-    config = made._searching(TranslateOptions(beam=2, exact=7))
-    hypotheses = made.translate(["a b c", "d", "e f g a b c d e"], config)
-    assert {len(of_text[0].ids) for of_text in hypotheses} == {8}, "the end symbol besides"
+    found = made.translations(["a b c", "d", "e f g a b c d e"], TranslateOptions(beam=2, exact=7))
+    assert {len(best[0].text.split()) for best in found} == {7}
 
 
-def test_translations_of_a_transformers_model_have_it_too() -> None:
-    its = checkpoints.hugging("bart")
-    config = its._generation_config(TranslateOptions(beam=2, exact=7))
+def test_translations_of_a_transformers_model_have_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    its: Any = checkpoints.hugging("bart")
+    asked: list[Any] = []
+
+    def generate(ids: torch.Tensor, *, generation_config: Any, **_: Any) -> torch.Tensor:
+        asked.append(generation_config)
+        return ids
+
+    monkeypatch.setattr(its.model, "generate", generate)
+    its.translations(["ah"], TranslateOptions(beam=2, exact=7))
+    (config,) = asked
     assert (config.min_new_tokens, config.max_new_tokens, config.max_length) == (8, 8, None)

@@ -54,6 +54,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(hs.load(folder, device="cpu").model.state_dict())
 
 
+@pytest.mark.slow
 def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, command: Command) -> None:
     """The same heads, weights and numbers as three commands on the same parts of the text; all in card and page."""
     status, shown, error = command(*asked(folder, "--keep", 3, "--out", tmp_path / "small"))
@@ -120,7 +121,7 @@ def test_an_interrupted_run_goes_on(
     stops[0] = 99
     status, _, error = command(*asked(folder, *search, "--seed", 2, "--out", out))
     assert status == 2 and "seed" in error and "--force" in error
-    monkeypatch.setattr(cells.SweepContext, "_scored", lambda *_: pytest.fail("heads were scored again"))
+    monkeypatch.setattr(cells, "write_scores", lambda *_: pytest.fail("heads were scored again"))
     status, _, error = command(*asked(folder, *search, "--out", out))
     assert status == 0, error
     monkeypatch.undo()
@@ -171,6 +172,11 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
         (["--max-drop", "little"], "--max-drop 'little' must be a number"),
         (["--keep", 3, "--metric", "accuracy"], "--metric accuracy"),
         (["--keep", 3, "--export", "gguf"], "gguf"),
+        (
+            ["--keep", 3, "--export", "native"],
+            "--export native has as many heads in every layer, and --allocate",
+        ),
+        (["--keep", 4, "--export", "native", "--allocate", "uniform"], "cannot say how wide a head is"),
         (["--keep", 3, "--compensate", "most"], "unknown compensation 'most'"),
         (["--keep", 3, "--compensate", "mean", "--feed-forward"], "--feed-forward is for --compensate auto and"),
         (["--keep", 3, "--by", "confidance"], "did you mean 'confidence'"),
@@ -188,6 +194,7 @@ def test_errors_are_one_line(
     status, _, error = command(*asked(folder, *fast, "--out", tmp_path / "small", *options))
     assert status == 2 and said in error, error
     assert error.strip().count("\n") == 0 and (tmp_path / "notes/mine.txt").read_text() == "mine\n"
+    assert not (tmp_path / "small").exists()
 
 
 def test_a_text_is_needed(folder: Path, tmp_path: Path, command: Command) -> None:
@@ -213,6 +220,7 @@ def test_a_masked_language_model_is_refitted_on_the_text_as_it_is(tmp_path: Path
     assert all(torch.allclose(found[name], wanted[name], atol=1e-7) for name in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("calibrated", "most"), [(64, 9.5), (154, 6.0)])
 def test_how_often_the_text_is_read_beyond_the_ranking(calibrated: int, most: float, tmp_path: Path) -> None:
     """By positions at the embedding of words, besides the text to judge on, which both models read once."""

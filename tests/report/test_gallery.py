@@ -14,6 +14,7 @@ EXPECTED: dict[str, Any] = json.loads(CONTENTS.read_text(encoding="utf-8"))
 REPORT = {"report"}  # a page, not a figure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_picture_is_current(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made by `python -m tests.makers.gallery`."""

@@ -221,6 +221,7 @@ def test_two_runs_are_compared_head_by_head(run: Path, tmp_path: Path) -> None:
     assert [data["name"] for data in gather([run, run])["analyses"]] == ["bert (1)", "bert (2)"]
 
 
+@pytest.mark.slow
 def test_a_large_run_with_fifty_sentences_stays_below_ten_megabytes(tmp_path: Path) -> None:
     report = gather([large_run(tmp_path / "large", sentences=50)])
     (data,) = report["analyses"]

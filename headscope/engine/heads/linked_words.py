@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -54,14 +54,14 @@ class Aligns(Protocol):
 
 @dataclass
 class SentenceLinks:
-    """The links of a corpus: of a file, as `given` (pairs [n 2], which are sure [n], ends of lines), or by `aligner`.
+    """The links of a corpus: of a file, as `filed` (pairs [n 2], which are sure [n], ends of lines), or by `aligner`.
 
     Sentences are read again where they are asked for, a window of them at a time.
     """
 
     corpus: Corpus
     name: str = "none"
-    given: tuple[Ints, Ints, Ints] | None = None
+    filed: tuple[Ints, Ints, Ints] | None = None
     aligner: Aligns | None = None
     remarks: list[str] = field(default_factory=list)
     window: dict[int, Sentence] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class SentenceLinks:
     @property
     def known(self) -> bool:
         """Whether there are links."""
-        return self.given is not None or self.aligner is not None
+        return self.filed is not None or self.aligner is not None
 
     def sentences(self, numbers: Sequence[int]) -> list[Sentence]:
         """The sentences of these numbers."""
@@ -98,8 +98,8 @@ class SentenceLinks:
 
     def of(self, sentences: Sequence[Sentence]) -> list[Links]:
         """The links of sentences."""
-        if self.given is not None:
-            pairs, sure, ends = self.given
+        if self.filed is not None:
+            pairs, sure, ends = self.filed
             spans = [slice(int(ends[s.number]), int(ends[s.number + 1])) for s in sentences]
             return [Links(pairs[span], sure[span].astype(bool)) for span in spans]
         assert self.aligner is not None
@@ -140,8 +140,10 @@ def links_of(
     if path is not None and source is not None:
         raise ConfigError("--alignments has the links, --align-corpus is to train an aligner that makes some; give one")
     if path is not None:
-        return _given(corpus, path, first)
-    pairs = _text(corpus) if source is None or target is None else _parallel(source, target)
+        return _links_of_file(corpus, path, first)
+    pairs: Iterator[Pair] = ((sentence.source, sentence.target or "") for sentence in corpus)
+    if source is not None and target is not None:
+        pairs = in_step(read_lines(source), read_lines(target), (str(source), str(target)))
     lines = list(islice(pairs, LEAST_PAIRS))
     if len(lines) < LEAST_PAIRS:
         advice = "give --alignments FILE, or --align-corpus and --align-target, the text that the model was trained on"
@@ -151,28 +153,15 @@ def links_of(
         return SentenceLinks(corpus, remarks=[remark])
     where = "the text" if source is None else source.name
     chosen = aligner if aligner != "auto" else "systran" if has_systran() else "own"
-    made, count = (Systran.train if chosen == "systran" else train)(_chain(lines, pairs))
+    made, count = (Systran.train if chosen == "systran" else train)(chain(lines, pairs))
     return SentenceLinks(corpus, name=f"{chosen}({where}:{count})", aligner=made)
-
-
-def _chain(lines: list[Pair], rest: Iterator[Pair]) -> Iterator[Pair]:
-    yield from lines
-    yield from rest
-
-
-def _text(corpus: Corpus) -> Iterator[Pair]:
-    return ((sentence.source, sentence.target or "") for sentence in corpus)
-
-
-def _parallel(source: Path, target: Path) -> Iterator[Pair]:
-    return in_step(read_lines(source), read_lines(target), (str(source), str(target)))
 
 
 def _sizes(sentence: Sentence) -> tuple[int, int]:
     return len(sentence.source.split()), len((sentence.target or "").split())
 
 
-def _given(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
+def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
     """The links of a file, checked against the words of the text."""
     pairs, sure, ends = [np.empty((0, 2), dtype=np.int64)], [np.empty(0, dtype=bool)], [0]
     lines, digest = read_links(path, first=first), hashlib.sha1()
@@ -190,8 +179,8 @@ def _given(corpus: Corpus, path: Path, first: int) -> SentenceLinks:
         raise DataError(f"{path}: no link is of word 0; are words counted from 1 (--alignments-first 1)?")
     more = sum(1 for _ in lines)
     remarks = [f"alignment: {path} has {more:,} lines more than the text, which are not used"] if more else []
-    given = (np.concatenate(pairs), np.concatenate(sure).astype(np.int64), np.array(ends))
-    return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", given=given, remarks=remarks)
+    filed = (np.concatenate(pairs), np.concatenate(sure).astype(np.int64), np.array(ends))
+    return SentenceLinks(corpus, name=f"{path.name}:{digest.hexdigest()[:8]}", filed=filed, remarks=remarks)
 
 
 def distinct(numbers: Tensor) -> Tensor:

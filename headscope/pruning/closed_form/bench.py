@@ -33,6 +33,8 @@ from headscope.pruning.options.refit import AUTO, DAMPING, OtherText, Refit, Ref
 TRIED_ANCHORS: tuple[OtherText, ...] = ("none", "mixed", "general")
 TRIED_DAMPINGS = (DAMPING, 0.1)
 """What `auto` tries of least squares, where it is not given; "general", the last, where a sample ships."""
+TRIED_IN_TURN: OtherText = "noised"
+"""Tried too where modules are refitted one after the other: six readings more are few then."""
 
 
 FINALISTS = 2
@@ -240,6 +242,8 @@ class RefitBench:
         biased = self.add_bias or all(projection.has_bias for projection, gone in modules if gone)
         general = "sample" in anchor_texts(self.checkpoint, self.text.calibration, "general")
         anchors = TRIED_ANCHORS if general else TRIED_ANCHORS[:-1]
+        if asked.sequential:
+            anchors = (*anchors, TRIED_IN_TURN)
         if asked.anchor:
             anchors = ("none", asked.anchor) if anchor_name(asked.anchor) else ("none",)
         dampings = TRIED_DAMPINGS if asked.damping == DAMPING else (asked.damping,)

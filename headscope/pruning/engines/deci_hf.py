@@ -81,7 +81,8 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     """Why DeciLM cannot hold a model, whichever heads it has."""
     model: Any = checkpoint.model
     if checkpoint.model_type not in FAMILIES or not hasattr(model, "lm_head"):
-        yield f"is of type {checkpoint.model_type!r}" if hasattr(model, "lm_head") else "predicts no words"
+        known = checkpoint.model_type in FAMILIES
+        yield "predicts no words" if known else f"is of type {checkpoint.model_type!r}"
         return
     if biased := [name for name, _ in model.named_parameters() if name.endswith("bias")]:
         yield f"has {biased[0]}"

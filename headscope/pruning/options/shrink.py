@@ -20,6 +20,9 @@ from headscope.pruning.options.sweep import SweepConfig
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
 """Of the heads that stay, in the sizes that --max-drop tries, one after the other."""
 
+EVEN = ("native", "ctranslate2")
+"""Exports with as many heads in every layer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
@@ -47,8 +50,8 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
     )
     allocate: Allocation | None = option(
         None,
-        "How many heads each layer keeps, as in prune rank; default: measured, with --export native uniform, with "
-        "--export laguna per-group.",
+        "How many heads each layer keeps, as in prune rank; default: measured, with --export native and "
+        "ctranslate2 uniform, with laguna per-group.",
         panel=HEADS,
     )
     compensate: str = option(
@@ -103,6 +106,11 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
             raise ConfigError(f"{' and '.join(both)} both say how small the model gets; give one of them")
         if self.feed_forward and self.compensate not in (AUTO, "least-squares"):
             raise ConfigError(f"--feed-forward is for --compensate {AUTO} and least-squares, not {self.compensate}")
+        if self.allocation != "uniform" and (even := [name for name in EVEN if name in self.export]):
+            raise ConfigError(
+                f"--export {even[0]} has as many heads in every layer, and --allocate {self.allocation} leaves other "
+                "numbers; take --allocate uniform (the default then), or another --export"
+            )
         _ = self.margin, self.refit, self.valid_text
         if not self.has_text:
             raise ConfigError("no text to rank, refit and measure on: give --source FILE, and --target for translation")
@@ -136,7 +144,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
     @property
     def allocation(self) -> Allocation:
         """How many heads each layer keeps."""
-        fitting = {"native": "uniform", "laguna": "per-group"}
+        fitting = dict.fromkeys(EVEN, "uniform") | {"laguna": "per-group"}
         asked = next((allocation for export, allocation in fitting.items() if export in self.export), "measured")
         return self.allocate or cast(Allocation, asked)
 

@@ -167,6 +167,11 @@ def remove_heads(
     ConfigError for heads that cannot go and for an export that cannot hold what is left.
     """
     chosen = export_for(export, checkpoint, merges=merge is not None and merge.alike, pad=pad)
+    if merge is not None and not merge.alike and chosen.name == "native":
+        raise ConfigError(
+            "--export native: a plain class has one number of key/value heads for all layers; give one --merge-kv N "
+            "without --allocate measured, or --export deci-hf, gguf or self-contained"
+        )
     text = fitted = calibration_text(calibration, corpus, valid)
     if merge is None:
         removal = plan_removal(checkpoint.attention_sites, heads, whole_groups=chosen.whole_groups)

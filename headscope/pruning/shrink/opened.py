@@ -75,8 +75,13 @@ def opened_with(
 
     `lines` are those of the text, to compare on. ConfigError where no metric, criterion or export fits.
     """
-    checkpoint, corpus = opened.checkpoint, opened.corpus
+    checkpoint, corpus, export = opened.checkpoint, opened.corpus, export_for(config.export, opened.checkpoint)
     assert corpus is not None, "the config refuses this"
+    if export.holds is not None and not export.holds(checkpoint):
+        raise ConfigError(
+            f"--export {export.name}: a config of type {checkpoint.model_type!r} cannot say how wide a head is, so its "
+            "heads would get wider as they get fewer; take self-contained"
+        )
     corpus, judged = divided(corpus, valid, judged=config.valid_sentences)
     chosen_by = None if config.compensate == AUTO else judged
     text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
@@ -99,7 +104,7 @@ def opened_with(
         asked=asked,
         second=_asked_elsewhere(checkpoint, text.calibration, config, asked),
         compared=texts(checkpoint, *lines, sentences=COMPARED),
-        export=export_for(config.export, checkpoint),
+        export=export,
         sizes=sizes,
     )
 

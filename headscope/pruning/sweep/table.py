@@ -247,13 +247,13 @@ def _conclusion(rows: pd.DataFrame, unit: str) -> str:
     """Of one method: the fewest heads that are established to be enough, else the smallest loss that may be none."""
     good, left, worse = (rows[rows["verdict"] == verdict] for verdict in (NON_INFERIOR, OPEN, WORSE))
     row = (good.sort_values("kept") if len(good) else (left if len(left) else worse).sort_values("worse")).iloc[0]
-    within = f"within {row['margin']:.3g} {unit}"
+    margin = f"within {row['margin']:.3g} {unit}"
     bound = f"at most {row['worse_limit']:.3g} ({100 * row['level']:.3g} %)"
     numbers = f"with {row['kept']:g} kept {row['worse']:.3g} worse, {bound}"
     if len(good):
-        return f"{row['of'] - row['kept']:g} of {row['of']} heads can go {within}; {numbers}"
+        return f"{row['of'] - row['kept']:g} of {row['of']} heads can go {margin}; {numbers}"
     if len(left):
         limits = {name: float(row[name]) for name in ("worse_limit", "margin", "detectable")}
         seen = why_open(**limits, text="this test set")
-        return f"not established that heads can go {within}; {numbers}; {seen}"
-    return f"no size is {within}; {numbers}"
+        return f"not established that heads can go {margin}; {numbers}; {seen}"
+    return f"no size is {margin}; {numbers}"

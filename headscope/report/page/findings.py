@@ -48,7 +48,12 @@ def compared(first: Data, second: Data, comparison: Data) -> list[str]:
         f"{counted(len(changed), 'head')} of {len(pairs):,} changed function from {first['name']} to {second['name']}"
         + (f": {_some([names[row] for row, _ in changed])}." if changed else ".")
     ]
-    sampled = {measure["name"] for measure in first["measures"] if _sampled(measure)}
+    # of a text, and no exact number about parameters
+    sampled = {
+        measure["name"]
+        for measure in first["measures"]
+        if measure["bounds"] is not None and measure["bounds"][0] != measure["bounds"][1]
+    }
     known = [entry for entry in comparison["correlations"] if entry["spearman"] is not None]
     if known := [entry for entry in known if entry["name"] in sampled] or known:
         titles = {measure["name"]: measure["title"] for measure in first["measures"]}
@@ -143,7 +148,7 @@ def _unsupported(data: Data) -> Iterator[str]:
 
 
 def _sharpness(data: Data) -> Iterator[str]:
-    measure = _named(data, SHARPNESS)
+    measure = next((measure for measure in data["measures"] if measure["name"] == SHARPNESS), None)
     if measure is None or not np.isfinite(numbers(measure)).any():
         return
     names, values = head_names(data), numbers(measure)
@@ -232,18 +237,9 @@ def _similarity(data: Data) -> Iterator[str]:
         yield f"The two heads most alike within a layer are {alike}."
 
 
-def _sampled(measure: Data) -> bool:
-    """Whether a measure is of a text, and no exact number about parameters."""
-    return measure["bounds"] is not None and measure["bounds"][0] != measure["bounds"][1]
-
-
 def _value(measure: Data, row: int) -> str:
     value, low, high = (numbers(measure, part)[row] for part in ("values", "low", "high"))
     return with_interval(value, low, high)
-
-
-def _named(data: Data, name: str) -> Data | None:
-    return next((measure for measure in data["measures"] if measure["name"] == name), None)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -164,8 +164,9 @@ def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), f
 def save_page(report: Report, out: Path, *, force: bool = True) -> Path:
     """Write the page about a report that was gathered."""
     check_page(out, force=force)
-    html = page_html(report)
-    return write_atomically(out, lambda temporary: temporary.write_bytes(encoded(html)))
+    # half a pair of surrogates, which tokenizers may give, stays what JSON writes for it
+    content = page_html(report).encode("utf-8", errors="backslashreplace")
+    return write_atomically(out, lambda temporary: temporary.write_bytes(content))
 
 
 def page_html(report: Report) -> str:
@@ -213,11 +214,6 @@ def data_json(report: Mapping[str, object]) -> str:
 def text(value: object) -> str:
     """Text for HTML, also in attributes; control characters as the sign for what cannot be shown."""
     return escape(CONTROL.sub("\ufffd", str(value)))
-
-
-def encoded(html: str) -> bytes:
-    """UTF-8; half a pair of surrogates, which tokenizers may give, stays what JSON writes for it."""
-    return html.encode("utf-8", errors="backslashreplace")
 
 
 def findings_html(report: Report) -> str:

@@ -56,7 +56,7 @@ def encoder() -> str:
 
 def named(refit: str) -> str:
     """A refit as the report calls it."""
-    return {"none": "masked", PLAIN: "least squares"}.get(refit, refit)
+    return {"none": "masked", PLAIN: "least squares", "feed-forward": "blocks too"}.get(refit, refit)
 
 
 def calibration() -> str:
@@ -76,21 +76,29 @@ def calibration() -> str:
     )
 
 
-ANCHORED = ("none", PLAIN, "least-squares, mixed", "least-squares, general", "feed-forward, general", "auto")
+ANCHORED = {
+    "none": "masked",
+    PLAIN: "plain",
+    "least-squares, mixed": "mixed",
+    "least-squares, general": "general",
+    "feed-forward, general": "general, blocks too",
+    "feed-forward, noised": "noised, blocks too",
+    "auto": "auto",
+}
 
 
 def anchored_rows() -> pd.DataFrame:
-    """Refits of the encoder that were measured on both texts."""
-    return pd.concat([read("anchored/bert"), read("anchored/bert-measured")])
+    """Refits of the encoder that were measured on both texts; masked heads once, though several files have them."""
+    rows = pd.concat([read(f"anchored/{name}") for name in ("bert", "bert-measured", "bert-noised")])
+    return rows.drop_duplicates(["method", "kept", "compensation"])
 
 
 def anchored() -> str:
     """Cosines on other captions / on other English, of refits with and without anchors."""
     rows = anchored_rows()
     kinds = dict.fromkeys(zip(rows["method"], rows["kept"], strict=True))
-    head = ["ranking, heads kept", "masked", "plain", "mixed", "general", "general, blocks too", "auto"]
     return table(
-        head,
+        ["ranking, heads kept", *ANCHORED.values()],
         (
             [
                 f"{method}, {kept}",
@@ -110,7 +118,7 @@ def translation() -> str:
     rows = rows.fillna({"refit": "none"})
     at = rows[(rows["kept"] == 24) & (rows["criterion"] != "low-rank")]
     order = at.groupby("criterion")["nats_in"].min().sort_values().index
-    refits = ("none", PLAIN, "sequential")
+    refits = ("none", PLAIN, "sequential", "feed-forward")
     sizes = [(kept, refit) for kept in (36, 24) for refit in refits]
     return table(
         ["ranking", *(f"{kept}, {named(refit)}" for kept, refit in sizes)],
@@ -235,7 +243,7 @@ def figure() -> Any:
 
     shown, axis = plt.subplots(figsize=(7.4, 5), layout="constrained")
     colors = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
-    steps = {PLAIN: "-", "auto": "--", "feed-forward, general": ":"}
+    steps = {PLAIN: "-", "auto": "--", "feed-forward, general": ":", "feed-forward, noised": "-."}
     for color, (name, places) in zip(colors, points().items(), strict=False):
         start = places["none"]
         axis.plot(*start, "o", color=color, label=name)
@@ -244,7 +252,7 @@ def figure() -> Any:
                 style = {"arrowstyle": "-|>", "color": color, "linestyle": line, "shrinkA": 0, "shrinkB": 0}
                 axis.annotate("", places[refit], start, arrowprops={**style, "linewidth": 1.4})
     for refit, line in steps.items():
-        label = {PLAIN: "plain least squares", "auto": "what auto takes"}.get(refit, "anchored, blocks too")
+        label = {PLAIN: "plain least squares", "auto": "what auto takes"}.get(refit, ANCHORED[refit])
         axis.plot([], [], line, color="0.3", label=label)
     every = [place for places in points().values() for place in places.values()]
     axis.set_xlim(min(x for x, _ in every) - 0.01, 1)

@@ -96,6 +96,7 @@ def test_a_folder_of_layers_that_no_llama_has_is_refused(tmp_path: Path) -> None
         open_checkpoint(str(file.parent))
 
 
+@pytest.mark.slow
 def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
     text = tmp_path / "text.en"
@@ -124,6 +125,10 @@ def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
         ({"merge_kv": (4, 2, 1), "source": "text"}, "give --merge-kv N, one number"),
         ({"merge_kv": (2,)}, "and --source FILE"),
         ({"heads": EMPTY, "source": "text"}, "give --merge-kv N, one number"),
+        (
+            {"merge_kv": (2,), "source": "text", "export": ("native", "gguf")},
+            "--export native: .* one number of key/value",
+        ),
         ({"merge_kv": (5,), "source": "text"}, "divisors of 4, 4, 4 key/value heads never make 15"),
     ],
 )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import pre_tokenizers
@@ -29,6 +30,7 @@ from headscope.pruning.removal.remove import run_removal
 from tests.makers import decoders
 
 gguf = pytest.importorskip("gguf")
+quants = pytest.importorskip("gguf.quants")
 pytest.importorskip("xllamacpp")
 pytestmark = pytest.mark.slow
 
@@ -173,13 +175,13 @@ def test_quantised_files_say_how_far_they_moved(tmp_path: Path) -> None:
 
 
 def test_a_quantised_file_that_says_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headscope.pruning.engines.gguf import writer
-
     whole = decoders.saved(tmp_path / "whole", initializer_range=0.02)
-    quantised = writer._stored
-    monkeypatch.setattr(
-        writer, "_stored", lambda values, kind: quantised(values.roll(1, 0) if kind.name == "Q8_0" else values, kind)
-    )
+    quantized = quants.quantize
+
+    def rolled(values: Any, kind: Any) -> Any:
+        return quantized(np.roll(values, 1, 0) if kind.name == "Q8_0" else values, kind)
+
+    monkeypatch.setattr(quants, "quantize", rolled)
     with pytest.raises(CheckpointError, match=r"log-probabilities.*--quantize"):
         removed(whole, tmp_path / "small", RAGGED, quantize="q8_0")
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]

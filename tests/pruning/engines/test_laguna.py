@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from headscope.heads import select_heads
 from headscope.model.gating import masked
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import collect_moments
-from headscope.pruning.engines import laguna
+from headscope.pruning.engines.decoder_layers import PARTS
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
@@ -64,6 +65,7 @@ def removed(path: Path, out: Path, heads: str, **options: Any) -> Removed:
     return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "options", "counts", "filled"),
     [
@@ -97,6 +99,7 @@ def test_stock_transformers_computes_what_the_masked_model_does(
     assert torch.equal(stock.generate(ids[:, :8], use_cache=False, **generated), text)
 
 
+@pytest.mark.slow
 def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level())
     removed(path, tmp_path / "small", PER_GROUP)
@@ -116,19 +119,22 @@ def test_the_folder_for_servers_has_no_gate_and_says_what_was_run(tmp_path: Path
     assert "`laguna-server`: vLLM" in (again.out / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
     """All analyses, criteria and refits are those of the same heads without a gate.
 
-    In float64, as fits magnify rounding; W_O of the folder is divided in float32, so here it is divided anew.
+    In float64, as fits magnify rounding; W_O of the folder is divided in float32 by its gate of zeros (softplus is
+    ln 2), so here it is divided anew.
     """
     path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level(), **FEW_HEADS)
     removed(path, tmp_path / "small", "decoder-self.0.0,decoder-self.0.2")
     plain, gated = (hs.load(str(tmp_path / "small" / name), dtype="float64") for name in ("", "laguna"))
     assert plain.checkpoint.layout == gated.checkpoint.layout
     models: list[Any] = [each.checkpoint.model for each in (plain, gated)]
+    gate = float(torch.tensor(2.0).log())
     with torch.no_grad():
         for whole, divided in zip(*(model.model.layers for model in models), strict=True):
-            divided.self_attn.o_proj.weight.copy_(whole.self_attn.o_proj.weight / laguna._gate(torch.float32))
+            divided.self_attn.o_proj.weight.copy_(whole.self_attn.o_proj.weight / gate)
     tables = [model.analyze(**PROMPTS, only=ANALYSED, **SMALL).heads for model in (plain, gated)]
     assert {"magnitude", "explained", "facilitation", "shapley", "eap_ig", "lrp"} <= set(tables[0])
     pd.testing.assert_frame_equal(tables[0], tables[1], check_exact=False, rtol=0, atol=1e-9)
@@ -165,7 +171,7 @@ def test_the_gate_of_half_precision_is_divided_out_as_it_is_rounded(tmp_path: Pa
         for name in ("laguna-server", "laguna")
     )
     ratio = (kept * gated).sum() / (gated * gated).sum()
-    assert abs(ratio / 0.69140625 - 1) < 5e-4 < abs(ratio / laguna._gate(torch.float32) - 1)
+    assert abs(ratio / 0.69140625 - 1) < 5e-4 < abs(ratio / math.log(2) - 1), "softplus(0) in float32"
 
 
 def test_layers_that_are_as_qwen3s_go_whatever_the_class_is_called(tmp_path: Path) -> None:
@@ -207,7 +213,8 @@ def test_heads_that_are_no_quota_are_refused_before_anything_is_written(tmp_path
 
 def test_a_folder_that_computes_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3")
-    monkeypatch.setattr(laguna, "_gate", lambda dtype: 0.69)
+    swapped = {**PARTS, "attn_k": "v_proj", "attn_v": "k_proj"}
+    monkeypatch.setattr("headscope.pruning.engines.laguna.PARTS", swapped)
     with pytest.raises(CheckpointError, match=r"transformers.*log-probabilities"):
         removed(path, tmp_path / "small", PER_GROUP)
     assert [each.name for each in tmp_path.iterdir()] == ["whole"]

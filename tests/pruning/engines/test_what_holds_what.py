@@ -75,6 +75,7 @@ def refusal(kind: str, export: str, shape: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}-{row[1].strip('`')}")
 def test_the_table_says_what_exports_say(row: list[str]) -> None:
     families, export, *cells = row

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,36 +18,60 @@ from headscope.model.projections import output_axis
 from headscope.model.removal_plan import RemovalPlan
 
 
+class _Mean(NamedTuple):
+    """Sets of rows of one parameter, on an axis, or (no rows) several parameters, that get their mean."""
+
+    parameters: Sequence[Tensor]
+    axis: int = 0
+    rows: Sequence[Tensor] = ()
+
+
 def pooled_model(model: nn.Module, plan: RemovalPlan) -> nn.Module:
     """A copy of the same size in which every group has the mean key and value projection of its set.
 
     It computes what a model with one group for each set computes: the mean is taken of weights and biases before
-    rotary positions and norms, which are the same for all groups. ConfigError for classes whose heads have keys of
-    their own, and where the rows of a group cannot be told.
+    rotary positions and norms, which are the same for all groups. All other weights are those of the model itself, so
+    that a copy costs little. ConfigError for classes whose heads have keys of their own, and where the rows of a group
+    cannot be told.
     """
     _refuse_ungrouped(model, plan)
-    pooled, parts = copy.deepcopy(model), head_parts(model)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    means = _means(model, plan)
+    changed = {id(parameter) for mean in means for parameter in mean.parameters}
+    tensors = (*model.parameters(), *model.buffers())
+    copies: dict[int, Any] = {id(values): values for values in tensors if id(values) not in changed}
+    pooled = copy.deepcopy(model, copies)
+    for mean in means:
+        own = [copies[id(parameter)] for parameter in mean.parameters]
+        _pool(own[0], mean.axis, mean.rows) if mean.rows else _pool_alike(own)
+    return pooled
+
+
+def _means(model: nn.Module, plan: RemovalPlan) -> list[_Mean]:
+    """What becomes the mean of what, layer by layer."""
+    owners = {
+        id(weight): (module, name)
+        for module in model.modules()
+        for name, weight in module.named_parameters(recurse=False)
+    }
+    parts, means = head_parts(model), list[_Mean]()
     for (site, layer), sets in plan.merged.items():
         of_layer = parts.get((site, layer))
         if of_layer is None or of_layer.unknown:
             raise unknown_part(of_layer, site, layer)
         _check(of_layer, plan, (site, layer))
         for slices in (part for side in (of_layer.key, of_layer.value) for part in (*side.rows, *side.entries)):
-            name = names[id(slices.weight)]
-            owner = pooled.get_submodule(name.rpartition(".")[0])
-            of_outputs = name.endswith(".weight") and slices.axis == output_axis(owner)
+            owner, name = owners[id(slices.weight)]
+            of_outputs = name == "weight" and slices.axis == output_axis(owner)
             bias = getattr(owner, "bias", None) if of_outputs else None
             for members in sets:
                 units = [slices.units[group] for group in members]
-                _pool(pooled.get_parameter(name), slices.axis, units)
+                means.append(_Mean([slices.weight], slices.axis, units))
                 if isinstance(bias, nn.Parameter):
-                    _pool(bias, 0, units)
+                    means.append(_Mean([bias], 0, units))
         for side in (of_layer.key, of_layer.value):
             for members in sets if side.own else ():
-                for alike in zip(*(side.own[group] for group in members), strict=True):
-                    _pool_alike([pooled.get_parameter(names[id(weight)]) for weight in alike])
-    return pooled
+                means += [_Mean(alike) for alike in zip(*(side.own[group] for group in members), strict=True)]
+    return means
 
 
 def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None:
@@ -62,7 +88,7 @@ def _check(parts: HeadParts, plan: RemovalPlan, place: tuple[Site, int]) -> None
 
 
 @torch.no_grad()
-def _pool(values: Tensor, axis: int, rows: list[Tensor]) -> None:
+def _pool(values: Tensor, axis: int, rows: Sequence[Tensor]) -> None:
     """Put the mean of sets of rows in the place of each; means are taken in float64."""
     mean = torch.stack([values.index_select(axis, unit).double() for unit in rows]).mean(dim=0).to(values.dtype)
     for unit in rows:
@@ -70,7 +96,7 @@ def _pool(values: Tensor, axis: int, rows: list[Tensor]) -> None:
 
 
 @torch.no_grad()
-def _pool_alike(parameters: list[nn.Parameter]) -> None:
+def _pool_alike(parameters: Sequence[Tensor]) -> None:
     """Put the mean of parameters in the place of each."""
     mean = torch.stack([parameter.double() for parameter in parameters]).mean(dim=0)
     for parameter in parameters:

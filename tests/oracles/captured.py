@@ -1,0 +1,18 @@
+"""What the attention of one forward pass computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from headscope.model.capture import Captured, capture
+
+
+def capture_once(model: nn.Module, tensors: Iterable[str] = ("weights",), **inputs: Any) -> Captured:
+    """`capture` around one forward pass without gradients."""
+    with torch.no_grad(), capture(model, tensors) as captured:
+        model(**inputs)
+    return captured
