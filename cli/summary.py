@@ -37,7 +37,7 @@ def summary(finished: FinishedRun, *, following: bool = True) -> Iterator[Any]:
     if "patching" in study.tables:
         yield from patching_tables(study)
     if "confidence" in study.heads and study.tables.keys().isdisjoint({"importance", "patching"}):
-        yield _sharpest(finished)
+        yield sharpest_heads(finished)
     if "faithfulness_rankings" in study.tables:
         yield _rankings(finished)
     for line in _remarks(finished):
@@ -108,7 +108,7 @@ def _unsupported(finished: FinishedRun) -> Table:
     return table
 
 
-def _sharpest(finished: FinishedRun) -> Table:
+def sharpest_heads(finished: FinishedRun) -> Table:
     """The most confident heads with their intervals and functions."""
     table = console.table(("head", "confidence", "95 %", "functions"), title="most confident heads", numbers=RIGHT)
     ranked = finished.study.heads.dropna(subset=["confidence"])

@@ -159,14 +159,14 @@ def _show(result: TrainingResult, *, json: bool) -> None:
     console.show(console.ending(answers, result.folder, following))
 
 
-def _display(main: bool, notes: Sequence[str]) -> _Bar | _Lines:
+def _display(main: bool, notes: Sequence[str]) -> _Bar | TrainingLines:
     """Where training is shown, by the first of several processes only; `notes` once it has begun."""
     if main and console.err().is_terminal:
         return _Bar(notes)
-    return _Lines(console.say if main else lambda text: None, notes=notes)
+    return TrainingLines(console.say if main else lambda text: None, notes=notes)
 
 
-class _Lines:
+class TrainingLines:
     """A line on stderr now and then: update, loss, rate, time left. For logs, where a bar cannot be."""
 
     def __init__(self, say: Callable[[str], None], timer: Timer | None = None, *, notes: Sequence[str] = ()) -> None:
@@ -177,7 +177,7 @@ class _Lines:
         self.updates = self.tokens = self.since = 0
         self.loss, self.valid = 0.0, ""
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> TrainingLines:
         return self
 
     def __exit__(self, *_: object) -> None:

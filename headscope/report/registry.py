@@ -96,7 +96,7 @@ class PlotFigure(AnalysisFigure):
 def plot_figures() -> dict[str, PlotFigure]:
     """Every figure by its name, in their order; ConfigError where two have one name."""
     figures = {}
-    for figure in sorted([*_declared(), *_of_analyses()], key=lambda figure: figure.order):
+    for figure in sorted([*declared_figures(), *_of_analyses()], key=lambda figure: figure.order):
         if figure.name in figures:
             raise ConfigError(f"there are two figures {figure.name!r}; rename one of them")
         figures[figure.name] = figure
@@ -143,7 +143,8 @@ def _of_analyses() -> Iterator[PlotFigure]:
 
 
 @lru_cache(maxsize=1)
-def _declared() -> tuple[PlotFigure, ...]:
+def declared_figures() -> tuple[PlotFigure, ...]:
+    """Figures whose modules were not imported yet, as far as their source says what they are."""
     sources = dict(_files().unread())
     found: list[PlotFigure] = []
     for module, path in sources.items():

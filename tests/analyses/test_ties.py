@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from headscope.cli.summary import _sharpest
+from headscope.cli.summary import sharpest_heads
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
 from headscope.engine.conclusion import AnalysisResult
@@ -111,4 +111,4 @@ def test_the_list_of_sharp_heads_says_where_it_is_cut_within_a_tie(alike: int, c
     heads = pd.DataFrame({"site": "cross", "layer": 0, "head": range(12), "confidence": values, "functions": ""})
     heads = heads.assign(confidence_low=0.0, confidence_high=1.0)
     finished: Any = SimpleNamespace(study=SimpleNamespace(heads=heads))
-    assert _sharpest(finished).caption == caption
+    assert sharpest_heads(finished).caption == caption

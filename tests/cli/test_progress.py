@@ -13,7 +13,7 @@ import pytest
 import headscope as hs
 from headscope import progress
 from headscope.cli import console
-from headscope.cli.train import _Lines
+from headscope.cli.train import TrainingLines
 from headscope.progress import Timer, duration, lines, pace
 from headscope.training.losses import Sums
 
@@ -68,7 +68,7 @@ def run_at(update: int, *, updates: int | None) -> Any:
 def test_training_says_update_loss_rate_and_time_left(total: int | None, of: str, left: str) -> None:
     """From update 4,001 on, as after --resume: 100 tokens and 0.5 seconds an update, loss 2 a token, later 1."""
     clock, said = Clock(), list[str]()
-    display = _Lines(said.append, Timer(interval=30, clock=clock))
+    display = TrainingLines(said.append, Timer(interval=30, clock=clock))
     for update in range(1, 131):
         clock.now += 0.5
         if update == 100:

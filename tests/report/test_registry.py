@@ -17,7 +17,7 @@ from headscope.cli.plot import app
 from headscope.config.option import declared_options
 from headscope.engine.declarations import imported
 from headscope.errors import ConfigError
-from headscope.report.registry import PlotFigure, _declared, find_figure, plot_figures
+from headscope.report.registry import PlotFigure, declared_figures, find_figure, plot_figures
 from tests.makers.figures import make_training
 from tests.makers.runs import make_run
 
@@ -30,12 +30,12 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     point = EntryPoint(name="spread", value="headscope_plugin.spread", group="headscope.figures")
     monkeypatch.setattr(registry, "entry_points", lambda group: [point] if group == point.group else [])
     monkeypatch.syspath_prepend(str(PLUGIN))
-    monkeypatch.setattr("headscope.report.registry._declared", _declared.__wrapped__)
+    monkeypatch.setattr("headscope.report.registry.declared_figures", declared_figures.__wrapped__)
     return monkeypatch
 
 
 def test_declarations_are_read_as_they_are_imported() -> None:
-    read = {figure.name: figure for figure in _declared()}
+    read = {figure.name: figure for figure in declared_figures()}
     assert len(read) >= 15 and read.keys() < plot_figures().keys()
     for name, figure in read.items():
         draw = imported(figure.draw)

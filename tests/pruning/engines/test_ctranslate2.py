@@ -242,7 +242,7 @@ def test_an_empty_translation_is_one_too(tmp_path: Path) -> None:
 def test_what_is_translated_differently_without_a_reason_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translations, "_alike", lambda *_: [])
+    monkeypatch.setattr(translations, "same_texts", lambda *_: [])
     with pytest.raises(CheckpointError, match="8 of 8"):
         converted(trained_here(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -282,7 +282,7 @@ def test_a_file_that_llama_cpp_computes_differently_is_not_kept(
 def test_a_file_that_llama_cpp_refuses_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headscope.pruning.engines.gguf import layers
 
-    monkeypatch.setattr(layers.LlamaDecoder, "_misfit", lambda self, container: "")  # layers of `llama` are all alike
+    monkeypatch.setattr(layers.LlamaDecoder, "misfit", lambda self, container: "")  # layers of `llama` are all alike
     with pytest.raises(CheckpointError, match=r"llama\.cpp.*GGUF"):
         removed(decoders.saved(tmp_path / "whole"), tmp_path / "small", RAGGED)
     assert [path.name for path in tmp_path.iterdir()] == ["whole"]

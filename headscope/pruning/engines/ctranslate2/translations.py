@@ -99,9 +99,9 @@ def translated(
             beam=beam, power=1.0, max_ratio=0, max_extra=longest, keep_pieces=True, scores=scores
         )
         ours = [translations[0] for translations in checkpoint.translations(texts, options)]
-        bare = _alike(checkpoint, tokens, engine.translate_batch(sources, beam_size=beam, **shared), ours)
+        bare = same_texts(checkpoint, tokens, engine.translate_batch(sources, beam_size=beam, **shared), ours)
         found = engine.translate_batch(sources, beam_size=beam, **shared, **restraints.options)
-        pairs = max(bare, _alike(checkpoint, tokens, found, ours), key=len)
+        pairs = max(bare, same_texts(checkpoint, tokens, found, ours), key=len)
         lines.append(_line(bare, pairs, len(texts), way, restraints, scores=scores))
         if beam == 1:
             _check_choices(checkpoint, tokens, encoded, found, restraints, longest=longest, limit=limit)
@@ -128,7 +128,7 @@ def _line(bare: Pairs, pairs: Pairs, texts: int, way: str, restraints: Restraint
     return line
 
 
-def _alike(checkpoint: Any, tokens: TranslatorTokens, found: Sequence[Any], ours: Sequence[Translation]) -> Pairs:
+def same_texts(checkpoint: Any, tokens: TranslatorTokens, found: Sequence[Any], ours: Sequence[Translation]) -> Pairs:
     """Pairs of the same text, which has no special tokens."""
     if checkpoint.is_native:
         special = {tokens.target[number] for number in checkpoint.target.special_ids}

@@ -94,7 +94,7 @@ class LlamaDecoder:
         """The plainest architecture of llama.cpp that holds this model; ConfigError where none does."""
         reasons = []
         for container in FAMILIES[self.model_type]:
-            if not (reason := self._misfit(container)):
+            if not (reason := self.misfit(container)):
                 return container
             reasons.append(f"{container.name} {reason}")
         raise ConfigError(
@@ -109,7 +109,7 @@ class LlamaDecoder:
             for number, layer in enumerate(self.layers)
         )
 
-    def _misfit(self, container: Container) -> str:
+    def misfit(self, container: Container) -> str:
         """Why a container cannot hold the model; empty where it can."""
         counts = {(layer.heads, layer.groups) for layer in self.placed(container)}
         biases = frozenset[str]().union(*(layer.biases for layer in self.layers))
