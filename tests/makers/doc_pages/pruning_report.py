@@ -139,15 +139,21 @@ def blocks() -> str:
     """The translation model with feed-forward blocks that are refitted too: nats more than the intact model's."""
     rows = read("anchored/translation")
     kinds = dict.fromkeys(zip(rows["method"], rows["kept"], strict=True))
+    shown = {
+        "captions, masked": ("captions_damage", "none"),
+        "captions, blocks too": ("captions_damage", "feed-forward"),
+        "captions, noised, blocks too": ("captions_damage", "feed-forward, noised"),
+        "sample, masked": ("other_damage", "none"),
+        "sample, blocks too": ("other_damage", "feed-forward"),
+    }
     return table(
-        ["ranking, heads kept", "captions, masked", "captions, blocks too", "sample, masked", "sample, blocks too"],
+        ["ranking, heads kept", *shown],
         (
             [
                 f"{method}, {kept}",
                 *(
                     cell(rows, [column], 3, method=method, kept=kept, compensation=refit)
-                    for column in ("captions_damage", "other_damage")
-                    for refit in ("none", "feed-forward")
+                    for column, refit in shown.values()
                 ),
             ]
             for method, kept in kinds
