@@ -271,4 +271,7 @@ def figure() -> Any:
 
 
 if __name__ == "__main__":
-    figure().savefig(FIGURE, metadata={"Date": None, "Description": described()})
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": "headscope"}):  # the same rows give the same bytes
+        figure().savefig(FIGURE, metadata={"Date": None, "Description": described()})
