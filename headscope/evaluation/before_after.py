@@ -13,8 +13,9 @@ from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.margin import MARGIN, Margin
 from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric, resampled_sums
-from headscope.evaluation.non_inferiority import MARGIN, NON_INFERIOR, WORSE, Margin, NonInferiority, judge, why_open
+from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, judge, why_open
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 

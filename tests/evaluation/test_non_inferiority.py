@@ -10,8 +10,9 @@ import pytest
 
 from headscope.errors import ConfigError
 from headscope.evaluation.before_after import losses_left_out
+from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.non_inferiority import Margin, NonInferiority, established, in_fixed_sequence, judge
+from headscope.evaluation.non_inferiority import NonInferiority, established, in_fixed_sequence, judge
 from headscope.tails import dirichlet_mean_quantile, student_quantile
 from tests.oracles import non_inferiority
 

@@ -79,7 +79,7 @@ MISTAKES = {
     "prune remove M --heads cross.0 --out o": "'cross.0'",
     f"{REMOVE} --margin lots": "--margin 'lots'",
     f"{REMOVE} --export tensorflow": "--export tensorflow",
-    f"{SHRINK} --source T --target T --fraction 2": "from 0 to 1",
+    f"{SHRINK} --source T --target T --fraction 2": "at most 1",
     f"{SHRINK} --source T --target T --max-drop much": "--max-drop 'much'",
     f"{SWEPT} --methods magic --keep 3": "'magic'",
     f"{SWEPT} --methods magnitude --keep x": "--keep 'x'",

@@ -11,7 +11,7 @@ from headscope.config.inputs import DATA, MODEL, OUTPUT
 from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError
-from headscope.evaluation.non_inferiority import MARGIN, Margin
+from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.rank import Allocation
 from headscope.pruning.options.refit import AUTO, Refit, as_text
 from headscope.pruning.options.shared import COMPENSATION, HEADS, HeadChoice

@@ -10,7 +10,7 @@ from headscope.bounds import BEAM, RESAMPLES, SEED
 from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH
 from headscope.config.option import check_options, option
 from headscope.errors import ConfigError
-from headscope.evaluation.non_inferiority import MARGIN, Margin
+from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.learn import learners
 from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
 from headscope.pruning.options.refit import RefitOptions

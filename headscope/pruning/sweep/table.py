@@ -16,12 +16,12 @@ import pandas as pd
 
 from headscope.bootstrap import LEVEL, Array, Bootstrap
 from headscope.evaluation.before_after import compare, left_out, resampled
+from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.non_inferiority import (
     NON_INFERIOR,
     OPEN,
     WORSE,
-    Margin,
     NonInferiority,
     in_fixed_sequence,
     judge,

@@ -22,7 +22,7 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import convert_for_engine
-from headscope.pruning.engines.ctranslate2 import specification, translations
+from headscope.pruning.engines.ctranslate2 import translations
 from headscope.pruning.engines.ctranslate2.export import CTranslate2
 from headscope.pruning.engines.ctranslate2.translators import translator_of
 from headscope.pruning.options.remove import RemoveConfig
@@ -274,14 +274,15 @@ def test_what_ctranslate2_has_not_is_one_line(tmp_path: Path, make: Any, reason:
 
 
 def test_what_it_computes_differently_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specification, "_set_output", _doubled)
+    monkeypatch.setattr(ctranslate2.specs.TransformerSpec, "validate", _doubled)
     with pytest.raises(CheckpointError, match="CTranslate2"):
         converted(trained_here(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def _doubled(spec: Any, state: Any) -> None:
-    spec.weight = 2 * state["output.weight"].numpy()
+def _doubled(spec: Any) -> None:
+    spec.decoder.projection.weight = 2 * spec.decoder.projection.weight
+    super(ctranslate2.specs.TransformerSpec, spec).validate()
 
 
 def test_without_its_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
