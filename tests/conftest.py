@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,14 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with the most slow tests come first, so that no process waits for another's last file."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """What a test does to the number of threads ends with it."""
-    yield
-    if torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
 
 
 def pytest_collection_finish() -> None:
