@@ -19,11 +19,11 @@ from headscope.api.selection import Heads, head_ids_of, heads_option
 from headscope.api.texts import LabelList, Text, Texts, texts_of
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.lines import Lines
 from headscope.errors import ConfigError
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
-from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,6 @@ from headscope.data.encoded import IGNORED as IGNORED
 from headscope.data.encoded import Batch, Encoded
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder
-from headscope.files.reading import exists
 from headscope.files.replace import replacing
 from headscope.formats.exports import MASKED as MASKED
 from headscope.formats.exports import MODEL_FILES, Conversion, Probe
@@ -384,7 +384,7 @@ def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> 
 
 def detect_format(path: str) -> CheckpointFormat[Any]:
     """The format of a file, a directory or a hub id, by its content; CheckpointError where none fits."""
-    local = exists(path)
+    local = os.path.exists(path)
     for _, candidate in FORMATS:
         if candidate.recognise(Path(path)) if local else candidate.recognise_name(path):
             return candidate

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from headscope.assets import sample
 from headscope.data.encoded import Side, pad_side
+from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, DataError
-from headscope.files.reading import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.model.discovery import base_of, probe_inputs, text_config

@@ -28,7 +28,7 @@ from headscope.bounds import MOST_LAYERS
 from headscope.config import Companions
 from headscope.errors import CheckpointError, DataError, HeadscopeError, shortlist
 from headscope.files.hub import is_cached
-from headscope.files.reading import exists, is_file, read_json
+from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, MASKED, SAME, CheckpointFormat, Export, SavedFiles
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.huggingface import decilm
@@ -82,7 +82,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         if is_adapter(path):
             return True  # `load` says what to do
         config_file = model_folder(path) / "config.json"
-        if not is_file(config_file):
+        if not os.path.isfile(config_file):
             return False
         try:
             config = read_json(config_file)
@@ -100,7 +100,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         return self._load(path, device=pick_device("auto"), device_map=device_map, dtype=dtype)
 
     def _load(self, path: str, *, device: str, device_map: str | None, dtype: str) -> HuggingFaceCheckpoint:
-        if exists(path):
+        if os.path.exists(path):
             refuse_adapter(Path(path))
             inner = model_folder(Path(path))
             path = path if inner == Path(path) else str(inner)
@@ -110,7 +110,7 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
                 f"there is no file or directory {path}; a model of the hub is written OWNER/NAME, such as "
                 "google-bert/bert-base-uncased"
             )
-        options = {"trust_remote_code": False, "local_files_only": exists(path) or _hub_has(path) is None}
+        options = {"trust_remote_code": False, "local_files_only": os.path.exists(path) or _hub_has(path) is None}
         with _quiet(path), ExitStack() as stack:
             config, absent = _config(path, options)
             _check_depth(config)

@@ -6,11 +6,12 @@ opens whatever path it says: only files of its own folder are let pass.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from headscope.errors import CheckpointError, DataError
-from headscope.files.reading import is_file, read_json, read_object
+from headscope.files.reading import read_json, read_object
 
 CONFIG, MODULES, ADAPTER = "config.json", "modules.json", "adapter_config.json"
 UNMERGEABLE = ("PROMPT", "P_TUNING", "PREFIX", "ADAPTION_PROMPT", "CPT")
@@ -19,7 +20,7 @@ UNMERGEABLE = ("PROMPT", "P_TUNING", "PREFIX", "ADAPTION_PROMPT", "CPT")
 
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter, alone or beside its base model."""
-    return is_file(folder / ADAPTER)
+    return os.path.isfile(folder / ADAPTER)
 
 
 def model_folder(folder: Path) -> Path:
@@ -27,7 +28,7 @@ def model_folder(folder: Path) -> Path:
 
     That part (`0_Transformer`) is the whole encoder; pooling and what follows it have no heads.
     """
-    if is_file(folder / CONFIG) or not is_file(folder / MODULES):
+    if os.path.isfile(folder / CONFIG) or not os.path.isfile(folder / MODULES):
         return folder
     modules = _read(folder / MODULES)
     names = [module.get("path") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
@@ -36,7 +37,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def _names_a_model(folder: Path) -> bool:
-    config = _read(folder / CONFIG) if is_file(folder / CONFIG) else None
+    config = _read(folder / CONFIG) if os.path.isfile(folder / CONFIG) else None
     return isinstance(config, dict) and "model_type" in config
 
 
@@ -54,7 +55,7 @@ def refuse_adapter(folder: Path) -> None:
     )
     if kind.startswith(UNMERGEABLE):
         merge = f"{kind} adds virtual tokens, which cannot be merged: open {base} itself"
-    if is_file(folder / CONFIG):
+    if os.path.isfile(folder / CONFIG):
         raise CheckpointError(
             f"{folder} holds a model and an adapter ({ADAPTER}), and the model without it computes something else: "
             f"{merge}, or move {ADAPTER} elsewhere to open the model without it"

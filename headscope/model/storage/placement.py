@@ -6,6 +6,7 @@ model runs when their turn comes. Weights of safetensors files are read from the
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch import nn
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.reading import exists, read_json
+from headscope.files.reading import read_json
 from headscope.registry import unknown
 
 AUTO = "auto"
@@ -47,7 +48,7 @@ def read_device_map(text: str) -> str | dict[str, int | str]:
         raise ConfigError("--device-map needs accelerate, which is not installed; pip install 'headscope[large]'")
     if text == AUTO:
         return AUTO
-    if not exists(text):
+    if not os.path.exists(text):
         raise ConfigError(f"--device-map {text}: give auto, or a JSON file that maps modules to devices")
     devices = read_json(Path(text))
     fitting = isinstance(devices, dict) and all(_is_device(device) for device in devices.values())
