@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from headscope.config import CheckpointOptions, Companions
 from headscope.data.encoded import IGNORED as IGNORED
 from headscope.data.encoded import Batch, Encoded
+from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder
 from headscope.files.replace import replacing
@@ -26,14 +27,13 @@ from headscope.formats.exports import SAME as SAME
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.formats.weights import refuse_damaged_model, weights_digest
+from headscope.formats.weights import weights_digest
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
-from headscope.model.parameter_counts import parameters_by_part
+from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.projections import Projections, projections
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.storage.placement import pick_device
-from headscope.model.storage.stored_weights import computing_dtype, execution_device
+from headscope.model.stored_weights import computing_dtype, execution_device, parameters_by_part
 from headscope.registry import Registry
 
 C = TypeVar("C", bound="Checkpoint")
@@ -275,7 +275,8 @@ class CheckpointFormat(ABC, Generic[C]):
 
     `takes`: the companions (fields of `Companions`) that mean something for it; `exports`: ways to write a checkpoint
     without some heads, the default first (`export_names`: as literals, for --help); `kind`: what `save` leaves in a
-    directory; `converts`: `convert` writes native Transformers of other formats so.
+    directory; `converts`: `convert` writes native Transformers of other formats so; `spreads`: `load` also takes a
+    `device_map` ("auto", or a JSON file), which says where each module goes.
     """
 
     name: ClassVar[str]
@@ -284,6 +285,7 @@ class CheckpointFormat(ABC, Generic[C]):
     exports: ClassVar[tuple[Export, ...]] = (SAME, MASKED)
     kind: ClassVar[OutputKind] = OutputKind("checkpoint", "checkpoint", "", MODEL_FILES)
     converts: ClassVar[bool] = False
+    spreads: ClassVar[bool] = False
 
     @abstractmethod
     def recognise(self, path: Path) -> bool:
@@ -299,10 +301,6 @@ class CheckpointFormat(ABC, Generic[C]):
 
         Of `companions` only those that the format's `takes` names are ever given.
         """
-
-    def load_mapped(self, path: str, *, device_map: str, dtype: str, companions: Companions) -> C:
-        """Open the checkpoint with its modules where a device map says ("auto", or a JSON file)."""
-        raise ConfigError(f"--device-map is for Hugging Face checkpoints; a {self.name} checkpoint is on one --device")
 
     @abstractmethod
     def write(self, checkpoint: C, folder: Path, companions: Companions) -> SavedFiles:
@@ -361,11 +359,10 @@ def open_checkpoint(
         raise ConfigError(f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}")
     if device_map is not None and device != "auto":
         raise ConfigError(f"--device {device} and --device-map both say where the model runs; give one of them")
-    opened: Checkpoint
-    if device_map is not None:
-        opened = opener.load_mapped(path, device_map=device_map, dtype=dtype, companions=companions)
-    else:
-        opened = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions)
+    spread = {} if device_map is None else {"device_map": device_map}
+    if spread and not opener.spreads:
+        raise ConfigError(f"--device-map: a {opener.name} checkpoint is on one --device; that is for Hugging Face ones")
+    opened: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
     refuse_damaged_model(path, opened.model)
     return opened
 

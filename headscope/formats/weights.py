@@ -1,13 +1,12 @@
-"""What is asked of any checkpoint's weights: are they finite, also in what they compute, and what is their sha256.
+"""Whether what a checkpoint computes is finite, at every pass; and the sha256 of its files or weights.
 
-Weights are checked when a checkpoint is opened, and what it computes at every pass. Both checks read each tensor once
-and copy nothing. A pass that fails runs a second time, to name the layer.
+A pass that fails runs a second time, to name the layer.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
@@ -16,12 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from headscope.data.encoded import Batch, Side
-from headscope.errors import CheckpointError, NumericalError, shortlist
+from headscope.errors import NumericalError
 from headscope.model.discovery import track_calls
-from headscope.model.nonfinite import deferred_checks, first_non_finite, is_finite
-from headscope.model.storage.stored_weights import tensors_in_place
-
-HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}
+from headscope.model.nonfinite import HALVES, deferred_checks, first_non_finite, is_finite
 
 
 class Runnable(Protocol):
@@ -43,36 +39,6 @@ class Runnable(Protocol):
 C = TypeVar("C", bound=Runnable)
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def refuse_damaged_file(path: object, tensors: Mapping[str, Tensor]) -> None:
-    """CheckpointError naming the tensors of a file that hold NaN or infinite numbers."""
-    _refuse(path, [name for name, values in tensors.items() if not is_finite(values)], "the file is damaged")
-
-
-def refuse_damaged_model(path: object, model: nn.Module) -> None:
-    """CheckpointError naming the parameters and stored buffers of a model that hold NaN or infinite numbers.
-
-    -inf is let pass in buffers, where it masks. A weight that is finite in the file and not in the model was too
-    large for the type that the model is opened in.
-    """
-    tensors: dict[int, tuple[str, Tensor]] = {}
-    for name, values in model.state_dict(keep_vars=True).items():
-        if isinstance(values, Tensor):
-            tensors.setdefault(id(values), (name, values))
-    wrong = [
-        name for name, values in tensors.values() if not is_finite(values, masked=not isinstance(values, nn.Parameter))
-    ]
-    wrong += [name for name, values in tensors_in_place(model) if not is_finite(values)]
-    types = {values.dtype for _, values in tensors.values()} & HALVES.keys()
-    hint = f"the file is damaged, or needs {HALVES[types.pop()]}" if types else "the file is damaged"
-    _refuse(path, wrong, hint)
-
-
-def _refuse(path: object, wrong: Collection[str], hint: str) -> None:
-    if wrong:
-        names = shortlist([name[:100] for name in wrong])
-        raise CheckpointError(f"{path}: NaN or infinite numbers in {names}; {hint}")
 
 
 def finite(method: Callable[Concatenate[C, Batch, P], R]) -> Callable[Concatenate[C, Batch, P], R]:

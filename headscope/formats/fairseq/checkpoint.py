@@ -36,8 +36,9 @@ from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weigh
 from headscope.formats.native import native_state, opened_dtype
 from headscope.formats.torch_files import is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
-from headscope.formats.weights import file_digest, refuse_damaged_file
+from headscope.formats.weights import file_digest
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.nonfinite import refuse_damaged_file
 
 START, PAD, END, UNKNOWN = range(4)
 OVERWRITE = " #fairseq:overwrite"

@@ -21,7 +21,7 @@ from headscope.model.discovery import base_of, text_config
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.nonfinite import is_finite
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.storage.stored_weights import matrix_of, quantised_by, readable
+from headscope.model.stored_weights import matrix_of, quantised_by, readable
 from headscope.model.threads import threads_for_pass
 
 

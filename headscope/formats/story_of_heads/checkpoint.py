@@ -45,8 +45,9 @@ from headscope.formats.story_of_heads.arrays import (
 )
 from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
-from headscope.formats.weights import file_digest, refuse_damaged_file
+from headscope.formats.weights import file_digest
 from headscope.model.native.transformer import Transformer
+from headscope.model.nonfinite import refuse_damaged_file
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"
 VOC = ("lib.task.seq2seq.voc", "Voc")

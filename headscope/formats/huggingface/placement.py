@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
@@ -121,20 +120,3 @@ def _installed(package: str) -> bool:
         return find_spec(package) is not None
     except ModuleNotFoundError:
         return False
-
-
-def pick_device(name: str) -> str:
-    """`auto` is a GPU if there is one; ConfigError for a device that this machine lacks.
-
-    Beside CUDA and MPS that is whatever torch calls the machine's accelerator (xpu, npu, …).
-    """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if torch.accelerator.is_available() and (accelerator := torch.accelerator.current_accelerator()) is not None:
-        available[accelerator.type] = True
-    available["cpu"] = True
-    if name == "auto":
-        return next(device for device, present in available.items() if present)
-    if not available.get(name.partition(":")[0], False):
-        usable = ", ".join(["auto", "cpu", *(device for device in available if available[device] and device != "cpu")])
-        raise ConfigError(f"device {name!r} is not available on this machine; available: {usable}")
-    return name
