@@ -27,11 +27,12 @@ from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
+from headscope.model.forward import outputs
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import keeping
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.base import EngineOptions, engines_named
-from headscope.pruning.model_inputs import outputs, texts
+from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.refit import Refit, anchor_files
 from headscope.pruning.options.remove import MergeAllocation, check_allocation, check_merge
 from headscope.pruning.options.shrink import ShrinkConfig

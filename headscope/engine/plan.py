@@ -38,7 +38,7 @@ from headscope.engine.runner import AnalysisRunner
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
-from headscope.model.sound import reads_sound
+from headscope.model.interface import reads_sound
 from headscope.progress import Progress, no_progress
 
 PROBED = 512

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import CheckpointOptions, Companions
-from headscope.data.encoded import IGNORED as IGNORED
-from headscope.data.encoded import Batch, Encoded
+from headscope.data.encoded import Batch, Encoded, Side
 from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder
@@ -33,7 +32,7 @@ from headscope.model.discovery import AttentionSites, find_attention
 from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.projections import Projections, projections
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.stored_weights import computing_dtype, execution_device, parameters_by_part
+from headscope.model.stored_weights import computing_dtype, execution_device
 from headscope.registry import Registry
 
 C = TypeVar("C", bound="Checkpoint")
@@ -172,6 +171,11 @@ class Checkpoint(ABC):
     def vocabulary(self) -> int:
         """Number of ids."""
 
+    @property
+    @abstractmethod
+    def vocabularies(self) -> tuple[int, int]:
+        """Number of embeddings of the source and of the target side."""
+
     @abstractmethod
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         """Ids of texts, special ones included, at most `limit` each; targets are the decoder's inputs."""
@@ -211,6 +215,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def start_ids(self) -> list[int]:
         """Special ids that every decoder-only text begins with (empty for most GPT-2-like models)."""
+
+    @abstractmethod
+    def arguments(self, source: Side, target: Side | None) -> dict[str, Tensor]:
+        """What the model itself is called with for padded ids of a source, and of a target where it has two sides."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> None:
@@ -264,10 +272,6 @@ class Checkpoint(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """What `headscope show` prints beside the heads: architecture, tokenizer."""
-
-    def parameters_by_part(self) -> dict[str, int]:
-        """Number of parameters of each child of the model, shared ones counted once, at their first place."""
-        return parameters_by_part(self.model)
 
 
 class CheckpointFormat(ABC, Generic[C]):

@@ -37,7 +37,7 @@ from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.formats.weights import file_digest
-from headscope.model.sound import reads_sound
+from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
 
 CONFIG, MODULES, ADAPTER, INDEX = "config.json", "modules.json", "adapter_config.json", "*.index.json"

@@ -30,12 +30,13 @@ from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoi
 from headscope.formats.exports import MODEL_FILES, write_card
 from headscope.formats.huggingface.generation import alignment_note
 from headscope.heads import HeadId, select_heads
+from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, split_text
 from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
-from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
+from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import ShrinkConfig

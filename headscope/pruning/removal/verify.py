@@ -20,13 +20,14 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.formats.weights import refuse_overflow
 from headscope.heads import HeadId, Site
+from headscope.model.forward import ModelInputs, max_abs_difference, outputs
 from headscope.model.gating import masked
 from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.model.nonfinite import is_finite
 from headscope.model.threads import threads_for_pass
-from headscope.pruning.model_inputs import InputTexts, ModelInputs, max_abs_difference, outputs
+from headscope.pruning.model_inputs import InputTexts
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF = 5e-2
