@@ -1,8 +1,10 @@
-"""Reading whole files of the user, up to a maximal size; errors of one line."""
+"""Reading whole files of the user, up to a maximal size, and their sha256; errors of one line."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,3 +62,13 @@ def read_record(path: Path) -> dict[str, Any]:
         return read_object(path)
     except DataError:
         return {}
+
+
+def file_digest(files: Sequence[Path]) -> str:
+    """sha256 over the bytes of files, in the order given."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as handle:
+            while block := handle.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()

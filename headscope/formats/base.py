@@ -26,13 +26,12 @@ from headscope.formats.exports import SAME as SAME
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.formats.weights import weights_digest
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
 from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.projections import Projections, projections
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.stored_weights import computing_dtype, execution_device
+from headscope.model.stored_weights import computing_dtype, execution_device, weights_digest
 from headscope.registry import Registry
 
 C = TypeVar("C", bound="Checkpoint")

@@ -123,7 +123,7 @@ _DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_ch
 
 @contextmanager
 def deferred(checks: DeferredChecks) -> Iterator[None]:
-    """Within the block checks of what a model computes (`headscope.formats.weights`) wait in `checks`."""
+    """Within the block checks of what a model computes (`headscope.model.forward`) wait in `checks`."""
     token = _DEFERRED.set(None if checks.immediate else checks)
     try:
         yield

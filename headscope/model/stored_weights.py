@@ -1,4 +1,4 @@
-"""The weights of a model: how many there are, and those that are not in their module as they are.
+"""The weights of a model: how many there are, their sha256, and those that are not in their module as they are.
 
 They are in the memory of the CPU or on disk until it runs, or quantised.
 
@@ -9,6 +9,7 @@ whoever reads the weights of a model layer by layer has one layer in memory.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -221,3 +222,12 @@ def _part(module: nn.Module, inside_attention: bool) -> str:
     if "norm" in type(module).__name__.lower():
         return "normalisation"
     return "attention" if inside_attention else "feed-forward and other"
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 over the class of a model and the names, types, shapes and bytes of its parameters and buffers."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -15,9 +15,9 @@ from headscope.data.encoded import IGNORED, Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.formats.weights import finite, refuse_overflow
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of, text_config
+from headscope.model.forward import finite, refuse_overflow
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.nonfinite import is_finite
 from headscope.model.removal_plan import RemovalPlan

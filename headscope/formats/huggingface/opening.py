@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig,
 from headscope.bounds import MOST_LAYERS
 from headscope.errors import CheckpointError, DataError, HeadscopeError, shortlist
 from headscope.files.hub import is_cached
-from headscope.files.reading import read_json, read_object
+from headscope.files.reading import file_digest, read_json, read_object
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
@@ -36,7 +36,6 @@ from headscope.formats.huggingface.placement import check_devices, check_quantis
 from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
-from headscope.formats.weights import file_digest
 from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
 
