@@ -24,7 +24,7 @@ from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.sound import reads_sound
+from headscope.model.interface import reads_sound
 
 SHARE = 0.4
 TIMES = {"hard_even": 2.0, "hard_shuffled": 1.0}

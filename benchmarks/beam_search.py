@@ -24,7 +24,7 @@ import transformers
 
 from headscope.config import Companions
 from headscope.data.encoded import Side, pad_side
-from headscope.files.reading import read_lines
+from headscope.data.lines import read_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from headscope.data.corpus import open_corpus
-from headscope.formats.base import IGNORED, Checkpoint, open_checkpoint
+from headscope.data.encoded import IGNORED
+from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, trained_parameters

@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from headscope.bootstrap import Bootstrap
+from headscope.data.lines import read_lines
 from headscope.distributed import process_group
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
-from headscope.files.reading import read_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions

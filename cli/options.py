@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -102,11 +103,9 @@ def check_config(values: Mapping[str, Any]) -> None:
 
 def check_texts(values: Mapping[str, Any], *, typed: tuple[str, ...] = ()) -> None:
     """DataError for a text that is not there, before anything heavy is imported."""
-    from headscope.files.reading import exists
-
     for entry in (*fields(ValidatedTextFiles), *fields(PromptFiles)):
         path = values.get(entry.name)
-        if not isinstance(path, Path) or exists(path) or (entry.name in typed and path == STDIN):
+        if not isinstance(path, Path) or os.path.exists(path) or (entry.name in typed and path == STDIN):
             continue
         if path == STDIN:
             words = f"only {' and '.join(map(flag, typed))} read it" if typed else "only analyze and translate read it"
@@ -197,10 +196,9 @@ def declared(function: Callable[..., None], parameters: Iterable[inspect.Paramet
 
 def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
     """Options from a TOML file, dashes or underscores alike; ConfigError lists every key that is no option."""
-    from headscope.files.reading import exists
     from headscope.files.serialize import read_toml
 
-    if not exists(path):
+    if not os.path.exists(path):
         raise ConfigError(f"there is no config file {path}")
     options = {key.replace("-", "_"): value for key, value in read_toml(path).items()}
     if strange := sorted(set(options) - set(allowed)):

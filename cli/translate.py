@@ -53,8 +53,8 @@ def _translate(
     checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: int, window: int, processes: Processes
 ) -> None:
     from headscope.data.encoded import UnknownSubwords
+    from headscope.data.lines import lines_of
     from headscope.evaluation.translation import decoded_lines, shared_lines, translate_lines
-    from headscope.files.reading import lines_of
     from headscope.progress import no_progress
 
     limit = checkpoint.reads(options.longest)

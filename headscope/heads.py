@@ -14,6 +14,7 @@ Axis legend, used by every shape comment of the project:
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from enum import Enum
 from pathlib import Path
 
 from headscope.errors import ConfigError
-from headscope.files.reading import is_file, read_text
+from headscope.files.reading import read_text
 
 
 class Site(str, Enum):
@@ -68,7 +69,7 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     `*` stands for every layer or every head. ConfigError for a name that is malformed or that selects
     no head of this model.
     """
-    if "," not in names and is_file(names):
+    if "," not in names and os.path.isfile(names):
         names = ",".join(read_text(Path(names), error=ConfigError).split())
     elif "," not in names and names.strip() and names.partition(".")[0] not in {site.value for site in SITES}:
         raise ConfigError(_bad_name(names, "; there is no file of that name either"))

@@ -17,12 +17,13 @@ from headscope.bounds import MOST_HEADS, MOST_LAYERS, SEED, WHOLE, check_numbers
 from headscope.cli.failures import described, reports_error
 from headscope.config import EvaluateConfig
 from headscope.data.corpus import open_corpus
+from headscope.data.lines import MOST_LINE, lines_of
 from headscope.data.parses import read_conllu
 from headscope.data.vocabulary import Merges, merged
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation import translation
 from headscope.evaluation.translation import translate_lines
-from headscope.files.reading import MOST_LINE, exists, is_file, lines_of, read_bytes, read_json
+from headscope.files.reading import read_bytes, read_json
 from headscope.files.serialize import KEY_PARTS, from_plain, read_toml
 from headscope.formats.base import LONGEST
 from headscope.formats.translate_options import TranslateOptions
@@ -232,8 +233,7 @@ def test_lists_of_heads_that_are_none(tmp_path: Path) -> None:
         HeadId.parse(f"cross.0.{'1' * 5000}")
 
 
-def test_names_that_no_file_can_have(tmp_path: Path) -> None:
-    assert not is_file("a" * 5000) and not exists("a" * 5000) and not exists("a\x00b")
+def test_a_name_that_no_file_can_have(tmp_path: Path) -> None:
     with pytest.raises(DataError):
         read_json(tmp_path / ("a" * 5000))
 

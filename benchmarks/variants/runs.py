@@ -18,9 +18,9 @@ from variants.design import RECIPE, TEST, Arm
 
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
+from headscope.data.lines import read_lines
 from headscope.evaluation.quality import text_score
 from headscope.evaluation.translation import translate_lines
-from headscope.files.reading import read_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions

@@ -13,7 +13,7 @@ from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
-from headscope.distributed import ALONE, Processes, process_group
+from headscope.distributed import ALONE, Processes, pick_device, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.conclusion import AnalysisResult
@@ -33,7 +33,6 @@ from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
 from headscope.model.gating import masked
 from headscope.model.process_settings import keep_few_kernels
-from headscope.model.storage.placement import pick_device
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
 from headscope.results import Signature

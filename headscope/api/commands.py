@@ -19,8 +19,8 @@ from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.weights import refuse_damaged_model
-from headscope.model.storage.stored_weights import is_packing
+from headscope.model.nonfinite import refuse_damaged_model
+from headscope.model.stored_weights import is_packing
 from headscope.pruning.selection import Selection
 from headscope.registry import unknown
 

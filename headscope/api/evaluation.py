@@ -14,12 +14,12 @@ from headscope.api.options import EvaluateMore, PathName, Report, configured, in
 from headscope.api.selection import Heads, head_ids_of, heads_option
 from headscope.api.texts import LabelList, Text, Texts, one_text, texts_of
 from headscope.config import CheckpointOptions, EvaluateOptions
+from headscope.data.lines import raw_lines
 from headscope.errors import ConfigError
 from headscope.evaluation.each_head import score_each_head
 from headscope.evaluation.opened import Against, Intact, OpenedEvaluation, matched, named, recorded
 from headscope.evaluation.quality import Evaluation, score_corpus
 from headscope.evaluation.translation import decoded_lines, translate_lines
-from headscope.files.reading import raw_lines
 from headscope.formats.base import DTYPES, Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.discovery import eval_mode

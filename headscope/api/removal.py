@@ -19,19 +19,20 @@ from headscope.api.selection import Heads, head_ids_of, heads_option
 from headscope.api.texts import LabelList, Text, Texts, texts_of
 from headscope.config import Companions
 from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.lines import Lines
 from headscope.errors import ConfigError
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import inputs_of
-from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
+from headscope.model.forward import outputs
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import keeping
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.base import EngineOptions, engines_named
-from headscope.pruning.model_inputs import outputs, texts
+from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.refit import Refit, anchor_files
 from headscope.pruning.options.remove import MergeAllocation, check_allocation, check_merge
 from headscope.pruning.options.shrink import ShrinkConfig

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from os import PathLike
@@ -10,10 +11,10 @@ from typing import Any, TypeAlias, cast
 
 from headscope.config import TextFiles
 from headscope.data.corpus import Corpus
+from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.prompts import with_answers
-from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"
@@ -149,7 +150,7 @@ def _lines(text: Any, name: str, *, pairs: bool = False) -> Any:
     """A path, or a list; ConfigError for other types, DataError for a file that there is not."""
     if isinstance(text, (str, PathLike)):
         path = Path(text)
-        if isinstance(text, str) and not _exists(path):
+        if isinstance(text, str) and not os.path.exists(path):
             raise DataError(f"there is no file {text[:60]!r}; a sentence itself belongs in a list: [{text[:60]!r}]")
         return path
     table = hasattr(text, "columns")  # of which a list would be the names of the columns
@@ -159,13 +160,6 @@ def _lines(text: Any, name: str, *, pairs: bool = False) -> Any:
         )
         raise ConfigError(f"{name}: a {type(text).__name__} is no text; give {kinds}")
     return list(text)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # too long for a file's name, or with a zero byte in it
-        return False
 
 
 def _path(lines: Lines | None) -> str | None:

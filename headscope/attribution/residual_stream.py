@@ -28,7 +28,7 @@ from headscope.model.gating import gated
 from headscope.model.interface import through_attend
 from headscope.model.mixing.base import mixings_of
 from headscope.model.projections import Slices, WeightOwners
-from headscope.model.storage.stored_weights import matrix_of
+from headscope.model.stored_weights import matrix_of
 
 SiteLayer = tuple[Site, int]
 CHUNK = 8192  # rows of the vocabulary that are multiplied at a time

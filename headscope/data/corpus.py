@@ -6,6 +6,7 @@ The first pass checks the texts and counts and digests their lines; the second y
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.data.parses import Parse, read_columns, read_conllu
 from headscope.errors import DataError
-from headscope.files.reading import Lines, exists, in_step, is_regular, read_lines, text_name
 
 
 class Labels(NamedTuple):
@@ -164,7 +165,7 @@ def open_corpus(
     if source is None and parses is None and columns is None:
         raise DataError("no text: give --source FILE (one sentence a line), or --parse FILE.conllu that carries it")
     for path in (source, target, second, parses, target_parses, columns):
-        if isinstance(path, Path) and exists(path) and not path.is_dir() and not is_regular(path):
+        if isinstance(path, Path) and os.path.exists(path) and not (path.is_dir() or path.is_file()):
             raise DataError(f"{path} is a pipe or a device; a text is read more than once, so write it to a file first")
     name = text_name(next(text for text in (source, parses, columns) if text is not None))
 

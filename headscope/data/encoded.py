@@ -149,6 +149,12 @@ class Batch:
         """Positions of the longest sentence."""
         return max(side.ids.shape[1] for side in (self.source, self.target) if side is not None)
 
+    def at_tokens(self, values: Tensor) -> Tensor:
+        """Those of values [b t …] that belong to tokens [n …]; all of them where the shape is that of no text."""
+        sides = [side for side in (self.target, self.source) if side is not None]
+        fitting = [side.real for side in sides if values.shape[:2] == side.ids.shape]
+        return values[torch.stack(fitting).any(dim=0).to(values.device)] if fitting else values
+
     def pinned(self, device: torch.device) -> Batch:
         """The same in memory that a GPU reads without the host, which `to` then need not copy first; else itself."""
         if device.type != "cuda":

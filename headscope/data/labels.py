@@ -8,10 +8,10 @@ from pathlib import Path
 
 from headscope.data.corpus import Corpus, Labels
 from headscope.data.encoded import IGNORED, Encoded
+from headscope.data.lines import Lines, read_lines, text_name
 from headscope.data.offsets import Span
 from headscope.data.parses import read_columns
 from headscope.errors import DataError, shortlist
-from headscope.files.reading import Lines, read_lines, text_name
 
 SHOWN = 5  # labels of the model in an error
 

@@ -15,8 +15,8 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
+from headscope.data.lines import lines_of, raw_lines
 from headscope.errors import DataError
-from headscope.files.reading import lines_of, raw_lines
 
 COLUMNS, MOST_WORDS = 10, 100_000
 IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from headscope.data.lines import raw_lines
 from headscope.data.offsets import Span
 from headscope.errors import ConfigError, DataError
-from headscope.files.reading import raw_lines
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

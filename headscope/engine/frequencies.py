@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.data.lines import read_lines
 from headscope.errors import DataError
-from headscope.files.reading import read_lines
 from headscope.formats.base import Checkpoint
 
 CHUNK = 1024

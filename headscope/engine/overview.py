@@ -15,6 +15,7 @@ from headscope.evaluation.metrics.base import fitting_metrics
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES
 from headscope.model.mixing.base import mixing_name, mixings_of
+from headscope.model.stored_weights import parameters_by_part
 from headscope.registry import unknown
 
 
@@ -44,7 +45,7 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
         "digest": f"sha256:{checkpoint.digest}",
         "sites": sites,
         "mixing": _mixing(checkpoint),
-        "parameters": checkpoint.parameters_by_part(),
+        "parameters": parameters_by_part(checkpoint.model),
         "labels": list(checkpoint.label_names),
         "metrics": [{"name": name, "needs": needs} for name, needs in fitting_metrics(checkpoint).items()],
         "objectives": _objectives(checkpoint),

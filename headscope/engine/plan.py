@@ -26,6 +26,7 @@ from headscope.data.batching import (
 )
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.data.lines import read_lines
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes
@@ -35,10 +36,9 @@ from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.runner import AnalysisRunner
 from headscope.errors import ConfigError
-from headscope.files.reading import read_lines
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
-from headscope.model.sound import reads_sound
+from headscope.model.interface import reads_sound
 from headscope.progress import Progress, no_progress
 
 PROBED = 512

@@ -22,11 +22,11 @@ from headscope.engine.heads.head_batch import ObservedBatch, precise
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.formats.weights import refuse_overflow
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, makes_weights
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
+from headscope.model.forward import refuse_overflow
 from headscope.model.gradients import differentiable_contexts, frozen_parameters, gradients_of
 from headscope.model.nonfinite import DeferredChecks, deferred
 from headscope.model.process_settings import keep_freed_memory

@@ -7,8 +7,8 @@ from pathlib import Path
 from headscope.config import TextFiles
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.labels import with_classes, with_tags
+from headscope.data.lines import Lines
 from headscope.errors import ConfigError
-from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint
 
 

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from headscope.bootstrap import Array, GroupSums, Ratio
 from headscope.data.batching import Long, Omissions, own_labels
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import Batch, Encoded, encode_sources, pad_rows, pad_side
+from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.distributed import ALONE, Processes
 from headscope.errors import DataError
-from headscope.formats.base import IGNORED, Checkpoint
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.gating import masked
 from headscope.model.native.transformer import PartialForward, Transformer

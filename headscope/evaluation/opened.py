@@ -5,6 +5,7 @@ The intact model, which states are compared with, is one that is named, or the o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, Metric, Pass, fitting_metrics, metrics_in_order
 from headscope.files.hub import is_cached
-from headscope.files.reading import exists, read_record
+from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
@@ -206,7 +207,7 @@ def named(path: str, options: CheckpointOptions) -> Intact:
 def recorded(options: CheckpointOptions) -> Intact:
     """What the `pruning.json` of a removal says that the checkpoint was made of; nothing for any other checkpoint."""
     path = Path(options.checkpoint)
-    if not exists(path):
+    if not os.path.exists(path):
         return Intact()
     folder = path if path.is_dir() else path.parent
     record = read_record(folder / RECORD)
@@ -239,12 +240,12 @@ def made_of(source: Mapping[str, Any], options: CheckpointOptions, *, beside: Pa
 
 def _places(path: str, beside: Path | None) -> Iterator[str]:
     """Where a checkpoint may be: its path, or its name on the hub where that was fetched before."""
-    if exists(path) or is_cached(path):
+    if os.path.exists(path) or is_cached(path):
         yield path
     if beside is not None:
         parts = Path(path).parts
         for count in range(1, min(len(parts), 3) + 1):
-            if exists(place := beside.joinpath(*parts[-count:])) and str(place) != path:
+            if os.path.exists(place := beside.joinpath(*parts[-count:])) and str(place) != path:
                 yield str(place)
 
 

@@ -12,8 +12,8 @@ from headscope.data.batching import UNCUT
 from headscope.data.corpus import Contrast, Corpus, Sentence
 from headscope.data.encoded import Encoded
 from headscope.data.labels import class_number
+from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, ConfigError, DataError
-from headscope.files.reading import Lines, in_step, read_lines, text_name
 from headscope.formats.base import Checkpoint, SideName
 
 

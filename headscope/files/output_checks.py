@@ -131,7 +131,11 @@ def inputs_of(*options: Any) -> list[Input]:
     options included. A text may be a name or a list of heads; it is a path where there is such a file.
     """
     named = [(name, value) for part in options for name, value in _named_values(part)]
-    return [Input(Path(value), name in OPENED) for name, value in named if _exists(value, folder=name in OPENED)]
+    return [
+        Input(Path(value), name in OPENED)
+        for name, value in named
+        if (os.path.exists if name in OPENED or isinstance(value, Path) else os.path.isfile)(value)
+    ]
 
 
 def _named_values(options: Any) -> Iterator[tuple[str, str | Path]]:
@@ -240,12 +244,3 @@ def _is_inside(inner: Path, outer: Path) -> bool:
         return False
     inner = inner.resolve()
     return any(parent.exists() and os.path.samefile(parent, outer) for parent in (inner, *inner.parents))
-
-
-def _exists(value: str | Path, *, folder: bool) -> bool:
-    """Whether there is such a path; for a text that need not be one, unless `folder`, whether there is such a file."""
-    path = Path(value)
-    try:
-        return path.exists() if folder or isinstance(value, Path) else path.is_file()
-    except (OSError, ValueError):  # a list of heads that is longer than a path may be
-        return False

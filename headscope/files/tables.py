@@ -17,7 +17,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.errors import DataError, HeadscopeError
-from headscope.files.reading import is_regular
 
 MOST_BYTES = 1 << 30
 
@@ -43,7 +42,7 @@ def read_csv(
     required, words = list(columns), list(texts)
     if isinstance(file, Path) and not file.exists():
         raise error(f"there is no file {file_name}")
-    if isinstance(file, Path) and not (is_regular(file) and file.stat().st_size <= MOST_BYTES):
+    if isinstance(file, Path) and not (file.is_file() and file.stat().st_size <= MOST_BYTES):
         raise error(f"{file_name} is no file of at most {MOST_BYTES:,} bytes{hint}")
     try:
         table = pd.read_csv(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from headscope.config import CheckpointOptions, Companions
-from headscope.data.encoded import IGNORED as IGNORED
-from headscope.data.encoded import Batch, Encoded
+from headscope.data.encoded import Batch, Encoded, Side
+from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder
-from headscope.files.reading import exists
 from headscope.files.replace import replacing
 from headscope.formats.exports import MASKED as MASKED
 from headscope.formats.exports import MODEL_FILES, Conversion, Probe
@@ -26,14 +26,12 @@ from headscope.formats.exports import SAME as SAME
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.formats.weights import refuse_damaged_model, weights_digest
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
-from headscope.model.parameter_counts import parameters_by_part
+from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.projections import Projections, projections
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.storage.placement import pick_device
-from headscope.model.storage.stored_weights import computing_dtype, execution_device
+from headscope.model.stored_weights import computing_dtype, execution_device, weights_digest
 from headscope.registry import Registry
 
 C = TypeVar("C", bound="Checkpoint")
@@ -172,6 +170,11 @@ class Checkpoint(ABC):
     def vocabulary(self) -> int:
         """Number of ids."""
 
+    @property
+    @abstractmethod
+    def vocabularies(self) -> tuple[int, int]:
+        """Number of embeddings of the source and of the target side."""
+
     @abstractmethod
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         """Ids of texts, special ones included, at most `limit` each; targets are the decoder's inputs."""
@@ -211,6 +214,10 @@ class Checkpoint(ABC):
     @abstractmethod
     def start_ids(self) -> list[int]:
         """Special ids that every decoder-only text begins with (empty for most GPT-2-like models)."""
+
+    @abstractmethod
+    def arguments(self, source: Side, target: Side | None) -> dict[str, Tensor]:
+        """What the model itself is called with for padded ids of a source, and of a target where it has two sides."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> None:
@@ -265,17 +272,14 @@ class Checkpoint(ABC):
     def facts(self) -> dict[str, Any]:
         """What `headscope show` prints beside the heads: architecture, tokenizer."""
 
-    def parameters_by_part(self) -> dict[str, int]:
-        """Number of parameters of each child of the model, shared ones counted once, at their first place."""
-        return parameters_by_part(self.model)
-
 
 class CheckpointFormat(ABC, Generic[C]):
     """A kind of checkpoint on disk: recognised by content, opened into a `Checkpoint`, and written again.
 
     `takes`: the companions (fields of `Companions`) that mean something for it; `exports`: ways to write a checkpoint
     without some heads, the default first (`export_names`: as literals, for --help); `kind`: what `save` leaves in a
-    directory; `converts`: `convert` writes native Transformers of other formats so.
+    directory; `converts`: `convert` writes native Transformers of other formats so; `spreads`: `load` also takes a
+    `device_map` ("auto", or a JSON file), which says where each module goes.
     """
 
     name: ClassVar[str]
@@ -284,6 +288,7 @@ class CheckpointFormat(ABC, Generic[C]):
     exports: ClassVar[tuple[Export, ...]] = (SAME, MASKED)
     kind: ClassVar[OutputKind] = OutputKind("checkpoint", "checkpoint", "", MODEL_FILES)
     converts: ClassVar[bool] = False
+    spreads: ClassVar[bool] = False
 
     @abstractmethod
     def recognise(self, path: Path) -> bool:
@@ -299,10 +304,6 @@ class CheckpointFormat(ABC, Generic[C]):
 
         Of `companions` only those that the format's `takes` names are ever given.
         """
-
-    def load_mapped(self, path: str, *, device_map: str, dtype: str, companions: Companions) -> C:
-        """Open the checkpoint with its modules where a device map says ("auto", or a JSON file)."""
-        raise ConfigError(f"--device-map is for Hugging Face checkpoints; a {self.name} checkpoint is on one --device")
 
     @abstractmethod
     def write(self, checkpoint: C, folder: Path, companions: Companions) -> SavedFiles:
@@ -361,11 +362,10 @@ def open_checkpoint(
         raise ConfigError(f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}")
     if device_map is not None and device != "auto":
         raise ConfigError(f"--device {device} and --device-map both say where the model runs; give one of them")
-    opened: Checkpoint
-    if device_map is not None:
-        opened = opener.load_mapped(path, device_map=device_map, dtype=dtype, companions=companions)
-    else:
-        opened = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions)
+    spread = {} if device_map is None else {"device_map": device_map}
+    if spread and not opener.spreads:
+        raise ConfigError(f"--device-map: a {opener.name} checkpoint is on one --device; that is for Hugging Face ones")
+    opened: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
     refuse_damaged_model(path, opened.model)
     return opened
 
@@ -384,7 +384,7 @@ def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> 
 
 def detect_format(path: str) -> CheckpointFormat[Any]:
     """The format of a file, a directory or a hub id, by its content; CheckpointError where none fits."""
-    local = exists(path)
+    local = os.path.exists(path)
     for _, candidate in FORMATS:
         if candidate.recognise(Path(path)) if local else candidate.recognise_name(path):
             return candidate

@@ -6,6 +6,7 @@ The card of a folder says what it is, how it was proved, what opens it and what 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from headscope.config.engines import declared_engines
-from headscope.files.reading import exists
 from headscope.files.writing import write_atomically
 from headscope.model.removal_plan import RemovalPlan
 from headscope.version import VERSION
@@ -132,7 +132,7 @@ class Card:
 
 def hub_metadata(source: str, *, library: str, tags: Iterable[str]) -> dict[str, str | list[str]]:
     """What the hub is told of a model made of `source`, which is named as its base where it is on the hub too."""
-    base = {"base_model": source} if not exists(source) and re.fullmatch(r"[\w.-]+/[\w.-]+", source) else {}
+    base = {"base_model": source} if not os.path.exists(source) and re.fullmatch(r"[\w.-]+/[\w.-]+", source) else {}
     return {"library_name": library, "tags": ["headscope", *tags], **base}
 
 

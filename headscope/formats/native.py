@@ -23,15 +23,15 @@ from headscope.config import Companions
 from headscope.data.vocabulary import Kind, Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, reason_of
 from headscope.files.output_checks import OutputKind
-from headscope.files.reading import read_bytes, read_json
+from headscope.files.reading import file_digest, read_bytes, read_json
 from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
-from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.decoding.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
+from headscope.model.nonfinite import refuse_damaged_file
 
 FORMAT, VERSION = "headscope", 1
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"

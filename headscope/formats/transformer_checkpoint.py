@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, DataError, NumericalError, shortlist
 from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
 from headscope.formats.exports import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.formats.weights import finite, refuse_overflow
 from headscope.model.decoding.beams import Hypothesis, SearchConfig, search
+from headscope.model.forward import finite, refuse_overflow
 from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
@@ -134,6 +134,16 @@ class TransformerCheckpoint(Checkpoint):
     @property
     def predicts(self) -> Predicts:
         return "words"
+
+    @property
+    def vocabularies(self) -> tuple[int, int]:
+        config = self.model.config
+        return (config.encoder or config.decoder).vocabulary, config.decoder.vocabulary
+
+    def arguments(self, source: Side, target: Side | None) -> dict[str, Tensor]:
+        if target is None:
+            return {"target": source.ids, "target_mask": source.real}
+        return {"source": source.ids, "target": target.ids, "source_mask": source.real, "target_mask": target.real}
 
     def forward(self, batch: Batch) -> None:
         self.states(batch)

@@ -24,10 +24,9 @@ from headscope.errors import CheckpointError, reason_of
 from headscope.heads import SITES, Layout, Site
 from headscope.model import interface
 from headscope.model.attention import AttentionCall, replace_contexts, tapped
-from headscope.model.interface import is_half, suppress_warnings, through_attend
+from headscope.model.interface import features_shape, is_half, reads_sound, suppress_warnings, through_attend
 from headscope.model.nonfinite import first_non_finite, is_finite
-from headscope.model.sound import features_shape, reads_sound
-from headscope.model.storage.stored_weights import computing_dtype, execution_device, is_quantised
+from headscope.model.stored_weights import computing_dtype, execution_device, is_quantised
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 

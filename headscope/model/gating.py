@@ -18,7 +18,7 @@ from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, describe_heads
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import find_attention, track_calls
-from headscope.model.storage.stored_weights import computing_dtype
+from headscope.model.stored_weights import computing_dtype
 
 Gates = Mapping[tuple[Site, int], Tensor]
 """Gates of every gated (site, layer): [h], or [b h] for a gate per sentence."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.model.attention import AttentionCall, tapped
-from headscope.model.storage.stored_weights import is_offloaded
+from headscope.model.stored_weights import is_offloaded
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""NaN and infinite numbers: whether a tensor has any, and which module of a model is the first to output one."""
+"""NaN and infinite numbers: whether a tensor, file or model has any, and which module is the first to output one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.errors import NumericalError
+from headscope.errors import CheckpointError, NumericalError, shortlist
 from headscope.model.attention import AttentionCall, tapped
+from headscope.model.stored_weights import tensors_in_place
 
 MOST_NESTED = 3
+HALVES = {torch.float16: "--dtype float32 or bfloat16", torch.bfloat16: "--dtype float32"}
 
 
 def is_finite(values: Tensor, *, masked: bool = False) -> bool:
@@ -35,6 +37,36 @@ def is_finite(values: Tensor, *, masked: bool = False) -> bool:
         bounds = torch.stack(values.detach().aminmax())
     low, high = bounds.tolist()
     return high < torch.inf and (low > -torch.inf or (masked and low == -torch.inf))
+
+
+def refuse_damaged_file(path: object, tensors: Mapping[str, Tensor]) -> None:
+    """CheckpointError naming the tensors of a file that hold NaN or infinite numbers."""
+    _refuse(path, [name for name, values in tensors.items() if not is_finite(values)], "the file is damaged")
+
+
+def refuse_damaged_model(path: object, model: nn.Module) -> None:
+    """CheckpointError naming the parameters and stored buffers of a model that hold NaN or infinite numbers.
+
+    -inf is let pass in buffers, where it masks. A weight that is finite in the file and not in the model was too
+    large for the type that the model is opened in.
+    """
+    tensors: dict[int, tuple[str, Tensor]] = {}
+    for name, values in model.state_dict(keep_vars=True).items():
+        if isinstance(values, Tensor):
+            tensors.setdefault(id(values), (name, values))
+    wrong = [
+        name for name, values in tensors.values() if not is_finite(values, masked=not isinstance(values, nn.Parameter))
+    ]
+    wrong += [name for name, values in tensors_in_place(model) if not is_finite(values)]
+    types = {values.dtype for _, values in tensors.values()} & HALVES.keys()
+    hint = f"the file is damaged, or needs {HALVES[types.pop()]}" if types else "the file is damaged"
+    _refuse(path, wrong, hint)
+
+
+def _refuse(path: object, wrong: Collection[str], hint: str) -> None:
+    if wrong:
+        names = shortlist([name[:100] for name in wrong])
+        raise CheckpointError(f"{path}: NaN or infinite numbers in {names}; {hint}")
 
 
 def sums_are_finite(sums: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -91,7 +123,7 @@ _DEFERRED: ContextVar[DeferredChecks | None] = ContextVar("headscope_deferred_ch
 
 @contextmanager
 def deferred(checks: DeferredChecks) -> Iterator[None]:
-    """Within the block checks of what a model computes (`headscope.formats.weights`) wait in `checks`."""
+    """Within the block checks of what a model computes (`headscope.model.forward`) wait in `checks`."""
     token = _DEFERRED.set(None if checks.immediate else checks)
     try:
         yield

@@ -31,7 +31,7 @@ from headscope.model.discovery import (
 )
 from headscope.model.interface import is_half, suppress_warnings
 from headscope.model.projections import Slices, WeightOwners, projections
-from headscope.model.storage.stored_weights import computing_dtype
+from headscope.model.stored_weights import computing_dtype
 
 SiteLayer = tuple[Site, int]
 Rank = tuple[int, int, int]

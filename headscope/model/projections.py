@@ -23,7 +23,7 @@ from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
 from headscope.model.gradients import frozen_parameters, unclipped
 from headscope.model.interface import through_attend
-from headscope.model.storage.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
+from headscope.model.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
 
 
 @dataclass(frozen=True)

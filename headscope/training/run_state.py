@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headscope.data.encoded import IGNORED
 from headscope.distributed import Processes
 from headscope.errors import TrainingError
-from headscope.formats.base import IGNORED
 from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig
 from headscope.training.data.batches import TrainingBatch, plan_batches, training_batches

@@ -17,12 +17,11 @@ import torch
 from torch import nn
 
 from headscope.config import check_options, plain_options
-from headscope.distributed import Processes, process_group
+from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.interrupts import ending_signals, note
 from headscope.files.writing import write_json
-from headscope.model.parameter_counts import parameters_by_part
-from headscope.model.storage.placement import pick_device
+from headscope.model.stored_weights import parameters_by_part
 from headscope.model.threads import threads_for_pass
 from headscope.results import Signature, signature_of
 from headscope.training.architecture import build_model, open_init

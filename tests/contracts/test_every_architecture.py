@@ -17,10 +17,11 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId
 from headscope.model.capture import capture
 from headscope.model.discovery import AttentionSite, find_attention
+from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
+from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.merge_plan import plan_merge
@@ -121,7 +122,7 @@ def assert_captured(checkpoint: HuggingFaceCheckpoint, data: InputTexts) -> None
 
 def assert_masked_only(checkpoint: HuggingFaceCheckpoint, heads: list[HeadId], data: InputTexts, because: str) -> None:
     """Masked heads change what comes out, and taking them out is refused in one line."""
-    whole, without = outputs(checkpoint.model, data.feeds[0]), verification.reference(checkpoint, heads, data.feeds[0])
+    whole, without = outputs(checkpoint.model, data.feeds[0]), reference(checkpoint, heads, data.feeds[0])
     assert without.isfinite().all() and not torch.allclose(whole, without)
     assert flops(checkpoint, data.feeds[0])["all"] > 0  # modules of DBRX are given parameters
     plan = plan_removal(checkpoint.attention_sites, heads)
@@ -136,7 +137,7 @@ def assert_masked_is_zeroed(checkpoint: HuggingFaceCheckpoint, heads: list[HeadI
     zeroed: Any = checkpoint.with_zeroed_heads(plan).model
     with through_attend(zeroed):
         found = outputs(zeroed, data.feeds[0])
-    expected = verification.reference(checkpoint, heads, data.feeds[0])
+    expected = reference(checkpoint, heads, data.feeds[0])
     assert max_abs_difference(found, expected) <= 1e-6  # models that round to float32 on their way
 
 

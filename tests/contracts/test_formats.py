@@ -23,10 +23,10 @@ from headscope.formats.convert import convert, goals
 from headscope.formats.exports import Probe
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId
+from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
-from headscope.pruning.removal.verify import reference
+from headscope.pruning.model_inputs import InputTexts, texts
 from tests.oracles import checkpoints, fairseq, story
 from tests.oracles.plugin import registered
 

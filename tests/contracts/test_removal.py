@@ -21,13 +21,14 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.removal import shrink as shrink_huggingface
 from headscope.heads import HeadId, Layout, Site
 from headscope.model.discovery import find_attention
+from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.projections import projections
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.model_inputs import max_abs_difference, outputs, texts
+from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.verify import reference, verify
+from headscope.pruning.removal.verify import verify
 from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,

@@ -18,13 +18,12 @@ import torch
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
-from headscope.data.encoded import Batch, pad_side
+from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError, OutputError
 from headscope.evaluation import each_head, opened, quality
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import run_each_head, run_evaluation
-from headscope.formats.base import IGNORED
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads, select_heads
 from headscope.model.gating import masked

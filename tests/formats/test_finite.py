@@ -24,9 +24,8 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
-from headscope.formats.weights import finite
+from headscope.model.forward import finite, max_abs_difference
 from headscope.model.nonfinite import is_finite
-from headscope.pruning.model_inputs import max_abs_difference
 from tests.makers.story_files import HP, written
 from tests.oracles import checkpoints, fairseq, story
 from tests.oracles.checkpoints import SOURCES, TARGETS

@@ -20,7 +20,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.model.discovery import find_attention
 from headscope.model.projections import projections
-from headscope.model.storage.stored_weights import matrix_of, quantised_by
+from headscope.model.stored_weights import matrix_of, quantised_by
 from tests.oracles import checkpoints, tiny
 
 pytest.importorskip("accelerate")
@@ -142,7 +142,7 @@ def test_what_device_maps_need(folder: Path, tmp_path: Path, monkeypatch: pytest
     NATIVE.save(checkpoints.small(), tmp_path / "native")
     with pytest.raises(ConfigError, match=r"--device-map.*native"):
         open_checkpoint(str(tmp_path / "native"), device_map="auto")
-    monkeypatch.setattr("headscope.model.storage.placement.find_spec", lambda name: None)
+    monkeypatch.setattr("headscope.formats.huggingface.placement.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--device-map.*accelerate.*'headscope\[large\]'"):
         open_checkpoint(str(folder), device_map="auto")
 

@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from headscope.assets import sample
-from headscope.files.reading import read_lines
+from headscope.data.lines import read_lines
 
 VOCABULARY = 320
 SPECIAL = ["<unk>", "<s>", "</s>"]

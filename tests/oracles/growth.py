@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.formats.base import IGNORED
+from headscope.data.encoded import IGNORED
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.native.transformer import Transformer

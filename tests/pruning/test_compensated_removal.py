@@ -23,10 +23,11 @@ from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.heads import HeadId
+from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text
-from headscope.pruning.model_inputs import max_abs_difference, outputs, texts
+from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.record import Shrunk

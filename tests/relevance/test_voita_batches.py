@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.data.encoded import Batch, Encoded, pad_rows, pad_side
-from headscope.formats.base import IGNORED, Checkpoint
+from headscope.data.encoded import IGNORED, Batch, Encoded, pad_rows, pad_side
+from headscope.formats.base import Checkpoint
 from headscope.model.threads import threads_for_pass
 from headscope.relevance.rulesets import RULE_SETS, Relevance, Target
 from headscope.relevance.voita import rulesets as groups_module

@@ -18,11 +18,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headscope.data.encoded import IGNORED
+from headscope.data.lines import read_lines
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError, TrainingError
 from headscope.evaluation.translation import translate_lines
-from headscope.files.reading import read_lines
-from headscope.formats.base import IGNORED, open_checkpoint
+from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.training import losses

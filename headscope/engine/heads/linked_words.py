@@ -16,6 +16,7 @@ from torch import Tensor
 from headscope.bootstrap import Ratio
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Side, SideName
+from headscope.data.lines import in_step, read_lines
 from headscope.data.word_alignment import (
     Bools,
     Ints,
@@ -30,7 +31,6 @@ from headscope.data.word_alignment import (
 )
 from headscope.distributed import upload
 from headscope.errors import ConfigError, DataError
-from headscope.files.reading import in_step, read_lines
 from headscope.formats.base import Checkpoint
 
 AHEAD = {"predicted": 1, "fed": 0, "next": 2}

@@ -6,9 +6,10 @@ from collections import Counter
 
 from headscope.bootstrap import Array
 from headscope.data.batching import Omissions
+from headscope.data.encoded import IGNORED
 from headscope.evaluation.likelihood import Likelihood, labelled
 from headscope.evaluation.metrics.base import Floor, LikelihoodMetric, ValidationText, metric, total_and_count
-from headscope.formats.base import IGNORED, Checkpoint
+from headscope.formats.base import Checkpoint
 
 
 @metric

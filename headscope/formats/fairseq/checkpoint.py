@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError
-from headscope.files.reading import read_bytes, read_text
+from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
 from headscope.formats.exports import Conversion, Probe
@@ -36,8 +36,8 @@ from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weigh
 from headscope.formats.native import native_state, opened_dtype
 from headscope.formats.torch_files import is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
-from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.nonfinite import refuse_damaged_file
 
 START, PAD, END, UNKNOWN = range(4)
 OVERWRITE = " #fairseq:overwrite"

@@ -20,7 +20,7 @@ from headscope.formats.huggingface.removal.shrink import shrink_model, zeroed_mo
 from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.model.discovery import text_config
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.storage.stored_weights import why_not_changed
+from headscope.model.stored_weights import why_not_changed
 
 TOKENISING = RLock()
 """Held while a tokenizer is used: one of the library tokenizers keeps what it was asked, and two threads may ask."""

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from headscope.data.encoded import Batch, Encoded, Side, pad_side
+from headscope.data.encoded import IGNORED, Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
-from headscope.formats.base import IGNORED, Checkpoint, Predicts
+from headscope.formats.base import Checkpoint, Predicts
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.formats.weights import finite, refuse_overflow
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of, text_config
+from headscope.model.forward import finite, refuse_overflow
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.nonfinite import is_finite
 from headscope.model.removal_plan import RemovalPlan
-from headscope.model.storage.stored_weights import matrix_of, quantised_by, readable
+from headscope.model.stored_weights import matrix_of, quantised_by, readable
 from headscope.model.threads import threads_for_pass
 
 
@@ -93,12 +93,20 @@ class Predicting(Checkpoint):
     def _finite_output(self, batch: Batch) -> Any:
         return self._output(batch)
 
+    @property
+    def vocabularies(self) -> tuple[int, int]:
+        source, target = (text_config(self.model.config, target=side) for side in (False, True))
+        return int(source.vocab_size), int(target.vocab_size)
+
+    def arguments(self, source: Side, target: Side | None) -> dict[str, Tensor]:
+        return self._source(source) | ({} if target is None else _target(target))
+
     def forward(self, batch: Batch) -> None:
         self._finite_output(batch)
 
     def _output(self, batch: Batch) -> Any:
         """The output object of one pass through the model without its task head."""
-        model, source = self.model, self._source(batch)
+        model, source = self.model, self._source(batch.source)
         if not self.two_sided:
             return base_of(model)(**source, use_cache=False)
         if batch.target is None:
@@ -106,8 +114,7 @@ class Predicting(Checkpoint):
         return base_of(model)(**source, **_target(batch.target), use_cache=False)
 
     @staticmethod
-    def _source(batch: Batch) -> dict[str, Tensor]:
-        source = batch.source
+    def _source(source: Side) -> dict[str, Tensor]:
         inputs = {"input_ids": source.ids, "attention_mask": source.real.long()}
         return inputs if source.segments is None else inputs | {"token_type_ids": source.segments}
 
@@ -123,11 +130,11 @@ class Predicting(Checkpoint):
     def class_scores(self, batch: Batch) -> Tensor:
         if self.predicts != "classes":
             raise CheckpointError(f"{self.path} is a {type(self.model).__name__}, which is no classifier")
-        inputs, pad = self._source(batch), text_config(self.config).pad_token_id
+        inputs, pad = self._source(batch.source), text_config(self.config).pad_token_id
         with through_attend(self.model):
             if pad is None and not bool(batch.source.real.all()):  # a decoder would not find the last token
                 rows = [batch.rows(torch.tensor([row])) for row in range(len(batch.source.ids))]
-                return torch.cat([self.model(**self._source(row)).logits for row in rows])
+                return torch.cat([self.model(**self._source(row.source)).logits for row in rows])
             if pad is not None:
                 inputs["input_ids"] = batch.source.ids.masked_fill(~batch.source.real, pad)
             scores: Tensor = self.model(**inputs).logits
@@ -156,7 +163,7 @@ class Predicting(Checkpoint):
         if not self.needs_target:
             return None
         with through_attend(self.model):
-            return cast(Any, self.model).get_encoder()(**self._source(batch))
+            return cast(Any, self.model).get_encoder()(**self._source(batch.source))
 
     @finite
     def logits(self, batch: Batch, memory: Any = None) -> Tensor:
@@ -165,8 +172,8 @@ class Predicting(Checkpoint):
             return self.class_scores(batch)[:, None]
         if self.predicts == "tags":
             with through_attend(self.model):
-                return self.model(**self._source(batch)).logits  # type: ignore[no-any-return]
-        inputs = self._source(batch)
+                return self.model(**self._source(batch.source)).logits  # type: ignore[no-any-return]
+        inputs = self._source(batch.source)
         if self.two_sided:
             assert batch.target is not None, "a decoder has no logits without targets"
             inputs |= _target(batch.target)
@@ -193,7 +200,7 @@ class Predicting(Checkpoint):
             return super().logits_at(batch, positions)
         kept, which = positions.unique(return_inverse=True)
         with through_attend(self.model):
-            logits: Tensor = self.model(**self._source(batch), use_cache=False, logits_to_keep=kept).logits
+            logits: Tensor = self.model(**self._source(batch.source), use_cache=False, logits_to_keep=kept).logits
         if logits.shape[1] != len(kept):
             return super().logits_at(batch, positions)
         return logits[torch.arange(len(logits), device=logits.device), which]

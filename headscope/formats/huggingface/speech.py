@@ -25,7 +25,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.generation import alignment_heads
 from headscope.heads import HeadId
 from headscope.model.capture import capture
-from headscope.model.sound import features_shape
+from headscope.model.interface import features_shape
 
 POSITION = 0.02  # seconds
 SILENCE = -1.5  # (log10(1e-10) + 4) / 4, which Whisper's features are where there is no sound
@@ -84,10 +84,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         first = self.vocabulary + self._recordings.index(name) * count
         return Encoded(list(range(first, first + count)), [position >= length for position in range(count)])
 
-    def _source(self, batch: Batch) -> dict[str, Tensor]:  # type: ignore[override]  # it needs the recordings
-        return self.features(batch.source)
-
-    def features(self, source: Side) -> dict[str, Tensor]:
+    def _source(self, source: Side) -> dict[str, Tensor]:  # type: ignore[override]  # it needs the recordings
         """Features [b bins frames] of the recordings whose positions these are; silence for subwords, of probes."""
         numbers = (source.ids[:, 0] - self.vocabulary) // int(self.config.max_source_positions)
         silence = torch.full(features_shape(self.config)[1:], SILENCE)

@@ -29,7 +29,7 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, shortlist
-from headscope.files.reading import read_bytes, read_text
+from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import NATIVE
@@ -45,8 +45,8 @@ from headscope.formats.story_of_heads.arrays import (
 )
 from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
-from headscope.formats.weights import file_digest, refuse_damaged_file
 from headscope.model.native.transformer import Transformer
+from headscope.model.nonfinite import refuse_damaged_file
 
 BEGIN, END, UNKNOWN = "_BOS_", "_EOS_", "_UNK_"
 VOC = ("lib.task.seq2seq.voc", "Voc")

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from headscope.assets import sample
 from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.lines import read_lines
 from headscope.errors import ConfigError
-from headscope.files.reading import read_lines
 from headscope.formats.base import Checkpoint, SideName
 from headscope.pruning.closed_form.damage import lines, spread
 from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name, sides

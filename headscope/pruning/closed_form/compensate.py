@@ -19,7 +19,7 @@ from headscope.heads import HeadId, describe_heads
 from headscope.model.native.shrink import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias, has_added_bias
-from headscope.model.storage.stored_weights import why_not_changed
+from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections

@@ -26,10 +26,10 @@ from headscope.engine.gram_matrix import gram
 from headscope.engine.plan import gives_labels, refuse_unread_target
 from headscope.errors import CheckpointError, NumericalError
 from headscope.formats.base import Checkpoint
-from headscope.formats.weights import refuse_overflow
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, eval_mode, track_calls
+from headscope.model.forward import refuse_overflow
 from headscope.model.gradients import frozen_parameters, gradients_of
 from headscope.model.nonfinite import sums_are_finite
 from headscope.model.projections import WeightOwners

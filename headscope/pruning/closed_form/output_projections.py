@@ -23,7 +23,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
 from headscope.model.mixing.base import Mixing, mixings_of
 from headscope.model.projections import Slices, WeightOwners
-from headscope.model.storage.stored_weights import is_plain, matrix_of
+from headscope.model.stored_weights import is_plain, matrix_of
 from headscope.pruning.closed_form.residual_stream import StreamTap
 from headscope.pruning.gate_layout import Unit, gate_layout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pandas as pd
 import transformers
 
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.reading import is_file, read_object
+from headscope.files.reading import read_object
 from headscope.files.writing import write_json
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
@@ -24,7 +25,7 @@ def check_alignment_model(folder: Path, layout: Layout) -> None:
     """ConfigError where a folder has no place for alignment heads, or other heads than the checkpoint measured."""
     if is_ctranslate2(folder):
         there = read_model(folder).layout
-    elif is_file(folder / "config.json"):
+    elif os.path.isfile(folder / "config.json"):
         there = open_checkpoint(str(folder), format="huggingface", device="cpu").layout
     else:
         raise ConfigError(
@@ -68,7 +69,7 @@ def _settings(folder: Path) -> dict[str, object]:
 
     Without the mark of settings that were taken from config.json: transformers drops other entries of such.
     """
-    if is_file(folder / SETTINGS):
+    if os.path.isfile(folder / SETTINGS):
         settings = read_object(folder / SETTINGS, error=CheckpointError)
     else:
         with quiet_transformers():

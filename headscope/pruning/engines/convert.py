@@ -13,11 +13,11 @@ from headscope.files.output_checks import Input
 from headscope.formats.base import Checkpoint
 from headscope.formats.convert import CONVERSION, Converted, convert
 from headscope.formats.exports import Card, write_card
-from headscope.formats.weights import refuse_overflow
 from headscope.model.discovery import eval_mode
+from headscope.model.forward import outputs, refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
-from headscope.pruning.model_inputs import outputs, texts
+from headscope.pruning.model_inputs import texts
 from headscope.version import VERSION
 
 SENTENCES = 8

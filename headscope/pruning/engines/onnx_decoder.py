@@ -26,8 +26,9 @@ from headscope.errors import CheckpointError, one_line, uncoloured
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.heads import Site
+from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
-from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
+from headscope.pruning.model_inputs import InputTexts
 
 STEPS, LONGEST, PAST, NEW = 8, 40, 3, 5
 TOTAL = "past_sequence_length + sequence_length"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
+from headscope.model.forward import ModelInputs, max_abs_difference, outputs
 from headscope.model.native.layers import SinusoidalPositions
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, EngineRun, engine, refuse_difference
 from headscope.pruning.engines.onnx_decoder import (
@@ -36,7 +37,7 @@ from headscope.pruning.engines.onnx_seq2seq import (
     export_seq2seq,
     two_caches,
 )
-from headscope.pruning.model_inputs import InputTexts, ModelInputs, max_abs_difference, outputs
+from headscope.pruning.model_inputs import InputTexts
 
 FILE = "model.onnx"
 FILES = (FILE, ENCODER, FIRST, NEXT)

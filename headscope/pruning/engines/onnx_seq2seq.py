@@ -18,8 +18,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.forward import max_abs_difference, outputs
 from headscope.pruning.engines.onnx_decoder import CacheShape, exported, shape_of
-from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
+from headscope.pruning.model_inputs import InputTexts
 
 ENCODER, FIRST, NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
 STEPS, PAST, SOURCE, NEW = 8, 3, 6, 2

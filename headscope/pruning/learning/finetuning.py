@@ -23,7 +23,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.gating import closed, gated
 from headscope.model.mixing.base import mixings_of
 from headscope.model.native.transformer import Transformer
-from headscope.model.storage.stored_weights import why_not_changed
+from headscope.model.stored_weights import why_not_changed
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.training_examples import TrainingExamples

@@ -11,10 +11,10 @@ import torch
 
 from headscope.data.batching import own_labels
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import Batch, Encoded, encode_sources, pad_rows, pad_side
+from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.likelihood import hidden_at_random
-from headscope.formats.base import IGNORED, Checkpoint
+from headscope.formats.base import Checkpoint
 from headscope.training.data.batches import Numbers, TokenizedTexts, cut_batches
 
 WINDOW = 4096

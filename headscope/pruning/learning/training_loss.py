@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective, precise
 from headscope.data.corpus import Corpus
-from headscope.data.encoded import Batch
+from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
-from headscope.formats.base import IGNORED, Checkpoint
+from headscope.formats.base import Checkpoint
 from headscope.model.attention import untapped
 from headscope.model.native.transformer import Transformer
-from headscope.model.storage.stored_weights import why_not_changed
+from headscope.model.stored_weights import why_not_changed
 from headscope.pruning.learning.training_examples import check_sides
 from headscope.training.losses import smoothed_cross_entropy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,7 +10,6 @@ from typing import Literal
 from headscope.config.inputs import DATA
 from headscope.config.option import option
 from headscope.errors import ConfigError, check_one_given
-from headscope.files.reading import is_file
 from headscope.pruning.options.refit import DAMPING, RefitOptions, as_text
 from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, SelectionConfig
 
@@ -114,7 +114,7 @@ class RankConfig(SelectionConfig):
     @property
     def is_file(self) -> bool:
         """Whether `by` is a file."""
-        return self.by.endswith(".csv") or is_file(self.by)
+        return self.by.endswith(".csv") or os.path.isfile(self.by)
 
 
 def given_end(*, keep_lowest: bool, keep_highest: bool) -> End | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +13,6 @@ from typing import Any
 from headscope.config import Companions, flag
 from headscope.evaluation.before_after import QualityChange, verdict_words
 from headscope.files.hub import HubTarget, push
-from headscope.files.reading import exists, is_file
 from headscope.formats.base import Checkpoint, Export, SavedFiles
 from headscope.formats.exports import Card, hub_metadata
 from headscope.heads import Site
@@ -185,7 +185,7 @@ def _change(quality: QualityChange | None) -> tuple[str, ...]:
 
 def _without_folder(name: str) -> str:
     """The name of a text; a card is read elsewhere, where the folders of this machine mean nothing."""
-    return Path(name).name if exists(name) else name
+    return Path(name).name if os.path.exists(name) else name
 
 
 def removal_record(removed: Removed) -> dict[str, Any]:
@@ -250,7 +250,7 @@ def list_typed(config: RemoveConfig, done: Shrunk) -> dict[str, str | None]:
         table = None if by is None else (by / "heads.csv" if by.is_dir() else by)
         return {**list_made(done), "sha256": None if table is None else hashlib.sha256(table.read_bytes()).hexdigest()}
     heads = config.heads or config.keep_only or ""
-    is_list = "," not in heads and is_file(heads)
+    is_list = "," not in heads and os.path.isfile(heads)
     digest = hashlib.sha256(Path(heads).read_bytes()).hexdigest() if is_list else None
     return {"option": "--heads" if config.heads else "--keep-only", "list": heads, "sha256": digest}
 
@@ -281,7 +281,7 @@ def typed_command(checkpoint: str, options: Mapping[str, Any], *, command: str =
     for name, value in options.items():
         if value not in (None, (), "", False):
             shown = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            shown = Path(shown).name if is_file(shown) else shown
+            shown = Path(shown).name if os.path.isfile(shown) else shown
             words += [flag(name)] if value is True else [flag(name), shlex.quote(shown)]
     return " ".join([command, shlex.quote(Path(checkpoint).name), *words])
 

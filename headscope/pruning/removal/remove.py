@@ -30,12 +30,13 @@ from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoi
 from headscope.formats.exports import MODEL_FILES, write_card
 from headscope.formats.huggingface.generation import alignment_note
 from headscope.heads import HeadId, select_heads
+from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, split_text
 from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
-from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs, texts
+from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import ShrinkConfig
@@ -54,7 +55,7 @@ from headscope.pruning.removal.record import (
     typed_command,
 )
 from headscope.pruning.removal.savings import Timing, engine_timing, size, timings
-from headscope.pruning.removal.verify import reference, require, verify
+from headscope.pruning.removal.verify import require, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results import Signature, signature_of
 
@@ -366,21 +367,19 @@ def _signature(
     checkpoint: Checkpoint, export: Export, removal: RemovalPlan, data: InputTexts, done: Compensated | None
 ) -> Signature:
     before, after = checkpoint.layout, removal.layout
-    return signature_of(
-        {
-            "m": "prune.remove",
-            "export": export.name,
-            "heads": f"{sum(after.values())}/{sum(before.values())}",
-            **({"merged": _short(repr(sorted(removal.merged.items())))} if removal.merged else {}),
-            "removed": _short(",".join(map(str, removal.removed))),
-            **({} if done is None else done.signature()),
-            "ckpt": checkpoint.digest[:8],
-            "data": data.name,
-            "device": str(checkpoint.device),
-            "dtype": str(checkpoint.dtype).removeprefix("torch."),
-        },
-        transformers=True,
-    )
+    entries = {
+        "m": "prune.remove",
+        "export": export.name,
+        "heads": f"{sum(after.values())}/{sum(before.values())}",
+        **({"merged": _short(repr(sorted(removal.merged.items())))} if removal.merged else {}),
+        "removed": _short(",".join(map(str, removal.removed))),
+        **({} if done is None else done.signature()),
+        "ckpt": checkpoint.digest[:8],
+        "data": data.name,
+        "device": str(checkpoint.device),
+        "dtype": str(checkpoint.dtype).removeprefix("torch."),
+    }
+    return signature_of(entries, transformers=True)
 
 
 def _short(text: str) -> str:

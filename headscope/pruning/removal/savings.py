@@ -27,12 +27,13 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
+from headscope.model.forward import ModelInputs, outputs
 from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
-from headscope.pruning.model_inputs import InputTexts, ModelInputs, outputs, vocabularies
+from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.removal.verify import BEAM, decodes_from_cache, parameters, search_some
 
 MOST_BYTES = 2 << 30  # of logits in a pass that is timed
@@ -162,7 +163,7 @@ def fitting(checkpoint: Checkpoint, data: InputTexts, batch: int) -> int:
     if "pixel_values" in ids:
         return batch
     tokens = max(values.shape[1] for values in ids.values())
-    return max(min(batch, MOST_BYTES // (tokens * max(vocabularies(checkpoint)) * 4)), 1)
+    return max(min(batch, MOST_BYTES // (tokens * max(checkpoint.vocabularies) * 4)), 1)
 
 
 def many(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
@@ -296,7 +297,7 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
 def _filled(checkpoint: Checkpoint, length: int) -> Any:
     """The cache of `TEXTS` texts of random tokens, all the same."""
     noise = torch.Generator().manual_seed(0)
-    ids = torch.randint(vocabularies(checkpoint)[0], (1, length), generator=noise).to(checkpoint.device)
+    ids = torch.randint(checkpoint.vocabularies[0], (1, length), generator=noise).to(checkpoint.device)
     with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
         cache = checkpoint.model(input_ids=ids, use_cache=True).past_key_values
         cache.batch_repeat_interleave(TEXTS)

@@ -7,7 +7,7 @@ parts through the key/value cache, and translations (or continuations) found by 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +18,14 @@ from torch.overrides import TorchFunctionMode
 from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
-from headscope.formats.weights import refuse_overflow
 from headscope.heads import HeadId, Site
+from headscope.model.forward import ModelInputs, max_abs_difference, outputs, reference
 from headscope.model.gating import masked
 from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
-from headscope.model.nonfinite import is_finite
 from headscope.model.threads import threads_for_pass
-from headscope.pruning.model_inputs import InputTexts, ModelInputs, max_abs_difference, outputs
+from headscope.pruning.model_inputs import InputTexts
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 HALF = 5e-2
@@ -59,29 +58,26 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
     The tolerance is 1e-5 in float32, 1e-10 in float64 and 0.05 in half precision, times the largest logit. In float64
     it is that of float32 where 1e-10 does not hold and the model's own code rounds to float32 on its way.
     """
-    with threads_for_pass(checkpoint.model, max((feed.positions for feed in data.feeds), default=0)):
-        return _verified(checkpoint, shrunk, heads, data)
-
-
-def _verified(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> Verification:
     tolerance = TOLERANCE.get(checkpoint.dtype, HALF if is_half(checkpoint.dtype) else 1e-5)
     difference, own = 0.0, 0.0
-    for batch in data.feeds:
-        wanted = reference(checkpoint, heads, batch)
+    with threads_for_pass(checkpoint.model, max((feed.positions for feed in data.feeds), default=0)):
+        for batch in data.feeds:
+            wanted = reference(checkpoint, heads, batch)
+            with _running(checkpoint):
+                with through_attend(shrunk.model):
+                    difference = max(difference, max_abs_difference(outputs(shrunk.model, batch), wanted))
+                own = max(own, max_abs_difference(outputs(shrunk.model, batch), wanted))
         with _running(checkpoint):
-            with through_attend(shrunk.model):
-                difference = max(difference, max_abs_difference(outputs(shrunk.model, batch), wanted))
-            own = max(own, max_abs_difference(outputs(shrunk.model, batch), wanted))
-    with _running(checkpoint):
-        cached = _cached(checkpoint, shrunk, heads, data.feeds[-1])
-    if max(difference, (cached or 0.0) / 10) > tolerance and _rounds(checkpoint, data.feeds[0]):
-        tolerance = TOLERANCE[torch.float32]
-    require(difference, tolerance, "the smaller model", merges=not heads)
-    if cached is not None:
-        require(cached, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
-    with _running(checkpoint):
-        searched = _searched(shrunk, (), data)
-    wanted_search = _searched(checkpoint, heads, data)
+            cached = _cached(checkpoint, shrunk, heads, data.feeds[-1])
+        if max(difference, (cached or 0.0) / 10) > tolerance and _rounds(checkpoint, data.feeds[0]):
+            tolerance = TOLERANCE[torch.float32]
+        require(difference, tolerance, "the smaller model", merges=not heads)
+        if cached is not None:
+            require(cached, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
+        with _running(checkpoint):
+            searched = search_some(shrunk, data, beam=BEAM)
+        with masked(checkpoint.model, heads):
+            wanted_search = search_some(checkpoint, data, beam=BEAM)
     same = sum(text == other for text, other in zip(searched, wanted_search, strict=True))
     sentences = len(data.sources) or sum(len(next(iter(batch.arguments.values()))) for batch in data.feeds)
     return Verification(data.name, sentences, difference, tolerance, own, cached, same, len(searched))
@@ -128,15 +124,6 @@ def _running(checkpoint: Checkpoint) -> Iterator[None]:
             f"heads of model type {checkpoint.model_type!r} cannot be removed: its code does not run with fewer "
             f"({detail}); --export masked may do"
         ) from error
-
-
-def reference(checkpoint: Checkpoint, heads: Sequence[HeadId], batch: ModelInputs) -> Tensor:
-    """Outputs of the whole model under the mask; NumericalError where they are no numbers."""
-    with masked(checkpoint.model, heads):
-        logits = outputs(checkpoint.model, batch)
-        if not is_finite(logits, masked=True):
-            refuse_overflow(checkpoint, lambda: outputs(checkpoint.model, batch))
-        return logits
 
 
 def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:
@@ -230,16 +217,10 @@ def _stepped(model: Transformer, single: ModelInputs) -> Tensor:
 # Search.
 
 
-def _searched(checkpoint: Checkpoint, heads: Sequence[HeadId], data: InputTexts) -> list[Any]:
-    """Translations, or continuations of the first tokens, of a few sentences; nothing for encoders."""
-    with masked(checkpoint.model, heads) if heads else nullcontext():
-        return search_some(checkpoint, data, beam=BEAM)
-
-
 def search_some(
     checkpoint: Checkpoint, data: InputTexts, *, beam: int, sentences: int = SEARCHED, exact: bool = False
 ) -> list[Any]:
-    """Beam search with at most 12 new tokens over a few sentences; nothing for models that generate nothing.
+    """Translations, or continuations, of at most 12 tokens by beam search; nothing for models that generate nothing.
 
     `exact`: of 12 tokens each, so that two models do the same work.
     """

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.data.corpus import Corpus
+from headscope.data.lines import Lines
 from headscope.errors import ConfigError
 from headscope.evaluation.before_after import Question, question
 from headscope.evaluation.non_inferiority import FEWEST
-from headscope.files.reading import Lines
 from headscope.formats.base import Checkpoint, Export
 from headscope.pruning.closed_form.anchors import second_text
 from headscope.pruning.closed_form.calibration import CalibrationText, split_text

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headscope.formats.base import IGNORED
+from headscope.data.encoded import IGNORED
 
 Ids = npt.NDArray[np.int32]
 Numbers = npt.NDArray[np.int64]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,7 +15,7 @@ from headscope.distributed import Processes
 from headscope.errors import CheckpointError, ConfigError, DataError, OutputError
 from headscope.files.folders import Workplace, to_resume, workplace
 from headscope.files.output_checks import OutputKind, inputs_of
-from headscope.files.reading import exists, read_object, read_text
+from headscope.files.reading import read_object, read_text
 from headscope.files.writing import write_atomically, write_errors
 from headscope.formats.native import FILES
 from headscope.training.config import TrainConfig
@@ -146,7 +147,7 @@ def resumed_options(folder: Path, variant: str) -> dict[str, Any]:
     from headscope.files.folders import to_resume
 
     path = to_resume(folder, TRAINING) / "run.json"
-    if not exists(path):
+    if not os.path.exists(path):
         return {}
     try:
         about = read_object(path)

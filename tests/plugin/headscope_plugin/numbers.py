@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from headscope.formats.base import Checkpoint
+from headscope.model.forward import max_abs_difference, outputs
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine, refuse_difference
-from headscope.pruning.model_inputs import InputTexts, max_abs_difference, outputs
+from headscope.pruning.model_inputs import InputTexts
 
 FILE = "model.numbers"
 

@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 
 from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError
+from headscope.files.reading import file_digest
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
-from headscope.formats.weights import file_digest
 from headscope.model.native.transformer_config import TransformerConfig
 
 KEY = "one-file-config"

@@ -12,7 +12,7 @@ from torch import nn
 
 from headscope.errors import CheckpointError
 from headscope.heads import Site
-from headscope.model.discovery import AttentionSites, base_of, find_attention
+from headscope.model.discovery import AttentionSites, base_of
 from headscope.model.projections import output_axis
 from headscope.model.removal_plan import RemovalPlan
 
@@ -20,12 +20,12 @@ MOST_HEADS = 10**6
 NumbersOfHeads = dict[str, dict[str, list[int]]]
 
 
-def check_kept_heads(model: nn.Module, path: str) -> None:
+def check_kept_heads(model: nn.Module, path: str, sites: AttentionSites) -> None:
     """CheckpointError where `config.kept_heads` of a narrowed model cannot be of its weights.
 
     Every layer needs as many different numbers as it has heads, below the number that its plain class has.
     """
-    sites, kept = find_attention(model), getattr(model.config, "kept_heads", None)
+    kept = getattr(model.config, "kept_heads", None)
     if problem := _problem(kept, sites, _heads_before(model, sites)):
         raise CheckpointError(
             f"{path}: kept_heads in config.json is damaged: {problem}; take the folder as `prune remove` wrote it"

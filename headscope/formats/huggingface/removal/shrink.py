@@ -84,7 +84,7 @@ def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
     head cannot be told.
     """
     if is_narrowed(model.config):
-        check_kept_heads(model, "this model")
+        check_kept_heads(model, "this model", find_attention(model))
     smaller = copy.deepcopy(model)
     done = narrowing_of(model, removal)
     base, source = base_of(smaller), dict(base_of(model).named_parameters(remove_duplicate=False))

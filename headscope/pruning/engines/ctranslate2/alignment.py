@@ -6,6 +6,7 @@ model.bin (version 6) is a list of named arrays (python/ctranslate2/specs/model_
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.reading import is_file, read_bytes, read_object
+from headscope.files.reading import read_bytes, read_object
 from headscope.files.writing import write_atomically, write_json
 from headscope.heads import HeadId, Layout, Site
 
@@ -62,7 +63,7 @@ class ModelFile:
 
 def is_ctranslate2(folder: Path) -> bool:
     """Whether a folder holds a model of CTranslate2."""
-    return is_file(folder / WEIGHTS) and is_file(folder / CONFIG)
+    return os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / CONFIG)
 
 
 def read_model(folder: Path) -> ModelFile:

@@ -15,6 +15,7 @@ from torch import Tensor
 from headscope.errors import CheckpointError, one_line
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.generation import alignment_heads
+from headscope.model.forward import ModelInputs, outputs
 from headscope.pruning.engines.base import (
     FULL,
     QUANTITY,
@@ -34,7 +35,7 @@ from headscope.pruning.engines.ctranslate2.translators import (
     translator_of,
     write_splitters,
 )
-from headscope.pruning.model_inputs import InputTexts, ModelInputs, outputs
+from headscope.pruning.model_inputs import InputTexts
 
 FOLDER = "ctranslate2"
 TIMED = 32  # tokens that each translation has where it is timed

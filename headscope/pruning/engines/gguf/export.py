@@ -15,7 +15,7 @@ from torch import Tensor
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.selfcontained import with_stored_dtype
-from headscope.formats.weights import refuse_overflow
+from headscope.model.forward import refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import (
     FULL,

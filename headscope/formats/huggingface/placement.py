@@ -6,6 +6,7 @@ model runs when their turn comes. Weights of safetensors files are read from the
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,12 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.reading import exists, read_json
+from headscope.files.reading import read_json
 from headscope.registry import unknown
 
 AUTO = "auto"
@@ -47,7 +47,7 @@ def read_device_map(text: str) -> str | dict[str, int | str]:
         raise ConfigError("--device-map needs accelerate, which is not installed; pip install 'headscope[large]'")
     if text == AUTO:
         return AUTO
-    if not exists(text):
+    if not os.path.exists(text):
         raise ConfigError(f"--device-map {text}: give auto, or a JSON file that maps modules to devices")
     devices = read_json(Path(text))
     fitting = isinstance(devices, dict) and all(_is_device(device) for device in devices.values())
@@ -120,20 +120,3 @@ def _installed(package: str) -> bool:
         return find_spec(package) is not None
     except ModuleNotFoundError:
         return False
-
-
-def pick_device(name: str) -> str:
-    """`auto` is a GPU if there is one; ConfigError for a device that this machine lacks.
-
-    Beside CUDA and MPS that is whatever torch calls the machine's accelerator (xpu, npu, …).
-    """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if torch.accelerator.is_available() and (accelerator := torch.accelerator.current_accelerator()) is not None:
-        available[accelerator.type] = True
-    available["cpu"] = True
-    if name == "auto":
-        return next(device for device, present in available.items() if present)
-    if not available.get(name.partition(":")[0], False):
-        usable = ", ".join(["auto", "cpu", *(device for device in available if available[device] and device != "cpu")])
-        raise ConfigError(f"device {name!r} is not available on this machine; available: {usable}")
-    return name

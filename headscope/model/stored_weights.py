@@ -1,4 +1,6 @@
-"""Weights that are not in a module as they are: in the memory of the CPU or on disk until it runs, or quantised.
+"""The weights of a model: how many there are, their sha256, and those that are not in their module as they are.
+
+They are in the memory of the CPU or on disk until it runs, or quantised.
 
 accelerate puts an offloaded module's weights in place while it runs; bitsandbytes and torchao store them in 4 or 8
 bits. `StoredWeight.load` gives one of them as a matrix, on the device where its module runs; nothing is kept, so that
@@ -7,6 +9,8 @@ whoever reads the weights of a model layer by layer has one layer in memory.
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -189,3 +193,41 @@ def marked_module(node: Any) -> nn.Module | None:
     """The module that a node of the graph was marked with."""
     module: nn.Module | None = getattr(node, "module", None) if type(node).__name__ == "MarkedBackward" else None
     return module
+
+
+def parameters_by_part(model: nn.Module) -> dict[str, int]:
+    """Parameters by kind of part: embeddings, attention, normalisation, feed-forward and other; then all."""
+    parts: Counter[str] = Counter()
+    attention = {
+        id(module)
+        for module in model.modules()
+        if "attention" in type(module).__name__.lower() or "attn" in type(module).__name__.lower()
+    }
+    counted: set[int] = set()
+    inside: set[str] = set()
+    for name, module in model.named_modules():
+        if id(module) in attention:
+            inside.add(name)
+        inside_attention = any(name == outer or name.startswith(f"{outer}.") for outer in inside)
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) not in counted:
+                counted.add(id(parameter))
+                parts[_part(module, inside_attention)] += parameter.numel()
+    return {**dict(sorted(parts.items())), "total": sum(parts.values())}
+
+
+def _part(module: nn.Module, inside_attention: bool) -> str:
+    if isinstance(module, nn.Embedding) or "embedding" in type(module).__name__.lower():
+        return "embeddings"
+    if "norm" in type(module).__name__.lower():
+        return "normalisation"
+    return "attention" if inside_attention else "feed-forward and other"
+
+
+def weights_digest(model: nn.Module) -> str:
+    """sha256 over the class of a model and the names, types, shapes and bytes of its parameters and buffers."""
+    digest = hashlib.sha256(type(model).__name__.encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,105 @@
+"""Texts line by line, from files or lists of strings: a line is one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from headscope.errors import DataError
+
+MOST_LINE = 1 << 20  # bytes
+A = TypeVar("A")
+B = TypeVar("B")
+Lines = str | Path | Sequence[str]
+"""A text: the path of a file with one sentence a line (`.gz` too), or the sentences themselves."""
+
+
+def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
+    """The lines of an open file, one at a time; DataError for a line of more than `MOST_LINE` bytes."""
+    for number in itertools.count(1):
+        line = handle.readline(MOST_LINE + 1)
+        if len(line) > MOST_LINE:
+            raise DataError(f"{name}:{number}: the line has more than {MOST_LINE:,} bytes; a line is one sentence")
+        if not line:
+            return
+        yield line
+
+
+def text_name(text: Lines | None) -> str:
+    """The name of a text in messages."""
+    return str(text) if text is None or isinstance(text, (str, Path)) else f"the list of {len(text)} sentences"
+
+
+def read_lines(text: Lines) -> Iterator[str]:
+    """Lines of a UTF-8 file (`.gz` too), split at line feeds only, or of a list; DataError for an unusable text."""
+    return _file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text)
+
+
+def in_step(
+    first: Iterable[A], second: Iterable[B], names: tuple[str, str], *, unit: str = "lines"
+) -> Iterator[tuple[A, B]]:
+    """What belongs together, one of each; DataError with both counts where one has more `unit` than the other."""
+    missing = object()
+    rest = zip_longest(first, second, fillvalue=missing)
+    for done, (one, other) in enumerate(rest):
+        if one is missing or other is missing:
+            longer = done + 1 + sum(1 for _ in rest)
+            counts = (done, longer) if one is missing else (longer, done)
+            raise DataError(
+                f"{names[0]} and {names[1]} have different numbers of {unit}, {counts[0]:,} and {counts[1]:,}; "
+                "line i of one must belong to line i of the other"
+            )
+        yield one, other  # type: ignore[misc]
+
+
+def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
+    for number, sentence in enumerate(sentences, start=1):
+        if not isinstance(sentence, str):
+            raise DataError(f"sentence {number} of the list is a {type(sentence).__name__}; it must be a string")
+        if not sentence.strip():
+            raise DataError(f"sentence {number} of the list is empty; every entry must hold one sentence")
+        try:
+            sentence.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"sentence {number} of the list: character {error.start + 1} is half a surrogate pair, which is no text"
+            ) from None
+        yield sentence.rstrip("\r\n")
+    if not sentences:
+        raise DataError("the list of sentences is empty; give at least one")
+
+
+def _file_lines(path: Path) -> Iterator[str]:
+    number = 0
+    for number, raw in enumerate(raw_lines(path), start=1):
+        try:
+            text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -t utf-8)"
+            ) from None
+        if not text.strip():
+            raise DataError(f"{path}:{number}: the line is empty; every line must hold one sentence")
+        yield text
+    if number == 0:
+        raise DataError(f"{path} is empty; it must hold one sentence a line")
+
+
+def raw_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file (`.gz` too) as bytes; DataError where it cannot be read."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as handle:
+            yield from lines_of(handle, name=str(path))
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        raise DataError(f"{path} is a directory; give a text file, one sentence a line") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}); compress it again") from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None

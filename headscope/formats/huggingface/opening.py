@@ -1,0 +1,369 @@
+"""From a folder or a hub id to a model of transformers and its tokenizer, checked on the way.
+
+Folders come as sentence-transformers' layout, adapters (PEFT), and weights in several files: an index of these comes
+with a checkpoint, from whoever made it, and transformers opens whatever path it says, so only files of its own folder
+are let pass. transformers fills what a weights file lacks with fresh random numbers and says so in a log line at most,
+so every missing, left-over and mismatched weight is checked here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import re
+import traceback
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from headscope.bounds import MOST_LAYERS
+from headscope.errors import CheckpointError, DataError, HeadscopeError, shortlist
+from headscope.files.hub import is_cached
+from headscope.files.reading import file_digest, read_json, read_object
+from headscope.formats.huggingface import decilm
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.native_models.from_native import quiet_transformers
+from headscope.formats.huggingface.placement import check_devices, check_quantisation, placement
+from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
+from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
+from headscope.formats.huggingface.speech import SpeechCheckpoint
+from headscope.model.interface import reads_sound
+from headscope.model.stored_weights import keep_differentiable
+
+CONFIG, MODULES, ADAPTER, INDEX = "config.json", "modules.json", "adapter_config.json", "*.index.json"
+UNMERGEABLE = ("PROMPT", "P_TUNING", "PREFIX", "ADAPTION_PROMPT", "CPT")
+"""Beginnings of the kinds of PEFT that add virtual tokens instead of changing weights."""
+WEIGHTS = ("*.safetensors", "*.bin")
+# Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word.
+VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
+# Weights that a checkpoint may lack without any head being affected: the pooler is trained with a task.
+_MAY_BE_MISSING = re.compile(r"(^|\.)pooler\.")
+_LAYER = re.compile(r"\.\d+\.")
+
+
+def open_model(path: str, *, device: str, device_map: str | None, dtype: str) -> HuggingFaceCheckpoint:
+    """The model of a folder or hub id on a device, or spread as a device map says; CheckpointError for a broken one."""
+    path, options = located(path)
+    with _quiet(path), ExitStack() as stack:
+        config, absent = _config(path, options)
+        _check_depth(config)
+        _forget_kernels(config)
+        quantised = check_quantisation(path, config) is not None
+        placed = stack.enter_context(placement(device, device_map, quantised=quantised))
+        plain = _model_class(path, config)
+        model, info = (narrowed_class(plain) if is_narrowed(config) else plain).from_pretrained(
+            path,
+            config=config,
+            dtype=_dtype(dtype, config, "" if device_map else device),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, with their names
+            **placed,
+            **options,
+        )
+        weakref.finalize(model, stack.pop_all().close)
+    _check_weights(path, info, absent)
+    if model.dtype == torch.float64:
+        model.set_experts_implementation("eager")  # the others' matrix products have no double precision
+    check_devices(model, placed.get("device_map"))
+    keep_differentiable(model)
+    model = (model if placed else model.to(device)).eval()
+    folder = _folder(path)
+    tokenizer, without = _open_tokenizer(path, folder, options)
+    kind = SpeechCheckpoint if reads_sound(model) else HuggingFaceCheckpoint
+    opened = kind(path=path, model=model, tokenizer=tokenizer, digest=_digest(folder), without=without)
+    if is_narrowed(config):
+        check_kept_heads(model, path, opened.attention_sites)
+    return opened
+
+
+# Where the files are.
+
+
+def located(path: str) -> tuple[str, dict[str, bool]]:
+    """The folder of a model, or its name on the hub, and how transformers is to look for its files.
+
+    CheckpointError for an adapter, for weights that lie elsewhere, and for a name that neither this machine nor the hub
+    has.
+    """
+    local = os.path.exists(path)
+    if local:
+        refuse_adapter(Path(path))
+        inner = model_folder(Path(path))
+        path = path if inner == Path(path) else str(inner)
+        check_shards(inner)
+    known = None if local else _hub_has(path)
+    if not (local or known or "/" in path or is_cached(path)):
+        raise CheckpointError(
+            f"there is no file or directory {path}; a model of the hub is written OWNER/NAME, such as "
+            "google-bert/bert-base-uncased"
+        )
+    return path, {"trust_remote_code": False, "local_files_only": known is None}
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, alone or beside its base model."""
+    return os.path.isfile(folder / ADAPTER)
+
+
+def model_folder(folder: Path) -> Path:
+    """Where in a folder the files of transformers are: itself, or the encoder's part of a sentence-transformers model.
+
+    That part (`0_Transformer`) is the whole encoder; pooling and what follows it have no heads.
+    """
+    if os.path.isfile(folder / CONFIG) or not os.path.isfile(folder / MODULES):
+        return folder
+    modules = _read(folder / MODULES)
+    names = [module.get("path") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
+    inner = [name for name in names if isinstance(name, str) and Path(name).name == name]
+    return next((folder / name for name in inner if _names_a_model(folder / name)), folder)
+
+
+def _names_a_model(folder: Path) -> bool:
+    config = _read(folder / CONFIG) if os.path.isfile(folder / CONFIG) else None
+    return isinstance(config, dict) and "model_type" in config
+
+
+def refuse_adapter(folder: Path) -> None:
+    """CheckpointError for a folder with an adapter, which says what it is and how to get the model that it makes."""
+    if not is_adapter(folder):
+        return
+    stored = _read(folder / ADAPTER)
+    adapter: dict[str, Any] = stored if isinstance(stored, dict) else {}
+    base = str(adapter.get("base_model_name_or_path") or adapter.get("model_name") or "its base model")[:100]
+    kind = str(adapter.get("peft_type") or "")[:40].upper()
+    merge = (
+        f"merge the adapter in Python (PeftModel.from_pretrained(MODEL, {str(folder)!r}).merge_and_unload()"
+        ".save_pretrained(DIR), and the tokenizer) and open DIR"
+    )
+    if kind.startswith(UNMERGEABLE):
+        merge = f"{kind} adds virtual tokens, which cannot be merged: open {base} itself"
+    if os.path.isfile(folder / CONFIG):
+        raise CheckpointError(
+            f"{folder} holds a model and an adapter ({ADAPTER}), and the model without it computes something else: "
+            f"{merge}, or move {ADAPTER} elsewhere to open the model without it"
+        )
+    named = f"{kind} adapter" if kind else "adapter"
+    raise CheckpointError(f"{folder} holds no model but an adapter of one ({named} of {base}): {merge}")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except DataError:
+        return None
+
+
+def check_shards(folder: Path) -> None:
+    """CheckpointError where an index of a folder is malformed, or names a file that lies elsewhere.
+
+    Files of the hub's cache are links from `snapshots/REVISION` to `blobs` beside `snapshots`; others may be links
+    within the folder alone.
+    """
+    for index in sorted(folder.glob(INDEX)):
+        shards = read_object(index, error=CheckpointError).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+            raise CheckpointError(f"{index} has no weight_map of names of files; fetch the checkpoint again")
+        for name in sorted(set(shards.values())):
+            if not _is_inside(folder, name):
+                raise CheckpointError(
+                    f"{index} names {name[:100]!r}, which lies outside its folder; the weights of a checkpoint have "
+                    "to be files of its own folder: copy them there, or fetch the checkpoint again"
+                )
+
+
+def _is_inside(folder: Path, name: str) -> bool:
+    paths = PurePosixPath(name), PureWindowsPath(name)
+    if "\0" in name or any(path.is_absolute() or path.drive or ".." in path.parts for path in paths):
+        return False
+    home, file = folder.resolve(), (folder / name).resolve()
+    of_cache = home.parent.name == "snapshots" and file.parent == home.parent.parent / "blobs"
+    return file.is_relative_to(home) or of_cache
+
+
+def _hub_has(name: str) -> bool | None:
+    """Whether the hub has a model of this name (a few have no owner). Returns None if the hub does not answer.
+
+    transformers itself would try an absent network for half a minute.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        HfApi().model_info(name, timeout=10)
+    except HfHubHTTPError:
+        return False
+    except Exception:  # no network, or no name at all, whatever the client raises then
+        return None
+    return True
+
+
+# The model.
+
+
+def _config(path: str, options: dict[str, bool]) -> tuple[Any, frozenset[str]]:
+    """What config.json describes, and the names of weights that no file has because nothing reads them."""
+    values, _ = PretrainedConfig.get_config_dict(path, **options)
+    if values.get("model_type") == decilm.MODEL_TYPE:
+        return decilm.as_llama(values, path)
+    return AutoConfig.from_pretrained(path, **options), frozenset()
+
+
+def _check_depth(config: Any) -> None:
+    """Refuse a config of absurdly many layers, which would be built before any weight is looked at."""
+    for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"):
+        layers = getattr(config, name, None)
+        if isinstance(layers, int) and layers > MOST_LAYERS:
+            raise CheckpointError(f"config.json says {name} {layers}; at most {MOST_LAYERS} are believed")
+
+
+def _forget_kernels(config: Any) -> None:
+    """Let transformers choose the attention where a config asks for a kernel: headscope's replaces either.
+
+    A stored "flash_attention_2" would ask for a package that nothing here calls.
+    """
+    if config._attn_implementation not in ("eager", "sdpa"):
+        config._attn_implementation_internal = None
+    for name in config.sub_configs:
+        if (part := getattr(config, name, None)) is not None:
+            _forget_kernels(part)
+
+
+def _model_class(path: str, config: Any) -> Any:
+    """The class that config.json names (with its task head), or the plain model where it names none."""
+    architectures = config.architectures or [None]
+    architecture: Any = getattr(transformers, str(architectures[0]), None) if isinstance(architectures, list) else None
+    if architecture is None:
+        return AutoModel
+    if not (inspect.isclass(architecture) and issubclass(architecture, PreTrainedModel)):
+        raise CheckpointError(f"{path}: config.json names the architecture {architectures[0]}, which is no model")
+    return architecture
+
+
+def _dtype(name: str, config: Any, device: str) -> torch.dtype:
+    """`auto` is what the checkpoint stores, but float32 on a CPU alone, where half precision is slow and coarse."""
+    if name != "auto":
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
+    stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return torch.float32 if device == "cpu" else stored
+
+
+def _check_weights(path: str, info: dict[str, Any], absent: frozenset[str]) -> None:
+    """Refuse a checkpoint whose weights do not fill the model that its config describes, but for those `absent`."""
+    if mismatched := sorted(_mismatch(entry) for entry in info["mismatched_keys"]):
+        raise CheckpointError(_disagree(path, "of another size than config.json says", mismatched))
+    missing = sorted(key for key in {*info["missing_keys"]} - absent if not _MAY_BE_MISSING.search(key))
+    if missing:
+        raise CheckpointError(_disagree(path, "missing", missing))
+    if extra := sorted(key for key in info["unexpected_keys"] if _LAYER.search(f".{key}.")):
+        raise CheckpointError(_disagree(path, "left over (does config.json say fewer layers?)", extra))
+
+
+def _mismatch(entry: Any) -> str:
+    """`name (5×7, config.json: 5×11)` of transformers' (name, size in the file, size in the model)."""
+    if not (isinstance(entry, tuple) and len(entry) == 3):
+        return str(entry)
+    name, *sizes = entry
+    stored, expected = ("×".join(map(str, size)) for size in sizes)
+    return f"{name} ({stored}, config.json: {expected})"
+
+
+def _disagree(path: str, problem: str, keys: list[str]) -> str:
+    return f"{path}: weights are {problem}: {shortlist(keys)}; config.json and the weights file must agree"
+
+
+def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[Any, str]:
+    """The tokenizer, or None and the reason."""
+    complete = any(file.is_file() for pattern in VOCABULARIES for file in folder.glob(pattern))
+    try:
+        with _quiet(path):
+            tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
+    except CheckpointError as error:
+        return None, str(error).removeprefix(f"{path} ") if complete else "it has no vocabulary file"
+    if type(tokenizer).vocab_files_names and not complete:
+        return None, "it has no vocabulary file"
+    longest = tokenizer.model_max_length
+    if type(longest) not in (int, float) or not 1 <= longest < math.inf or longest != int(longest):
+        raise CheckpointError(
+            f"{path}: model_max_length of its tokenizer_config.json is {str(longest)[:40]!r}, and has to be a whole "
+            "number from 1 on; correct it"
+        )
+    tokenizer.model_max_length = int(longest)
+    return tokenizer, ""
+
+
+def _folder(path: str) -> Path:
+    """The directory of a checkpoint: itself, or where the hub's files are kept."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    from transformers.utils.hub import cached_file
+
+    config = cached_file(path, "config.json", local_files_only=True)
+    assert config is not None  # it raises OSError where there is none
+    return Path(config).parent
+
+
+def _digest(folder: Path) -> str:
+    files = [folder / CONFIG]
+    for pattern in WEIGHTS:
+        if weights := sorted(folder.glob(pattern)):
+            return file_digest([*files, *weights])
+    return file_digest(files)
+
+
+@contextmanager
+def _quiet(path: str) -> Iterator[None]:
+    """Keep transformers' log lines and progress bars away; turn what it raises into one line."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        with quiet_transformers(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # torch, of foreign pickles
+            yield
+    except HeadscopeError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} cannot be loaded: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    """What is wrong and what to do, for what transformers and torch raise at broken checkpoints."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if "trust_remote_code" in text or "custom code" in text:
+        return "it needs program code of its own, which headscope never runs; take a model type of transformers"
+    if unknown := re.search(r"model type `(.*?)` but Transformers does not recognize", text):
+        return f"model type {unknown[1]!r} is unknown to transformers {transformers.__version__}"
+    if foreign := re.search(r"GLOBAL (\S+)", text):
+        return (
+            f"its weights file holds a Python object ({foreign[1]}), and headscope runs nothing that a "
+            "checkpoint brings; save the weights as safetensors"
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    unpickling = any(Path(frame.filename).parts[-2:] == ("torch", "serialization.py") for frame in frames)
+    if "Safetensor" in type(error).__name__ or unpickling:
+        return f"its weights file is truncated or broken ({text.rpartition('error: ')[2][:100]}); fetch it again"
+    if "file named config.json" in text:
+        return (
+            "there is no config.json in it, so it is no model of transformers; where it is an adapter (PEFT), merge "
+            "it into its base model, and of a sentence-transformers model open the folder 0_Transformer"
+        )
+    if "no file named" in text:
+        return "there is no weights file; put model.safetensors or pytorch_model.bin beside config.json"
+    if isinstance(error, OSError) and "connect" in text.lower():
+        return "it is no local directory, and the model hub cannot be reached; check the path or the connection"
+    if isinstance(error, json.JSONDecodeError):
+        return f"one of its json files is broken ({text})"
+    if isinstance(error, AttributeError):
+        return f"its config.json does not fit the architecture that it names ({text})"
+    if isinstance(error, KeyError):
+        return f"its json files hold or lack the entry {text}, which transformers cannot go on with"
+    return text if len(text) <= 300 else text[:300] + "…"

@@ -1,0 +1,161 @@
+"""One batch as a model takes it, what a pass over it gives, whether these are numbers, and how far from another's.
+
+A pass that fails runs a second time, to name the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import NumericalError
+from headscope.heads import HeadId
+from headscope.model.discovery import base_of, track_calls
+from headscope.model.gating import masked
+from headscope.model.nonfinite import HALVES, deferred_checks, first_non_finite, is_finite
+from headscope.model.threads import threads_for_pass
+
+PATCH = 16 * 16 * 3  # numbers of a picture that are one position of most models
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """One batch as a model takes it; `real` [b t] tells which outputs are of tokens (None: all)."""
+
+    arguments: dict[str, Tensor]
+    real: Tensor | None
+
+    @property
+    def positions(self) -> int:
+        """Positions of the longer side, padding included; of pictures about so many."""
+        texts = [values.numel() for values in self.arguments.values() if values.ndim == 2]
+        return max(texts, default=next(iter(self.arguments.values())).numel() // PATCH)
+
+    def rows(self, order: Tensor) -> ModelInputs:
+        """The sentences `order`, in that order and as often."""
+        picked = {name: values.index_select(0, order.to(values.device)) for name, values in self.arguments.items()}
+        return ModelInputs(picked, None if self.real is None else self.real.index_select(0, order.to(self.real.device)))
+
+
+def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
+    """Logits (or the final states of a model without a head): [n V] of the real positions, else as they come."""
+    if type(model).__name__.endswith("ForMultipleChoice"):  # it takes several texts for one answer
+        model = base_of(model)
+    with torch.no_grad(), threads_for_pass(model, batch.positions):
+        result: Any = model(**batch.arguments)
+    if not isinstance(result, Tensor):
+        logits = getattr(result, "logits", None)
+        result = result[0] if logits is None else logits
+    if batch.real is not None and result.ndim == 3 and result.shape[:2] == batch.real.shape:
+        result = result[batch.real]
+    chosen: Tensor = result
+    return chosen
+
+
+def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference as a share of the largest expected number (or of 1)."""
+    if actual.shape != expected.shape:
+        return float("inf")
+    if not actual.numel():
+        return 0.0
+    same = actual == expected  # -inf too, where a model masks what it must not say; NaN equals nothing
+    difference = (actual - expected).abs().masked_fill(same, 0.0).max()
+    largest = expected.abs().masked_fill(expected.isinf(), 0.0).max().clamp(min=1.0)
+    share = float(difference / largest)
+    return share if share == share else float("inf")
+
+
+# Numbers that are none.
+
+
+class Runnable(Protocol):
+    """The part of a `Checkpoint` that a message about its numbers needs."""
+
+    path: str
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that runs."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights."""
+        ...
+
+
+class Text(Protocol):
+    """The part of a `Batch` that tells its tokens from padding."""
+
+    def at_tokens(self, values: Tensor) -> Tensor:
+        """Those of values [b t …] that belong to tokens [n …]."""
+        ...
+
+
+C = TypeVar("C", bound=Runnable)
+B = TypeVar("B", bound=Text)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def finite(method: Callable[Concatenate[C, B, P], R]) -> Callable[Concatenate[C, B, P], R]:
+    """Decorates the methods of a `Checkpoint` that run the model: NumericalError where the result is not finite.
+
+    What a model computes at padding does not matter, and -inf may stand among logits for what it must not say.
+    """
+
+    @wraps(method)
+    def checked(self: C, batch: B, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        def run() -> R:
+            return method(self, batch, *args, **kwargs)
+
+        def check(result: R) -> R:
+            values = _output(result)
+            if not (values is None or is_finite(values) or is_finite(batch.at_tokens(values), masked=True)):
+                refuse_overflow(self, run, batch)
+            return result
+
+        checks = deferred_checks()
+        if checks is None:
+            return check(run())
+        result = run()
+        if (values := _output(result)) is not None:
+            checks.add(values, lambda: check(run()), masked=True)
+        return result
+
+    return checked
+
+
+def _output(result: Any) -> Tensor | None:
+    values = result if isinstance(result, Tensor) else getattr(result, "last_hidden_state", None)
+    return values if isinstance(values, Tensor) else None
+
+
+def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Text | None = None) -> NoReturn:
+    """NumericalError naming the layer where NaN or infinite numbers first arise in `run`, a pass that had some."""
+    counted = (lambda values: values) if batch is None else batch.at_tokens
+    with track_calls(checkpoint.model) as tracker:
+
+        def site_name(attention: nn.Module) -> str | None:
+            attention_site = tracker.attention_site(attention)
+            return None if attention_site is None else f"{attention_site.site}.{attention_site.layer}"
+
+        location = first_non_finite(checkpoint.model, run, site_of=site_name, counted=counted)
+    dtype = str(checkpoint.dtype).removeprefix("torch.")
+    half = HALVES.get(checkpoint.dtype)
+    hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"
+    raise NumericalError(f"{checkpoint.path}: NaN or infinite numbers arise at {location or 'the output'}; {hint}")
+
+
+def reference(checkpoint: Runnable, heads: Iterable[HeadId], batch: ModelInputs) -> Tensor:
+    """Outputs of the whole model with `heads` masked; NumericalError where they are no numbers."""
+    with masked(checkpoint.model, heads):
+        logits = outputs(checkpoint.model, batch)
+        if not is_finite(logits, masked=True):
+            refuse_overflow(checkpoint, lambda: outputs(checkpoint.model, batch))
+        return logits
