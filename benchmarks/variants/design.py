@@ -73,8 +73,8 @@ class Arm:
         """What to type for the same training, without the shared options."""
         words = []
         for name, value in {"lr": self.lr, **self.recipe, **self.options}.items():
-            flag = name.replace("_", "-")
-            words.append((f"--{flag}" if value else f"--no-{flag}") if isinstance(value, bool) else f"--{flag} {value}")
+            flag, said = name.replace("_", "-"), ",".join(map(str, value)) if isinstance(value, tuple) else value
+            words.append((f"--{flag}" if value else f"--no-{flag}") if isinstance(value, bool) else f"--{flag} {said}")
         return " ".join(["headscope train", self.variant, *words])
 
 
@@ -117,27 +117,36 @@ ARMS = (
 )
 
 DROPOUTS = (0.2, 0.3)  # instead of 0.1
-REGIME_ARMS = tuple(
-    arm
-    for dropout in DROPOUTS
-    for arm in (
-        Arm(
-            f"baseline-{dropout:g}",
-            f"baseline, dropout {dropout:g}",
-            "baseline",
-            0.003,
-            rates=(0.003,),
-            recipe={"dropout": dropout},
-        ),
-        Arm(
-            f"mae-uniform-{dropout:g}",
-            f"Uni-MAE-7, dropout {dropout:g}",
-            "mae",
-            0.003,
-            {"uniform": True},
-            recipe={"dropout": dropout},
-        ),
-    )
+REGIME_ARMS = (
+    *(
+        arm
+        for dropout in DROPOUTS
+        for arm in (
+            Arm(
+                f"baseline-{dropout:g}",
+                f"baseline, dropout {dropout:g}",
+                "baseline",
+                0.003,
+                rates=(0.003,),
+                recipe={"dropout": dropout},
+            ),
+            Arm(
+                f"mae-uniform-{dropout:g}",
+                f"Uni-MAE-7, dropout {dropout:g}",
+                "mae",
+                0.003,
+                {"uniform": True},
+                recipe={"dropout": dropout},
+            ),
+        )
+    ),
+    Arm(
+        "swap-soft",
+        "MHR soft swaps, by confidence",
+        "swap",
+        0.003,
+        {"dynamic": ("soft",), "dynamic_max_switches": (4,), "dynamic_end": (EPOCHS,)},
+    ),
 )
 """The arms of PLAN-regimes.md that are run; only their losses are looked at."""
 
@@ -302,6 +311,7 @@ REGIME_CLAIMS = tuple(
         ("2b", "mae-uniform", CONTROL),
         ("3", "mae", CONTROL),
         ("4", "mixing", CONTROL),
+        ("9", "swap-soft", "baseline"),
     )
 )
 """Those of PLAN-regimes.md that its runs are about; `source` is their number there."""
