@@ -1,7 +1,7 @@
 """Compensations on the text that was calibrated on and on another kind: masking, least squares, what `auto` takes.
 
 Run: python benchmarks/anchored_refits.py bert|translation --data DIR [--ud DIR] --out FILE.csv [--methods NAMES]
-     [--kept N,N] [--damping X] [--anchor NAME] [--compared NAMES] [--development]
+     [--kept N,N] [--damping X] [--anchor NAME] [--compared NAMES] [--sequential] [--development]
 
 DIR of --data has Multi30k, that of --ud the UD treebank EWT. 400 training sentences are calibrated on (and ranked by),
 the 100 after them are the held-out text that `auto` compares on, and half of the sample that ships is its second text.
@@ -9,8 +9,9 @@ Test texts are others: for `bert` 200 validation captions and 300 sentences of E
 sentence vectors to the intact model's), for `translation` test_2016_flickr and the sample, of which `auto` has seen
 half (loss in nats, and by how much it is more than the intact model's). A row for every ranking, number of heads kept
 and compensation; --damping is that of the rankings that refit, --anchor that of those that are measured.
-NAME:measured is `--allocate measured`. --development measures on what choices may be made by: training sentences 401 to
-600, for `bert` 200 sentences of the treebank PUD (en_pud-ud-test of --ud) and the half of the sample that is no anchor.
+NAME:measured is `--allocate measured`, --sequential that of `auto`. --development measures on what choices may be made
+by: training sentences 401 to 600, for `bert` 200 sentences of the treebank PUD (en_pud-ud-test of --ud) and the half of
+the sample that is no anchor.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def study(checkpoint: Checkpoint, given: argparse.Namespace) -> Iterator[dict[st
         damping=given.damping,
         anchor=given.anchor,
     )
-    bench = RefitBench(checkpoint, both, Refit(method="auto"), moments=moments_of(context))
+    bench = RefitBench(checkpoint, both, Refit(method="auto", sequential=given.sequential), moments=moments_of(context))
     texts = (development_texts if given.development else tests_of)(given.model, given.data, given.ud)
     meters = {name: DamageMeter.of(checkpoint, corpus) for name, corpus in texts.items()}
     compared = {name: COMPARED[name] for name in given.compared.split(";")}
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--kept", default="36,24")
     parser.add_argument("--damping", type=float, default=1e-4)
     parser.add_argument("--anchor", default="")
+    parser.add_argument("--sequential", action="store_true")
     parser.add_argument("--development", action="store_true")
     parser.add_argument("--compared", default="least-squares;least-squares, general;auto")
     given = parser.parse_args()
