@@ -15,6 +15,7 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall
 from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite, base_of, eval_mode
+from headscope.model.forward import with_cache
 from headscope.model.native.transformer import Transformer
 
 
@@ -59,12 +60,11 @@ def _advancing(checkpoint: Checkpoint, ids: Tensor) -> Callable[[Tensor], Tensor
     if isinstance(model, Transformer):
         state = model.begin(ids)
         return lambda token: model.step(token, state)
-    cache = base_of(model)(input_ids=ids[:, :-1], use_cache=True).past_key_values if ids.shape[1] > 1 else None
-    held = {"cache": cache}
+    held = with_cache(base_of(model), input_ids=ids[:, :-1])[1] if ids.shape[1] > 1 else None
 
     def advance(token: Tensor) -> Tensor:
-        output = model(input_ids=token[:, None], past_key_values=held["cache"], use_cache=True)
-        held["cache"] = output.past_key_values
+        nonlocal held
+        output, held = with_cache(model, held, input_ids=token[:, None])
         logits: Tensor = output.logits[:, -1]
         return logits
 

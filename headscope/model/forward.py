@@ -5,6 +5,7 @@ A pass that fails runs a second time, to name the layer.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
@@ -55,6 +56,22 @@ def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
         result = result[batch.real]
     chosen: Tensor = result
     return chosen
+
+
+def cache_argument(model: nn.Module) -> str | None:
+    """The argument by which a model of transformers takes its cache of keys and values; None where it takes none.
+
+    "cache" from transformers 5.24 on; "past_key_values" before, and in models that bring their own code.
+    """
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in taken), None)
+
+
+def with_cache(model: nn.Module, cache: Any = None, **arguments: Any) -> tuple[Any, Any]:
+    """What a model of transformers gives after what a cache holds (None: nothing), and its cache after that, if any."""
+    held = {} if cache is None else {cache_argument(model) or "past_key_values": cache}
+    result: Any = model(**arguments, **held, use_cache=True)
+    return result, result.cache if hasattr(result, "cache") else getattr(result, "past_key_values", None)
 
 
 def max_abs_difference(actual: Tensor, expected: Tensor) -> float:

@@ -42,6 +42,7 @@ _WITHOUT_EFFECT = frozenset(
         "position_embeddings",
         "use_cache",
         "past_key_values",
+        "cache",
         "output_attentions",
         "output_hidden_states",
         "return_dict",

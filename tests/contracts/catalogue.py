@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from packaging.version import Version
+
 from headscope.files.serialize import read_toml
 
 TABLE = Path(__file__).with_name("architectures.toml")
@@ -27,8 +29,17 @@ class Entry:
     sizes: dict[str, Any]
     outcome: Literal["works", "masked only", "refused"] = "works"
     because: str = ""
+    since: str = ""
     groups: bool = True
     note: str = ""
+
+    @property
+    def refused(self) -> bool:
+        """Whether it cannot be looked into: as such, or by a transformers before `since`."""
+        import transformers
+
+        too_old = bool(self.since) and Version(transformers.__version__) < Version(self.since)
+        return self.outcome == "refused" or too_old
 
     def model(self) -> Any:
         """The tiny model with its task head, in evaluation mode, with random weights of one seed."""

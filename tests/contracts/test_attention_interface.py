@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from headscope.heads import HeadId, Site
 from headscope.model.capture import Captured, capture
 from headscope.model.discovery import find_attention
+from headscope.model.forward import with_cache
 from headscope.model.gating import gated
 from headscope.model.interface import through_attend
 from headscope.model.projections import projections
@@ -331,8 +332,7 @@ def token_by_token(model: Any, inputs: dict[str, Tensor]) -> Captured:
         for step in range(ids.shape[1]):
             name = "decoder_input_ids" if two_sided else "input_ids"
             fixed[name] = ids[:, [step]]
-            output = model(**fixed, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            _, cache = with_cache(model, cache, **fixed)
     return captured
 
 

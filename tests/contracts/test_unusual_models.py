@@ -42,7 +42,6 @@ REFUSED = {
     "longt5": T5,
     "xlnet": {"vocab_size": VOCABULARY, "d_model": 15, "n_layer": 2, "n_head": 3, "d_inner": 17},
     "mamba": {**_SHORT, "state_size": 5},
-    "gptj": {**GPT2, "n_embd": 30, "rotary_dim": 4},
     "longformer": {**BERT, "attention_window": 4},
     "fsmt": {**BART, "langs": ["a", "b"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY},
 }

@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from headscope.model.forward import with_cache
 from headscope.model.interface import suppress_warnings
 from headscope.pruning.engines.base import FULL, LIMIT, QUANTITY, EngineFile, refuse_difference
 from headscope.pruning.model_inputs import InputTexts, prompts
@@ -83,7 +84,6 @@ def _through_cache(model: Any, ids: Tensor) -> Tensor:
     cache, rows = None, []
     with torch.no_grad():
         for step in ids.split(1, dim=1):
-            out = model(input_ids=step, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out, cache = with_cache(model, cache, input_ids=step)
             rows.append(out.logits[0])
     return torch.cat(rows).double().log_softmax(-1)

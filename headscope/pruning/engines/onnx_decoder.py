@@ -26,7 +26,7 @@ from headscope.errors import CheckpointError, one_line, uncoloured
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.heads import Site
-from headscope.model.forward import max_abs_difference, outputs
+from headscope.model.forward import cache_argument, max_abs_difference, outputs, with_cache
 from headscope.model.interface import through_attend
 from headscope.pruning.model_inputs import InputTexts
 
@@ -106,11 +106,11 @@ def cache_shape(checkpoint: Checkpoint) -> CacheShape | None:
         or len(sites) < len(checkpoint.attention_sites.order)
     ):
         return None
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if cache_argument(model) is None:
         return None
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.no_grad():
-        cache = getattr(model(input_ids=ids, use_cache=True), "past_key_values", None)
+        _, cache = with_cache(model, input_ids=ids)
     return shape_of(cache, sites)
 
 
@@ -126,10 +126,8 @@ class Decoding(nn.Module):
         cache = DynamicCache()
         cache.layers = self.shape.layers(past)
         more = {"position_ids": inputs[2]} if self.positions else {}
-        result: Any = self.model(
-            input_ids=inputs[0], attention_mask=inputs[1], past_key_values=cache, use_cache=True, **more
-        )
-        return (result.logits, *self.shape.states(result.past_key_values))
+        result, after = with_cache(self.model, cache, input_ids=inputs[0], attention_mask=inputs[1], **more)
+        return (result.logits, *self.shape.states(after))
 
 
 class FilledLayer(DynamicLayer):

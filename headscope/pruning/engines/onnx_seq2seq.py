@@ -18,7 +18,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.forward import max_abs_difference, outputs
+from headscope.model.forward import max_abs_difference, outputs, with_cache
 from headscope.pruning.engines.onnx_decoder import CacheShape, exported, shape_of
 from headscope.pruning.model_inputs import InputTexts
 
@@ -63,7 +63,7 @@ def two_caches(checkpoint: Checkpoint) -> TwoCaches | None:
         return None
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.no_grad():
-        cache = getattr(model(input_ids=ids, decoder_input_ids=ids, use_cache=True), "past_key_values", None)
+        _, cache = with_cache(model, input_ids=ids, decoder_input_ids=ids)
     if not isinstance(cache, EncoderDecoderCache):
         return None
     heads = {(site.site, site.layer): site.heads for site in checkpoint.attention_sites.order}
@@ -116,14 +116,14 @@ class _NextStep(nn.Module):
 def _step(
     model: Any, caches: TwoCaches, ids: Tensor, mask: Tensor, states: Tensor, cache: EncoderDecoderCache
 ) -> tuple[Tensor, ...]:
-    result = model(
+    result, after = with_cache(
+        model,
+        cache,
         encoder_outputs=BaseModelOutput(last_hidden_state=states),
         attention_mask=mask,
         decoder_input_ids=ids,
-        past_key_values=cache,
-        use_cache=True,
     )
-    return (result.logits, *caches.states(result.past_key_values))
+    return (result.logits, *caches.states(after))
 
 
 def export_seq2seq(checkpoint: Checkpoint, caches: TwoCaches, data: InputTexts, folder: Path) -> tuple[float, str]:

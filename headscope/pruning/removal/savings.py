@@ -27,7 +27,7 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
-from headscope.model.forward import ModelInputs, outputs
+from headscope.model.forward import ModelInputs, outputs, with_cache
 from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
@@ -299,7 +299,7 @@ def _filled(checkpoint: Checkpoint, length: int) -> Any:
     noise = torch.Generator().manual_seed(0)
     ids = torch.randint(checkpoint.vocabularies[0], (1, length), generator=noise).to(checkpoint.device)
     with eval_mode(checkpoint.model), torch.inference_mode(), suppress_warnings():
-        cache = checkpoint.model(input_ids=ids, use_cache=True).past_key_values
+        _, cache = with_cache(checkpoint.model, input_ids=ids)
         cache.batch_repeat_interleave(TEXTS)
     return cache
 
@@ -313,7 +313,7 @@ def _steps(checkpoint: Checkpoint, start: Any) -> float:
         wait_for_device()
         began = time.perf_counter()
         for _ in range(STEPS):
-            logits: Tensor = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
-            tokens = logits[:, -1:].argmax(dim=-1)
+            result, cache = with_cache(model, cache, input_ids=tokens)
+            tokens = result.logits[:, -1:].argmax(dim=-1)
         wait_for_device()
         return time.perf_counter() - began

@@ -19,7 +19,7 @@ from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site
-from headscope.model.forward import ModelInputs, max_abs_difference, outputs, reference
+from headscope.model.forward import ModelInputs, max_abs_difference, outputs, reference, with_cache
 from headscope.model.gating import masked
 from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import is_half, suppress_warnings, through_attend
@@ -198,11 +198,11 @@ def _in_parts(model: Any, single: ModelInputs) -> Tensor:
             mask = {name: source[name] for name in ("attention_mask",) if name in source}
             more = {"encoder_outputs": model.get_encoder()(**source), **mask}
         half = max(ids.shape[1] // 2, 1)
-        start = model(**{name: ids[:, :half]}, **more, use_cache=True)
+        start, cache = with_cache(model, **{name: ids[:, :half]}, **more)
         if half == ids.shape[1]:
             logits: Tensor = start.logits[0]
             return logits
-        rest = model(**{name: ids[:, half:]}, **more, past_key_values=start.past_key_values, use_cache=True)
+        rest, _ = with_cache(model, cache, **{name: ids[:, half:]}, **more)
     return torch.cat([start.logits, rest.logits], dim=1)[0]
 
 
