@@ -396,7 +396,7 @@ WRONG: list[tuple[Callable[[Any], Any], type[HeadscopeError], str]] = [
         for call, message in (
             (lambda m: untyped.load(7), "source.*int.*path"),
             (lambda m: untyped.load("x", device=3), "device=3.*string"),
-            (lambda m: m.analyze(None), "text"),
+            (lambda m: m.analyze(None), "no text"),
             (lambda m: m.analyze(["a"], target=5), "target: .*int.*path.*list"),
             (lambda m: m.analyze(["a"], labels=5), "labels: .*int"),
             (lambda m: m.analyze(["a"], figures="no"), "figures='no'.*True.*False"),

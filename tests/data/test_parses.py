@@ -133,11 +133,11 @@ BROKEN = [
 def test_broken_lines(write: Write, lines: list[str], number: int, message: str, good: int) -> None:
     before = [*SENTENCE, ""] * good
     path = write(*before, *lines)
-    if good and message.startswith("no sentence"):
+    if good and message == "CoNLL-U":
         assert len(list(read_conllu(path))) == 1
         return
     place = re.escape(f"{path}:{len(before) + number}: ")
-    with pytest.raises(DataError, match=f"^{place}{message}") as caught:
+    with pytest.raises(DataError, match=f"^{place}.*{message}") as caught:
         list(read_conllu(path))
     assert "\n" not in str(caught.value) and "; " in str(caught.value)
 
