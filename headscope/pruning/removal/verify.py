@@ -61,13 +61,13 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
     with threads_for_pass(checkpoint.model, max((feed.positions for feed in data.feeds), default=0)):
         for batch in data.feeds:
             wanted = reference(checkpoint, heads, batch)
-            with _running():
+            with _running(checkpoint.model_type):
                 with through_attend(shrunk.model):
                     difference = max(difference, max_abs_difference(outputs(shrunk.model, batch), wanted))
                 own = max(own, max_abs_difference(outputs(shrunk.model, batch), wanted))
         cached = None
         if checkpoint.decodes:
-            with _running():
+            with _running(checkpoint.model_type):
                 cached = cached_difference(checkpoint, shrunk.model, heads, data.feeds[-1])
         far = max(difference, (cached or 0.0) / 10)
         if far > tolerance and checkpoint.dtype == torch.float64 and rounds(checkpoint.model, data.feeds[0]):
@@ -75,7 +75,7 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
         require(difference, tolerance, "the smaller model", merges=not heads)
         if cached is not None:
             require(cached, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
-        with _running():
+        with _running(checkpoint.model_type):
             searched = search_some(shrunk, data, beam=BEAM)
         with masked(checkpoint.model, heads):
             wanted_search = search_some(checkpoint, data, beam=BEAM)
@@ -85,7 +85,7 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
 
 
 @contextmanager
-def _running() -> Iterator[None]:
+def _running(model_type: str) -> Iterator[None]:
     """CheckpointError for whatever a model's own code raises that reads sizes which are not narrowed."""
     try:
         yield
@@ -94,7 +94,7 @@ def _running() -> Iterator[None]:
     except Exception as error:
         detail = " ".join(str(error).split())[:160] or type(error).__name__
         raise CheckpointError(
-            f"heads of this model cannot be removed: its code does not run with fewer ({detail}); "
+            f"heads of model type {model_type!r} cannot be removed: its code does not run with fewer ({detail}); "
             "--export masked may do"
         ) from error
 
