@@ -124,7 +124,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Description:
-    """Parameters of all heads: `theta` [c h] by category, U [p h r], V [q h r] of pairs of tokens (None: no such part)."""
+    """Parameters: `theta` [c h] by category, U [p h r], V [q h r] of pairs of tokens (None: no such part)."""
 
     theta: Tensor
     pairs: tuple[Tensor, Tensor] | None = None
