@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -194,6 +195,13 @@ def declared(function: Callable[..., None], parameters: Iterable[inspect.Paramet
     return function
 
 
+def _with_nearest(name: str, allowed: list[str]) -> str:
+    """An unknown option of a file, and the one that may be meant."""
+    known = [option.replace("_", "-") for option in allowed]
+    near = get_close_matches(name.replace("_", "-"), known, n=1)
+    return name.replace("_", "-")[:60] + (f" (did you mean {near[0]}?)" if near else "")
+
+
 def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
     """Options from a TOML file, dashes or underscores alike; ConfigError lists every key that is no option."""
     from headscope.files.serialize import read_toml
@@ -206,9 +214,8 @@ def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
 
         if advice := answer("--" + strange[0].replace("_", "-")):
             raise ConfigError(f"{path}: {advice}")
-        shown = ", ".join(sorted(name.replace("_", "-") for name in allowed))
-        unknown_names = ", ".join(name[:60] for name in strange[:5]) + (" …" if len(strange) > 5 else "")
-        raise ConfigError(f"{path}: unknown option {unknown_names}; options of this command: {shown}")
+        listed = ", ".join(_with_nearest(name, allowed) for name in strange[:5]) + (" …" if len(strange) > 5 else "")
+        raise ConfigError(f"{path}: unknown option {listed}; --help-all shows the options of this command")
     if tables := [name for name, value in options.items() if isinstance(value, dict)]:
         raise ConfigError(f"{path}: {tables[0]} is a table; it must be the value of an option")
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}

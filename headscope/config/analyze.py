@@ -159,12 +159,14 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
         "Text, one sentence a line (.gz too); - reads what is typed or piped in, and writes the page too.",
         metavar="FILE|-",
         panel=DATA,
+        common=True,
     )
     target: Path | None = option(
         None,
         "Translations of the lines, for models with an encoder and a decoder; - beside --source -.",
         metavar="FILE|-",
         panel=DATA,
+        common=True,
     )
     out: Path = option(help="Directory for the results.", metavar="DIR", panel=OUTPUT, written=True)
     figures: bool = option(True, "Draw the standard figures.", panel=OUTPUT)

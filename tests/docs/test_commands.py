@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -77,6 +78,19 @@ def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: 
     for block in blocks(page, "python"):
         assert not re.search(r"^(from|import) headscope(?! as hs$)", block.text, re.MULTILINE)
         exec(compile(block.text, name(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", [*WRITTEN, DOCS / "api.md"], ids=name)
+def test_the_python_of_a_page_can_be_pasted_into_a_console(page: Path) -> None:
+    """Line by line, as consoles before Python 3.13 read it: an empty line ends what is indented."""
+    compiled = codeop.CommandCompiler()
+    for block in blocks(page, "python"):
+        typed = ""
+        for line in [*block.text.splitlines(), ""]:
+            typed += line + "\n"
+            if compiled(typed, name(page), "single"):
+                typed = ""
+        assert not typed, (name(page), typed)
 
 
 def test_what_is_typed_in_one_place_goes_into_folders_of_their_own() -> None:
