@@ -101,7 +101,8 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
 
 
 def ranked(its: Any) -> object:
-    return hs.Model(its).rank(by="gradient", text=checkpoints.SOURCES, target=checkpoints.TARGETS).scores["score"].tolist()
+    made = hs.Model(its).rank(by="gradient", text=checkpoints.SOURCES, target=checkpoints.TARGETS)
+    return made.scores["score"].tolist()
 
 
 def scored(its: Any) -> object:
