@@ -290,7 +290,7 @@ def memory_of(device: torch.device) -> Memory | None:
 
 
 @dataclass(frozen=True)
-class Trial:
+class BatchTrial:
     """Work on sentences that fill a batch, `run` as often as it is told: their positions, and those of the longest."""
 
     run: Callable[[int], object]
@@ -298,7 +298,7 @@ class Trial:
     longest: int
 
     @classmethod
-    def of(cls, batch: Batch, run: Callable[[Batch], object]) -> Trial:
+    def of(cls, batch: Batch, run: Callable[[Batch], object]) -> BatchTrial:
         """What `run` does with a batch, or with one of its sentences so many times."""
         numbers = torch.arange(len(batch.indices))
         return cls(lambda times: run(batch.rows(numbers.repeat(times))), batch.positions, batch.longest)
@@ -306,7 +306,7 @@ class Trial:
 
 def automatic_tokens(
     device: torch.device,
-    trial: Callable[[], Trial | None],
+    trial: Callable[[], BatchTrial | None],
     *,
     limit: int,
     default: int = DEFAULT_TOKENS,
@@ -331,7 +331,7 @@ def automatic_tokens(
     return min(processes.all(tokens)), ""
 
 
-def fitting_tokens(trial: Trial, memory: Memory, *, limit: int) -> int:
+def fitting_tokens(trial: BatchTrial, memory: Memory, *, limit: int) -> int:
     """The positions of a batch for which memory suffices, a multiple of 2,048, by what a trial needs.
 
     `limit` is the longest sentence that may come: attention needs more for each position of a longer one.

@@ -18,9 +18,9 @@ from headscope.data.batching import (
     DEFAULT_TOKENS,
     PROBED,
     BatchingOptions,
+    BatchTrial,
     Memory,
     Omissions,
-    Trial,
     automatic_tokens,
     batches,
     sentence_limit,
@@ -218,7 +218,7 @@ def batch_tokens(
     first, limit = replace(corpus, count=min(corpus.count, PROBED)), sentence_limit(checkpoint, batching)
     plain = [cls for cls in analyses if cls.read is Analysis.read and cls.explain is Analysis.explain and cls.passes]
 
-    def trial() -> Trial | None:
+    def trial() -> BatchTrial | None:
         told = _with_objective(options, checkpoint, first, plain)
         try:
             running, _ = _applicable(checkpoint, first, plain, told)
@@ -234,7 +234,7 @@ def batch_tokens(
             with runner.hooks():
                 runner.run(batch)
 
-        return Trial.of(longest, run)
+        return BatchTrial.of(longest, run)
 
     return automatic_tokens(
         checkpoint.device, trial, limit=limit, default=batching.tokens, memory=memory, processes=processes

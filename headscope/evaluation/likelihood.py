@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import PROBED, Long, Omissions, Trial, batches, own_labels
+from headscope.data.batching import PROBED, BatchTrial, Long, Omissions, batches, own_labels
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.distributed import ALONE, Processes, fetch, upload, widest
@@ -131,7 +131,7 @@ def likelihood(
     return sums
 
 
-def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> Trial | None:
+def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
     """A pass over the longest of the first sentences, for `automatic_tokens`."""
     device, first = checkpoint.device, replace(corpus, count=min(corpus.count, PROBED))
     found = batches(first, checkpoint, tokens=options.tokens, limit=options.limit, losses=Omissions())
@@ -145,7 +145,7 @@ def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) ->
             else:
                 checkpoint.logits(moved, checkpoint.memory(moved))
 
-    return None if longest is None else Trial.of(longest, run)
+    return None if longest is None else BatchTrial.of(longest, run)
 
 
 def _under_masks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from headscope.data.batching import DEFAULT_TOKENS, Trial, automatic_tokens
+from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens
 from headscope.data.encoded import Encoded, UnknownSubwords
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, DataError
@@ -97,7 +97,7 @@ def _fitting(
     *_, longest = [[], *_groups(lengths, DEFAULT_TOKENS, most)]
     size = max((lengths[number] for number in longest), default=1)
     lines = [texts[number] for number in longest]
-    trial = Trial(lambda times: checkpoint.translations(lines * times, options), size * len(lines), size)
+    trial = BatchTrial(lambda times: checkpoint.translations(lines * times, options), size * len(lines), size)
     limit = checkpoint.reads(options.longest)
     tokens, _ = automatic_tokens(checkpoint.device, lambda: trial if lines else None, limit=limit, processes=processes)
     return tokens

@@ -17,7 +17,7 @@ from headscope.api.analysis import measure_heads
 from headscope.config import AnalyzeOptions
 from headscope.data import batching
 from headscope.data.ahead import ahead
-from headscope.data.batching import MOST_TOKENS, SHARE, BatchingOptions, Trial, fitting_tokens
+from headscope.data.batching import MOST_TOKENS, SHARE, BatchingOptions, BatchTrial, fitting_tokens
 from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.plan import batch_tokens, choose_analyses
@@ -57,7 +57,7 @@ def batch(rows: int, length: int) -> Batch:
 def test_a_batch_is_as_large_as_memory_allows(free: int, limit: int, expected: int) -> None:
     seen: list[Batch] = []
     memory = FakeMemory(free, each=1000, fixed=300_000, positions=lambda: seen[-1].positions)
-    found = fitting_tokens(Trial.of(batch(3, 7), seen.append), memory, limit=limit)
+    found = fitting_tokens(BatchTrial.of(batch(3, 7), seen.append), memory, limit=limit)
     assert found == expected and memory.asked == 2
     assert [part.positions for part in seen] == [21, 21, 42]
     if CPU_TOKENS < found < MOST_TOKENS:
@@ -70,7 +70,7 @@ def test_memory_that_does_not_suffice_for_the_trial() -> None:
             raise torch.OutOfMemoryError("none left")
 
     memory = FakeMemory(10**12, each=1, positions=lambda: 1)
-    assert fitting_tokens(Trial.of(batch(3, 7), run), memory, limit=7) == CPU_TOKENS
+    assert fitting_tokens(BatchTrial.of(batch(3, 7), run), memory, limit=7) == CPU_TOKENS
 
 
 def test_auto_on_a_cpu_and_on_devices() -> None:
