@@ -180,7 +180,7 @@ class ExpertOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSize:
+class BatchTokens:
     """How much text a pass takes at a time."""
 
     batch_tokens: int | None = option(
@@ -196,7 +196,7 @@ class BatchSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(MaskedHeads, BatchSize):
+class TextOptions(MaskedHeads, BatchTokens):
     """How a text is read while a model is measured, and how sure the numbers are."""
 
     max_length: int | None = option(

@@ -11,7 +11,7 @@ from headscope.config.inputs import (
     MODEL,
     OUTPUT,
     SEARCH,
-    BatchSize,
+    BatchTokens,
     CheckpointOptions,
     ExpertOption,
     MaskedHeads,
@@ -44,7 +44,7 @@ class ListConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchSize, CheckpointOptions):
+class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, CheckpointOptions):
     """The options of `headscope translate`."""
 
     greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH, common=True)

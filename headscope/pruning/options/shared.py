@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import SEED, WHOLE
-from headscope.config.inputs import DATA, OUTPUT, BatchSize, CheckpointOptions, ValidatedTextFiles
+from headscope.config.inputs import DATA, OUTPUT, BatchTokens, CheckpointOptions, ValidatedTextFiles
 from headscope.config.option import check_options, option, plain_options
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
@@ -26,7 +26,7 @@ Freeze = Literal["none", "encoder", "decoder", "model"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadChoice(BatchSize, ValidatedTextFiles, CheckpointOptions):
+class HeadChoice(BatchTokens, ValidatedTextFiles, CheckpointOptions):
     """The options that every command shares that says which heads go: which may, and the text that decides."""
 
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
