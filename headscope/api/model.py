@@ -144,7 +144,7 @@ class Model(ScoredModel):
         damping: float = DAMPING,
         max_sentences: int = 500,
         max_length: int | None = None,
-        batch_tokens: int = 2048,
+        batch_tokens: int | None = None,
         seed: int = 1,
         progress: Report = False,
     ) -> Ranking:

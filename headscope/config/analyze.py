@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.bounds import WHOLE
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, PromptFiles, TextFiles, TextOptions
 from headscope.config.option import option, plain_options, plain_value
 from headscope.errors import ConfigError
@@ -26,15 +25,6 @@ class AnalyzeOptions(TextOptions):
     (`headscope.engine.declarations.checked_options`).
     """
 
-    batch_tokens: int | None = option(
-        None,
-        "Token positions in a batch; auto: 2048 on a CPU, on an accelerator as many as its memory allows.",
-        metavar="N|auto",
-        panel=MODEL,
-        minimum=1,
-        maximum=WHOLE,
-        unset="auto",
-    )
     only: tuple[str, ...] = option(
         (),
         "Run only these analyses, comma-separated; `headscope show CKPT` lists them.",

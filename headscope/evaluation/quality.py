@@ -64,6 +64,7 @@ def measure(
     A KeyboardInterrupt ends the passes, what was done before stays; it is raised where nothing was.
     """
     found = MeasuredMetrics()
+    opened.fit_batches()
     if metrics := opened.asked("likelihood"):
         with progress(step or "scoring", opened.corpus.count) as report:
             found.scored = likelihood(

@@ -15,10 +15,13 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.encoded import count_unknown
 from headscope.data.labels import with_labels
+from headscope.distributed import ALONE, Processes
+from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.plan import batch_tokens
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
@@ -97,6 +100,22 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
             engine.check(checkpoint)
     gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks)
+
+
+def pass_tokens(opened: OpenedSelection, objective: str, *, seed: int, processes: Processes = ALONE) -> int:
+    """Positions of a batch in passes over the text: on an accelerator as many as memory allows a backward pass."""
+    if opened.corpus is None:
+        return DEFAULT_TOKENS
+    tokens, said = batch_tokens(
+        opened.checkpoint,
+        opened.corpus,
+        [ANALYSES.get("gradient")],
+        RunOptions(seed=seed, objective=objective),
+        BatchingOptions(limit=opened.limit),
+        processes=processes,
+    )
+    opened.remarks += [said] if said and said not in opened.remarks else []
+    return tokens
 
 
 def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool) -> GateLayout:

@@ -21,7 +21,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective, Objecti
 from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.distributed import ALONE, Processes
+from headscope.distributed import ALONE, Processes, upload
 from headscope.engine.gram_matrix import gram
 from headscope.engine.plan import gives_labels, refuse_unread_target
 from headscope.errors import CheckpointError, NumericalError
@@ -218,15 +218,15 @@ class ContextTap:
 
     def rows(self, place: Place, values: Tensor) -> Tensor:
         """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
-        batch = self.batch
+        batch = self.batch.on_host  # which tokens are real is known there
         text = batch.source if batch.target is None or place[0] is Site.ENCODER_SELF else batch.target
         if values.shape[:-1].numel() != text.real.numel():
             raise CheckpointError(
                 f"{place[0]}.{place[1]} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "
                 "its moments cannot be counted token by token"
             )
-        rows = values.detach().reshape(-1, values.shape[-1])[text.real.flatten()]
-        return rows.to(self.device).double()
+        places = upload(text.real.flatten().nonzero()[:, 0], values.device)
+        return values.detach().reshape(-1, values.shape[-1]).index_select(0, places).to(self.device).double()
 
 
 class _Collector(ContextTap):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headscope.config.option import changed, flag, identity
+from headscope.data.batching import DEFAULT_TOKENS
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, ConfigError
@@ -193,7 +194,7 @@ def recipe_of(
         warmup=config.warmup,
         smoothing=config.label_smoothing,
         clip=config.clip,
-        tokens=config.batch_tokens,
+        tokens=config.batch_tokens or DEFAULT_TOKENS,
         seed=config.seed,
     )
 

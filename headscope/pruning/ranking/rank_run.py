@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.data.batching import BatchingOptions
+from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
@@ -49,6 +49,7 @@ from headscope.pruning.selection import (
     OpenedSelection,
     Selection,
     open_selection,
+    pass_tokens,
     selection_signature,
     write_selection,
 )
@@ -257,7 +258,8 @@ def scores_between(context: ScoringContext, gates: GateLayout, ranked: Ranked) -
 def context_of(config: RankConfig, opened: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
     """What criteria are asked about: an open checkpoint on the first sentences of an open text."""
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
-    batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
+    tokens = config.batch_tokens or pass_tokens(opened, config.objective, seed=config.seed, processes=processes)
+    batching = BatchingOptions(tokens=tokens, limit=config.max_length)
     return ScoringContext(
         opened.checkpoint,
         corpus,
@@ -308,8 +310,8 @@ def _tuned(
     kept = torch.tensor([not set(unit) & removed_heads for unit in gates.units], dtype=torch.float64)
 
     def measured(model: Checkpoint, *, masked: bool = True) -> float:
-        spread = gates.spread(kept) if masked else None
-        return mean_loss(model, valid, tokens=config.batch_tokens, seed=config.seed, gates=spread, loss=loss)
+        spread, tokens = gates.spread(kept) if masked else None, config.batch_tokens or DEFAULT_TOKENS
+        return mean_loss(model, valid, tokens=tokens, seed=config.seed, gates=spread, loss=loss)
 
     quality = {"before": measured(opened.checkpoint, masked=False), "masked": measured(opened.checkpoint)}
     if checkpoint is not opened.checkpoint:

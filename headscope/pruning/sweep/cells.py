@@ -36,7 +36,7 @@ from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitted_checkpoint
-from headscope.pruning.selection import MODEL, STATE, OpenedSelection, Selection, open_selection
+from headscope.pruning.selection import MODEL, STATE, OpenedSelection, Selection, open_selection, pass_tokens
 from headscope.pruning.sweep.cell_files import RUNS, SCORES, Journal, kept_scores, read_cell, write_scores
 from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of
 from headscope.pruning.sweep.functions import Labeller, labeller, read_functions
@@ -69,7 +69,9 @@ class SweepContext:
             training_objective(config.objective, self.checkpoint, corpus)
         self.metric = choose_metric(config.metric, self.checkpoint, **valid.comes_with)
         self.bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
-        reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
+        tokens = config.batch_tokens or pass_tokens(self.opened, config.objective, seed=config.seed)
+        self.batching = BatchingOptions(tokens=tokens, limit=config.max_length)
+        reading = LikelihoodOptions(tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
         self.data = ValidationText(valid, reading, search, config.text, intact=self.checkpoint)
         self.cells = cells_of(config, self.gating, self.is_drawn)
@@ -164,11 +166,10 @@ class SweepContext:
     def scoring(self) -> ScoringContext:
         """What heads are scored on, and how it is read; one for all cells."""
         corpus, config = self.opened.corpus, self.config
-        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
         return ScoringContext(
             self.checkpoint,
             None if corpus is None else corpus.first(config.score_sentences),
-            batching,
+            self.batching,
             candidates=self.opened.gating.gated_heads,
             whole_groups=not self.opened.gating.groups,
         )
