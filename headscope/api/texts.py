@@ -13,8 +13,7 @@ from headscope.config import TextFiles
 from headscope.data.corpus import Corpus
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.labels import open_text, with_labels
-from headscope.evaluation.prompts import with_answers
+from headscope.evaluation.texts import open_text, with_answers, with_labels
 from headscope.formats.base import Checkpoint
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"

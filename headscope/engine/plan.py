@@ -13,12 +13,12 @@ import torch
 from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.config import AnalyzeOptions
-from headscope.data.ahead import ahead
 from headscope.data.batching import (
     DEFAULT_TOKENS,
     BatchingOptions,
     Memory,
     Omissions,
+    ahead,
     batches,
     fitting_tokens,
     memory_of,

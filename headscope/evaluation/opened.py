@@ -20,16 +20,16 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import UnknownSubwords
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, Metric, Pass, fitting_metrics, metrics_in_order
+from headscope.evaluation.texts import open_text, with_labels
 from headscope.files.hub import is_cached
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
-from headscope.model.gating import masked
 from headscope.model.mixing.experts import one_expert
+from headscope.model.taps import masked
 
 RECORD = "pruning.json"
 COMPANIONS = ("dicts", "hp", "bpe")

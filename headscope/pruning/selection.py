@@ -19,7 +19,7 @@ from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import count_unknown
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
-from headscope.evaluation.labels import open_text, with_labels
+from headscope.evaluation.texts import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
 from headscope.files.writing import write_atomically
@@ -122,7 +122,7 @@ class Selection:
     """Which heads go and stay, and what is known of it.
 
     `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt; `quality` what a
-    loss measures (`headscope.pruning.learning.training_loss`, called `title`): "before", with the heads "masked" and,
+    loss measures (`headscope.pruning.learning.examples`, called `title`): "before", with the heads "masked" and,
     where it was trained further, "tuned". `quantity` is its name in records: "nll" or "damage".
     `model` says whether the checkpoint's weights have changed, `removed_to` where a smaller one was written.
     """

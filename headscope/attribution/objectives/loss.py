@@ -17,8 +17,8 @@ from headscope.attribution.objectives.base import (
 from headscope.data.encoded import IGNORED, Batch
 from headscope.distributed import upload
 from headscope.errors import CheckpointError
-from headscope.evaluation.labels import no_labels
 from headscope.evaluation.likelihood import hidden_at_random
+from headscope.evaluation.texts import no_labels
 from headscope.formats.base import Checkpoint
 
 

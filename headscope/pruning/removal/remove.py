@@ -21,7 +21,7 @@ from headscope.config import CheckpointOptions, Companions
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, quality_change, question
-from headscope.evaluation.labels import open_text, with_labels
+from headscope.evaluation.texts import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, inputs_of

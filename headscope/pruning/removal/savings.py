@@ -28,9 +28,9 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs, outputs, with_cache
-from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import frozen_parameters
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
 from headscope.pruning.model_inputs import InputTexts

@@ -20,10 +20,9 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site
 from headscope.model.forward import ModelInputs, max_abs_difference, outputs, reference, with_cache
-from headscope.model.gating import masked
-from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import is_half, suppress_warnings, through_attend
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import frozen_parameters, masked
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.model_inputs import InputTexts
 

@@ -16,11 +16,11 @@ from headscope.engine.base import Analysis
 from headscope.engine.declarations import analysis_options, checked_options
 from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.evaluation.labels import open_text, with_labels
+from headscope.evaluation.texts import open_text, with_labels
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.scores_file import read_heads
 
 

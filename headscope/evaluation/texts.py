@@ -1,0 +1,238 @@
+"""The text of a command, the labels that predictions are compared with, and prompts in pairs, clean and corrupt."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from headscope.config import TextFiles
+from headscope.data.batching import UNCUT
+from headscope.data.corpus import Contrast, Corpus, Sentence, open_corpus
+from headscope.data.encoded import Encoded
+from headscope.data.labels import class_number, with_classes, with_tags
+from headscope.data.lines import Lines, in_step, read_lines, text_name
+from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.formats.base import Checkpoint, SideName
+
+
+def open_text(
+    files: TextFiles, *, parses: Path | None = None, target_parses: Path | None = None, max_sentences: int | None = None
+) -> Corpus:
+    """The corpus of a command, without its labels; those in CoNLL columns are the text where there is no other.
+
+    ConfigError where two options say what the other texts of pairs are.
+    """
+    if files.pairs and files.source2 is not None:
+        raise ConfigError("--source2 and --pairs both say where the other text of a pair is; give one of them")
+    return open_corpus(
+        files.source,
+        target=files.target,
+        second=files.source2,
+        parses=parses,
+        target_parses=target_parses,
+        columns=files.labels if files.source is None and parses is None else None,
+        pairs=files.pairs,
+        max_sentences=max_sentences,
+    )
+
+
+def with_labels(checkpoint: Checkpoint, corpus: Corpus, labels: Lines | None, *, option: str = "--labels") -> Corpus:
+    """The corpus with what the checkpoint should say, unless `labels` is None.
+
+    Of a classifier a file (or list) with a class a line, of a token classifier a file of CoNLL columns. ConfigError for
+    other models, DataError where labels do not fit the text or the model.
+    """
+    if labels is None:
+        return corpus
+    if why := no_labels(checkpoint):
+        raise ConfigError(f"{option}: {why}; leave it out")
+    if checkpoint.predicts == "classes":
+        return with_classes(corpus, labels, checkpoint.label_names)
+    if corpus.has_second:
+        raise ConfigError(f"{option}: tags are of the words of one text; leave out --source2 and --pairs")
+    if not isinstance(labels, (str, Path)):
+        raise ConfigError(f"{option}: tags come from a file of CoNLL columns, a word and its tag a line")
+    return with_tags(corpus, Path(labels), checkpoint.label_names)
+
+
+def no_labels(checkpoint: Checkpoint) -> str | None:
+    """Why a checkpoint's predictions cannot be compared with labels. Returns None if they can."""
+    kind = f"a model of type {checkpoint.model_type!r}"
+    if not checkpoint.label_names:
+        return f"{kind} is no classifier"
+    if len(checkpoint.label_names) == 1:
+        return f"{kind} with one output predicts a number, which is no class"
+    if checkpoint.exclusive_labels:
+        return None
+    return f"{kind} gives a text several labels at once (problem_type multi_label_classification)"
+
+
+class Place(NamedTuple):
+    """Where an answer is read, and the id that stands for it.
+
+    `length` ids of the text are the prompt, without `ending` special ones that close a text; `position` is that of the
+    output, and `longer` says that the answer goes on.
+    """
+
+    length: int
+    position: int
+    answer: int
+    longer: bool = False
+    ending: int = 0
+
+
+Find = Callable[[Checkpoint, Sentence, str], Place]
+"""From a prompt and an answer to the place where it is read; DataError (without the line) where there is none."""
+
+
+def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers: Lines) -> Corpus:
+    """A corpus of prompts with their corrupt versions and answers, line by line.
+
+    A line of `answers` is what the model should say, and after a tab what it should not. Causal models go on from the
+    prompt; models with an encoder and a decoder read the prompt and say the answer, after `target` where the corpus has
+    one; masked language models say it in the place of the mask in the prompt; classifiers say a class. Of an answer of
+    several subwords the first is read. DataError, with the line, where a prompt and its corrupt version have different
+    numbers of subwords, where both answers begin alike, and where an answer is none. ConfigError for models that say
+    nothing.
+    """
+    find = _finder(checkpoint)
+    if clean.has_target and not checkpoint.two_sided:
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
+    names = (clean.name, _name(corrupt, "corrupt"), _name(answers, "answer"))
+    contrasts: list[Contrast] = []
+
+    def lines() -> Iterator[tuple[tuple[Sentence, str], str]]:
+        pairs = in_step(clean.read(), read_lines(corrupt), names[:2])
+        return in_step(pairs, read_lines(answers), (names[0], names[2]))
+
+    for (sentence, other), line in lines():
+        if len(contrasts) < clean.count:
+            contrasts.append(_contrast(checkpoint, find, sentence, other, line, names))
+
+    def prompts() -> Iterator[Sentence]:
+        for ((sentence, _), line), contrast in zip(lines(), contrasts, strict=False):
+            yield sentence._replace(
+                target=joined(sentence.target or "", _answers(line)[0]) if checkpoint.two_sided else None,
+                contrast=contrast,
+            )
+
+    return clean.as_prompts(prompts, has_target=checkpoint.two_sided)
+
+
+def _name(text: Lines, kind: str) -> str:
+    return text_name(text) if isinstance(text, (str, Path)) else kind
+
+
+def _finder(checkpoint: Checkpoint) -> Find:
+    if checkpoint.predicts == "classes":
+        return _class
+    if checkpoint.predicts == "words":
+        return _translated if checkpoint.two_sided else _continued if checkpoint.decodes else _filled
+    raise ConfigError(
+        f"--clean: a model of type {checkpoint.model_type!r} has no answers; take one that predicts words or classes"
+    )
+
+
+def _contrast(
+    checkpoint: Checkpoint, find: Find, sentence: Sentence, corrupt: str, line: str, names: tuple[str, str, str]
+) -> Contrast:
+    number = sentence.number + 1
+    try:
+        answer, *wrong = [find(checkpoint, sentence, text) for text in _answers(line)]
+    except DataError as error:
+        raise DataError(f"{names[2]}:{number}: {error}") from error
+    if wrong and wrong[0].answer == answer.answer:
+        raise DataError(
+            f"{names[2]}:{number}: both answers begin with {checkpoint.subwords([answer.answer])[0]!r}, and the first "
+            "subword is what is read; give answers that differ there"
+            if checkpoint.predicts == "words"
+            else f"{names[2]}:{number}: both answers are the same class"
+        )
+    corrupt_length = len(_encoded(checkpoint, corrupt).ids) - answer.ending
+    if corrupt_length != answer.length:
+        raise DataError(
+            f"{names[1]}:{number}: {corrupt_length} subwords, and {names[0]}:{number} has {answer.length}; a prompt "
+            "and its corrupt version must have as many"
+        )
+    longer = any(place.longer for place in (answer, *wrong))
+    return Contrast(corrupt, answer.length, answer.position, answer.answer, wrong[0].answer if wrong else None, longer)
+
+
+def _answers(line: str) -> list[str]:
+    """The answer, and the wrong one where there is one."""
+    answers = [answer.rstrip() for answer in line.split("\t")]
+    if len(answers) > 2 or not all(answers):
+        raise DataError("a line is an answer, or two with one tab between: the right one and a wrong one")
+    return answers
+
+
+def joined(before: str, answer: str) -> str:
+    """A text and its continuation; a space comes between where both would run together into one word."""
+    ends = (before[-1:], answer[:1])
+    apart = all(end.isalnum() and unicodedata.east_asian_width(end) not in "WF" for end in ends)
+    return f"{before} {answer}" if apart else before + answer
+
+
+def _encoded(checkpoint: Checkpoint, text: str, side: SideName = "source") -> Encoded:
+    return checkpoint.encode([text], side=side, limit=UNCUT)[0]
+
+
+def _class(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    length = len(_encoded(checkpoint, sentence.source).ids)
+    return Place(length, 0, class_number(answer, checkpoint.label_names))
+
+
+def _continued(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    """The first subword after the prompt, of both written in one."""
+    prompt, whole = (_encoded(checkpoint, text) for text in (sentence.source, joined(sentence.source, answer)))
+    backwards = zip(reversed(prompt.ids[1:]), reversed(whole.ids), reversed(prompt.special), strict=False)
+    # as many special ids as both end with close a text
+    ending = sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1] and ids[2], backwards))
+    length, last = len(prompt.ids) - ending, len(whole.ids) - ending
+    _refuse_other_start(prompt.ids[:length], whole.ids[:last], answer)
+    if last == length + 1 and whole.unknown > prompt.unknown:
+        raise DataError(f"the vocabulary has no {answer!r}")
+    return Place(length, length - 1, whole.ids[length], last > length + 1, ending)
+
+
+def _translated(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    """The first subword that the decoder says after its start and the beginning of the translation."""
+    text = joined(sentence.target or "", answer)
+    inputs, (said,) = _encoded(checkpoint, text, "target"), checkpoint.labels([text], limit=UNCUT)
+    special = {number for number, is_special in zip(inputs.ids, inputs.special, strict=True) if is_special}
+    position = next((place for place, number in enumerate(said) if number not in special), len(said))
+    if sentence.target is not None:
+        before = _encoded(checkpoint, sentence.target, "target")
+        words = [place + 1 for place, is_special in enumerate(before.special) if not is_special]
+        begun = before.first(max(words, default=0)).ids
+        _refuse_other_start(begun, inputs.ids, answer)
+        position = len(begun) - 1
+    if position >= len(inputs.ids) or position >= len(said):
+        raise DataError(f"the vocabulary makes nothing of {answer!r}")
+    longer = not all(inputs.special[position + 2 :])
+    return Place(len(_encoded(checkpoint, sentence.source).ids), position, said[position], longer)
+
+
+def _filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
+    """The first subword of the answer, written in the place of the mask."""
+    try:
+        mask = checkpoint.mask_id()
+    except CheckpointError as error:
+        raise ConfigError(f"--clean: {error}") from error
+    prompt, token = _encoded(checkpoint, sentence.source), checkpoint.subwords([mask])[0]
+    if prompt.ids.count(mask) != 1 or sentence.source.count(token) != 1:
+        raise DataError(f"its prompt has {prompt.ids.count(mask)} masks; write {token} once, where the answer belongs")
+    whole, position = _encoded(checkpoint, sentence.source.replace(token, answer)), prompt.ids.index(mask)
+    _refuse_other_start(prompt.ids[:position], whole.ids, answer)
+    return Place(len(prompt.ids), position, whole.ids[position], len(whole.ids) > len(prompt.ids))
+
+
+def _refuse_other_start(before: list[int], whole: list[int], answer: str) -> None:
+    if whole[: len(before)] != before or len(whole) <= len(before):
+        raise DataError(
+            f"with {answer!r} the end of its prompt is split into other subwords; if there is a space, it belongs to "
+            "the answer"
+        )
