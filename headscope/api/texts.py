@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from headscope.config import TextFiles
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, open_text
+from headscope.data.labels import with_labels
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.texts import open_text, with_answers, with_labels
+from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint
 
 Text: TypeAlias = "str | PathLike[str] | Iterable[str] | Iterable[tuple[str, str]] | tuple[Any, Any] | Texts"

@@ -36,7 +36,8 @@ from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, e
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, inputs_of
-from headscope.files.reading import read_record
+from headscope.files.reading import read_objects, read_record
+from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId
@@ -53,11 +54,11 @@ from headscope.pruning.removal.export import export_for
 from headscope.pruning.removal.record import Removed, Shrunk, pushed
 from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shrink, write_shrunk
 from headscope.pruning.selection import OpenedSelection, open_selection
-from headscope.pruning.sweep.cell_files import Record, finished_cells, write_cell
+from headscope.pruning.sweep.cell_files import CELLS, SWEEP, Record, finished_cells, write_cell
+from headscope.pruning.sweep.cell_files import RECORD as SWEEP_RECORD
 from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
-from headscope.pruning.sweep.sweep import RECORD as SWEEP_RECORD
-from headscope.pruning.sweep.sweep import SWEEP, difference, write_conclusion, write_record
+from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
 from headscope.pruning.sweep.table import MeasuredCells
 
 COMPARED = 32
@@ -187,7 +188,8 @@ def chosen_heads(opened: Opened, *, progress: Progress = no_progress) -> list[He
     unpruned, *sized = sorted(context.cells, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
     if not opened.config.searches:
         return ranked_out(context, sized[0])
-    kept = finished_cells(context.config.out, context.gating, context.metric).records
+    folder = context.config.out
+    kept = finished_cells(read_objects(folder / CELLS), folder, context.gating, context.metric).records
     sized = [cell for cell in sized if cell.keep != context.gating.heads]
     with progress("measuring sizes", 1 + len(sized)) as step:
         baseline = _measured(context, unpruned, kept)
@@ -209,14 +211,14 @@ def chosen_heads(opened: Opened, *, progress: Progress = no_progress) -> list[He
 
 def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonInferiority | None:
     """Whether the model of a cell is as good as the unpruned one; None where that is no baseline."""
-    return MeasuredCells.of([baseline, record], context.config, margin=context.config.tolerance).verdict([1])
+    return MeasuredCells.of([baseline, record], context.bootstrap, margin=context.config.tolerance).verdict([1])
 
 
 def _measured(context: SweepContext, cell: Cell, kept: Mapping[str, Record]) -> Record:
     """The record of a cell, measured now unless it is kept."""
     try:
         if cell.method == UNPRUNED and cell.name in kept:
-            context.check_baseline(np.array(kept[cell.name]["sums"]))
+            context.why_no_baseline(np.array(kept[cell.name]["sums"]))
         record = kept.get(cell.name) or run_cell(context, cell)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--margin", "--max-drop")) from None
@@ -273,7 +275,7 @@ def run_shrink(
     with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=begun) as place:
         sizes = place.path / SIZES
         opened.put_sizes(sizes)
-        write_record(opened.sizes, shrink=_identity(config))
+        write_json(sizes / SWEEP_RECORD, SWEEP.described(sweep_record(opened.sizes) | {"shrink": _identity(config)}))
         done = small_model(opened, progress=progress)
 
         def add(folder: Path) -> None:
@@ -281,7 +283,7 @@ def run_shrink(
             if config.searches:
                 shutil.copytree(sizes, folder / SIZES)
                 opened.put_sizes(folder / SIZES)
-                write_conclusion(opened.sizes)
+                write_conclusion(opened.sizes, sweep_record(opened.sizes))
             if draw is not None:
                 draw(folder, config.out.resolve().name)
 
@@ -315,8 +317,8 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
             data=opened.compared,
             text=opened.text,
             bench=bench,
-            asked=opened.asked,
         )
+        done = replace(done, quality=quality_change(checkpoint, done.checkpoint, opened.asked))
         step(1)
         if opened.second is not None:
             done = replace(done, elsewhere=quality_change(checkpoint, done.checkpoint, opened.second))
@@ -331,10 +333,11 @@ def _identity(config: ShrinkConfig) -> dict[str, Any]:
 
 def _difference(folder: Path, opened: Opened) -> str:
     """In what an interrupted run differs from this one; empty: in nothing."""
-    options, now = read_record(folder / SWEEP_RECORD).get("shrink"), _identity(opened.config)
+    saved, now = read_record(folder / SWEEP_RECORD), _identity(opened.config)
+    options = saved.get("shrink")
     if not isinstance(options, dict):
         return f"{folder / SWEEP_RECORD} cannot be read"
     if others := changed(now, options, ShrinkConfig):
         name = others[0]
         return f"the run in {folder.parent} was begun with {flag(name)} {options.get(name)}, now {now[name]}"
-    return (difference(folder, opened.sizes) or "").partition(";")[0]
+    return (difference(folder, sweep_record(opened.sizes), saved) or "").partition(";")[0]

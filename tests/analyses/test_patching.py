@@ -16,7 +16,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch
 from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
-from headscope.evaluation.texts import with_answers
+from headscope.evaluation.prompts import with_answers
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site

@@ -10,7 +10,7 @@ from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.texts import joined, with_answers
+from headscope.evaluation.prompts import joined, with_answers
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from tests.makers.decoders import byte_level, decoder

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from headscope.data.corpus import Corpus, Sentence
-from headscope.evaluation.texts import with_answers
+from headscope.evaluation.prompts import with_answers
 from tests.oracles import speakers, tiny
 from tests.oracles.tiny import MASK, PAD, PIECES, START
 

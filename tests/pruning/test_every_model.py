@@ -15,11 +15,11 @@ import torch
 import headscope as hs
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig, EvaluateConfig, TextFiles
-from headscope.data.corpus import open_corpus
+from headscope.data.corpus import open_corpus, open_text
+from headscope.data.labels import with_labels
 from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.run import run_each_head, run_evaluation
-from headscope.evaluation.texts import open_text, with_labels
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout

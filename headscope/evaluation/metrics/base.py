@@ -20,10 +20,10 @@ import torch
 
 from headscope.bootstrap import GROUPS, Array, Bootstrap, Estimate, GroupSums, interval
 from headscope.data.corpus import Corpus
+from headscope.data.labels import no_labels
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, likelihood
 from headscope.evaluation.states import StateComparison, compare_states
-from headscope.evaluation.texts import no_labels
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions

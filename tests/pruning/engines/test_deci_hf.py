@@ -61,7 +61,7 @@ def test_a_number_of_key_value_heads_for_each_layer(tmp_path: Path) -> None:
 
 
 def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: Path) -> None:
-    """As a Llama with the same numbers, empty layers and all: every value is that of the folder beside it, rounded."""
+    """As a Llama with the same numbers, empty layers and all: values of the folder beside it, up to rounding."""
     path = decoders.saved(tmp_path / "whole", "llama", tokenizer=decoders.byte_level())
     removed(path, tmp_path / "fewer", heads="decoder-self.1.*", export=())
     removed(tmp_path / "fewer", tmp_path / "small", merge_kv=(4, 1, 2))
