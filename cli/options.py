@@ -1,4 +1,7 @@
-"""Commands made of config classes: their fields are the options; and `--config`, which sets any of them."""
+"""Commands made of config classes: their fields are the options; and `--config`, which sets any of them.
+
+Lists that help texts name in braces, such as {metrics}, are what registries know when the help is asked for.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,13 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import typer
 
+from headscope.config.engines import engine_list, export_list, goal_list, quantization_list
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
 from headscope.config.option import check_options, declared_options, flag, flag_of, values_left_out
+from headscope.engine.declarations import metric_names, objective_names
 from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
+from headscope.pruning.options.learn import learners
 
 C = TypeVar("C")
 STDIN = Path("-")
@@ -155,7 +161,6 @@ def _help(entry: Field[Any]) -> str:
     text: str = entry.metadata["help"]
     if "{" not in text:
         return text
-    from headscope.cli.help_lists import filled
 
     return filled(text)
 
@@ -224,3 +229,25 @@ def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
 def names(text: str | None) -> list[str]:
     """`a, b` as a list."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+LISTS: Mapping[str, Callable[[], list[str]]] = {
+    "{objectives}": objective_names,
+    "{prompt_objectives}": lambda: objective_names(prompts=True),
+    "{metrics}": metric_names,
+    "{learners}": lambda: list(learners()),
+    "{priced}": lambda: [name for name, learner in learners().items() if learner.priced],
+    "{gate_rates}": lambda: [f"{learner.gate_lr:g} ({name})" for name, learner in learners().items()],
+    "{engines}": engine_list,
+    "{exports}": export_list,
+    "{engines_later}": lambda: engine_list(later=True),
+    "{quantizations}": quantization_list,
+    "{goals}": goal_list,
+}
+
+
+def filled(text: str) -> str:
+    """A help text with its lists."""
+    for name, known in LISTS.items():
+        text = text.replace(name, ", ".join(known())) if name in text else text
+    return text

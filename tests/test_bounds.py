@@ -28,7 +28,7 @@ from headscope.files.serialize import KEY_PARTS, from_plain, read_toml
 from headscope.formats.base import LONGEST
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
-from headscope.model.decoding.beams import SearchConfig
+from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer_config import StackConfig
 from headscope.pruning.sweep.table import with_seeds
 from headscope.report.readers.run import RunError, load_run

@@ -38,7 +38,7 @@ from pathlib import Path
 from headscope.distributed import process_group
 from headscope.training.config import TrainConfig
 from headscope.training.trainer import train
-from headscope.training.variants.baseline import Baseline
+from headscope.training.variants.widths import Baseline
 
 folder, out = map(Path, sys.argv[1:])
 texts = {"source": folder / "source", "target": folder / "target"}

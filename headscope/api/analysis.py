@@ -31,8 +31,8 @@ from headscope.files.output_checks import check_folder, inputs_of
 from headscope.files.tables import Example
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
-from headscope.model.gating import masked
 from headscope.model.process_settings import keep_few_kernels
+from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
 from headscope.results import Signature

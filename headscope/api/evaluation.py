@@ -23,8 +23,8 @@ from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.formats.base import DTYPES, Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.discovery import eval_mode
-from headscope.model.gating import masked
 from headscope.model.mixing.experts import one_expert
+from headscope.model.taps import masked
 from headscope.registry import unknown
 from headscope.results import Signature
 

@@ -1,16 +1,20 @@
-"""A corpus in batches, cut by tokens from windows of sentences sorted by length.
+"""A corpus in batches, cut by tokens from windows of sentences sorted by length, and made ahead in a thread.
 
 Each batch is within one *fold* (sentence number mod 8), so that statistics kept per batch can be bootstrapped like
-those kept per sentence."""
+those kept per sentence.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -32,6 +36,52 @@ from headscope.data.labels import label_row
 from headscope.data.parses import Parse
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError
+
+T = TypeVar("T")
+PATIENCE = 0.1
+"""Seconds after which the thread looks whether anybody still waits for it."""
+
+
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """The same items in the same order; the next one is made in a thread meanwhile.
+
+    An error of `items` is raised where its item would have come. Whoever stops early ends the thread.
+    """
+    made: Queue[tuple[T | None, BaseException | None]] = Queue(maxsize=1)
+    over = Event()
+
+    def put(item: T | None, error: BaseException | None) -> None:
+        while not over.is_set():
+            try:
+                return made.put((item, error), timeout=PATIENCE)
+            except Full:
+                continue
+
+    def make() -> None:
+        try:
+            for item in items:
+                put(item, None)
+                if over.is_set():
+                    return
+        except BaseException as error:  # raised by the one who waits
+            put(None, error)
+        else:
+            put(None, StopIteration())
+
+    thread = Thread(target=copy_context().run, args=(make,), daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = made.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc]
+    finally:
+        over.set()
+        thread.join()
+
 
 DEFAULT_LIMIT = 512
 DEFAULT_TOKENS = 2048

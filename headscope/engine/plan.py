@@ -13,7 +13,6 @@ import torch
 from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.config import AnalyzeOptions
-from headscope.data.ahead import ahead
 from headscope.data.batching import (
     DEFAULT_TOKENS,
     PROBED,
@@ -21,6 +20,7 @@ from headscope.data.batching import (
     BatchTrial,
     Memory,
     Omissions,
+    ahead,
     automatic_tokens,
     batches,
     sentence_limit,

@@ -26,8 +26,8 @@ from headscope.distributed import ALONE, Processes, fetch, upload, widest
 from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
-from headscope.model.gating import masked
 from headscope.model.native.transformer import PartialForward, Transformer
+from headscope.model.taps import masked
 from headscope.model.threads import threads_for_pass
 
 Hiding = Literal["each", "random"]

@@ -28,8 +28,8 @@ from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
-from headscope.model.gating import masked
 from headscope.model.mixing.experts import one_expert
+from headscope.model.taps import masked
 
 RECORD = "pruning.json"
 COMPANIONS = ("dicts", "hp", "bpe")

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.forward import ModelInputs, outputs
-from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import through_attend
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import frozen_parameters
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from headscope.distributed import upload
 from headscope.errors import NumericalError
 from headscope.heads import HeadId
 from headscope.model.discovery import base_of, track_calls
-from headscope.model.gating import masked
-from headscope.model.gradients import frozen_parameters
 from headscope.model.interface import through_attend
 from headscope.model.nonfinite import HALVES, deferred_checks, first_non_finite, is_finite
+from headscope.model.taps import frozen_parameters, masked
 from headscope.model.threads import threads_for_pass
 
 PATCH = 16 * 16 * 3  # numbers of a picture that are one position of most models

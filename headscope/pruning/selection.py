@@ -142,7 +142,7 @@ class Selection:
     """Which heads go and stay, and what is known of it.
 
     `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt; `quality` what a
-    loss measures (`headscope.pruning.learning.training_loss`, called `title`): "before", with the heads "masked" and,
+    loss measures (`headscope.pruning.learning.examples`, called `title`): "before", with the heads "masked" and,
     where it was trained further, "tuned". `quantity` is its name in records: "nll" or "damage".
     `model` says whether the checkpoint's weights have changed, `removed_to` where a smaller one was written.
     """

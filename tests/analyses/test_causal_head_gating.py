@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.attribution.causal_gates import (
+from headscope.attribution.fitted_gates import (
     FittedGates,
     GatingFit,
     fit_gates,

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import headscope as hs
-from headscope.attribution.streaming_gates import (
+from headscope.attribution.fitted_gates import (
     LabelledText,
     StreamingFit,
     distillation_loss,

@@ -11,11 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.attribution.explained import mean_context, other_context, random_shifts, replacement
 from headscope.attribution.gatevector import (
     GateFunction,
     ablation,
     integrated_gradients,
+    mean_context,
+    other_context,
+    random_shifts,
+    replacement,
     shapley,
     split_gates,
 )
@@ -27,8 +30,8 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
-from headscope.model.gating import gated, masked
 from headscope.model.prefix_cache import resumable_layers
+from headscope.model.taps import gated, masked
 from tests.oracles import gate_games, speakers, tiny
 from tests.oracles.gate_games import Game
 from tests.oracles.run_options import run_options

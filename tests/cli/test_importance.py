@@ -22,7 +22,7 @@ from headscope.engine.base import RunOptions
 from headscope.engine.plan import analyze, choose_analyses, chosen_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.model.gradients import frozen_parameters
+from headscope.model.taps import frozen_parameters
 from tests.oracles import speakers
 from tests.oracles.commands import ran
 

@@ -16,12 +16,12 @@ from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.size import flops
 from headscope.heads import HeadId
-from headscope.model.capture import capture
 from headscope.model.discovery import AttentionSite, find_attention
 from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.removal_plan import plan_removal
+from headscope.model.taps import capture
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export

@@ -27,10 +27,10 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.model import attention
 from headscope.model.attention import AttentionCall, ScoreOptions, attention_scores, attention_weights, repeat_groups
-from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
 from headscope.model.streaming import context, statistics, visibility
 from headscope.model.streaming.context import streaming
+from headscope.model.taps import observing
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options

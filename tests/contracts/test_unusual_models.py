@@ -12,10 +12,9 @@ from transformers import AutoConfig, AutoModel
 
 from headscope.errors import CheckpointError
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture
 from headscope.model.discovery import find_attention, probe_inputs
-from headscope.model.gating import gated
 from headscope.model.projections import projections
+from headscope.model.taps import capture, gated
 from tests.contracts.architectures import (
     BY_NAME,
     VOCABULARY,

@@ -16,8 +16,7 @@ import headscope as hs
 from headscope.api.analysis import measure_heads
 from headscope.config import AnalyzeOptions
 from headscope.data import batching
-from headscope.data.ahead import ahead
-from headscope.data.batching import MOST_TOKENS, SHARE, BatchingOptions, BatchTrial, fitting_tokens
+from headscope.data.batching import MOST_TOKENS, SHARE, BatchingOptions, BatchTrial, ahead, fitting_tokens
 from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.plan import batch_tokens, choose_analyses

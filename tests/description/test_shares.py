@@ -12,7 +12,7 @@ from headscope.analyses.explained import add_tests
 from headscope.bootstrap import Bootstrap
 from headscope.description.features import FEATURES
 from headscope.description.loglinear import Description, fitted, loss_and_gradient, with_pairs
-from headscope.description.mass import Masses, functions_for, masses
+from headscope.description.pair_function import Masses, functions_for, masses
 from headscope.description.sample import Laid
 from headscope.description.shares import Explained, among, explained
 from headscope.engine.base import AnalysisReport

@@ -21,7 +21,7 @@ from headscope.errors import ConfigError, DataError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId
-from headscope.model.gating import gated
+from headscope.model.taps import gated
 from tests.oracles import classifiers, tiny
 from tests.oracles.classifiers import NAMES
 

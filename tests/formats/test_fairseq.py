@@ -17,7 +17,7 @@ from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputE
 from headscope.formats.base import open_checkpoint
 from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.fairseq.config import ARCHITECTURES
-from headscope.formats.torch_files import read_tensors, read_torch
+from headscope.formats.pickles import read_tensors, read_torch
 from headscope.heads import Site
 from headscope.model.native.shrink import fold_mixings
 from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
@@ -162,7 +162,7 @@ def mhr(shared: Path) -> FairseqCheckpoint:
 
 
 def test_mhr_logits_and_weights(oracles: Path) -> None:
-    from headscope.model.capture import capture
+    from headscope.model.taps import capture
 
     mhr, folder = opened_mhr(oracles), oracles / "mhr" / "alpha" / "oracle"
     wanted, attention = np.load(folder / "tf_logits.npz"), np.load(folder / "tf_attention.npz")

@@ -21,7 +21,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import CONFIG, NATIVE, WEIGHTS
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
 from headscope.heads import Site
-from headscope.model.decoding.beams import SearchConfig
+from headscope.model.native.beams import SearchConfig
 from tests.oracles import native
 
 CODES = b"#version: 0.2\na b\nab c</w>\nd e\nde f\n"
@@ -139,7 +139,7 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
 
 
 def test_a_batch_reaches_all_three_sites(tmp_path: Path) -> None:
-    from headscope.model.capture import capture
+    from headscope.model.taps import capture
 
     loaded = open_checkpoint(str(saved(tmp_path / "c")), device="cpu")
     source = pad_side(loaded.encode(["abc f", "f"], side="source", limit=9))

@@ -27,8 +27,8 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.story_of_heads.checkpoint import STORY, StoryCheckpoint
 from headscope.heads import Site
-from headscope.model.capture import capture
-from headscope.model.mixing.gates import HardConcrete
+from headscope.model.mixing.linear import HardConcrete
+from headscope.model.taps import capture
 from tests.makers.shared import SHIPPED
 from tests.makers.story_files import HP, TOLD, written
 from tests.oracles import story

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture
-from headscope.model.decoding.beams import Hypothesis, SearchConfig, search
-from headscope.model.gating import gated
+from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import capture, gated
 from tests.oracles import beam as slow
 from tests.oracles import native
 

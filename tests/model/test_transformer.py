@@ -10,13 +10,12 @@ import torch
 
 from headscope.errors import ConfigError, DataError
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture
 from headscope.model.discovery import find_attention
-from headscope.model.gating import gated
 from headscope.model.native.layers import Attention, Layer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.projections import projections
+from headscope.model.taps import capture, gated
 from tests.oracles import native
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
-from headscope.model.capture import capture
+from headscope.model.taps import capture
 from tests.oracles import syntactic
 from tests.oracles.seen import Call, Place, Seen
 

@@ -17,7 +17,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, SideName, open_checkpoint
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import (
     WeightedText,
     anchor_texts,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection

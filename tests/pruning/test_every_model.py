@@ -21,14 +21,13 @@ from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.model.gating import gated
+from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.learning.examples import Distillation, LabelLoss, training_examples, training_loss
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import L0Options
 from headscope.pruning.learning.learners.subset import SubsetOptions
-from headscope.pruning.learning.training_examples import training_examples
-from headscope.pruning.learning.training_loss import Distillation, LabelLoss, training_loss
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig

@@ -18,8 +18,9 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
-from headscope.model.gating import gated
+from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.learning.examples import batch_loss, training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import (
@@ -30,8 +31,6 @@ from headscope.pruning.learning.learners.l0 import (
     nonzero_probability,
     settled_gates,
 )
-from headscope.pruning.learning.training_examples import training_examples
-from headscope.pruning.learning.training_loss import batch_loss
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal

@@ -16,9 +16,9 @@ import transformers
 import headscope as hs
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.plain_class import in_plain_class
+from headscope.formats.huggingface.selfcontained import in_plain_class
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture
+from headscope.model.taps import capture
 from headscope.pruning.closed_form.compensate import refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits

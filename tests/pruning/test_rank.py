@@ -17,7 +17,7 @@ from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits

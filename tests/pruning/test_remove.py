@@ -20,8 +20,8 @@ from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site, select_heads
-from headscope.model.gating import masked
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
+from headscope.model.taps import masked
 from headscope.pruning.engines.onnx_graph import OnnxGraph
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove
@@ -375,7 +375,7 @@ def test_the_command_prints_proof_savings_and_times(
 
     def watched(values: torch.Tensor, *given: Any) -> torch.Tensor:
         stack = [frame.filename for frame in traceback.extract_stack()]
-        if stack[-2].endswith("removal/shrink.py"):
+        if stack[-2].endswith("huggingface/shrink.py"):
             walks.append({name for name in stack if Path(name).is_relative_to(ROOT / "headscope")})
         return select(values, *given)
 

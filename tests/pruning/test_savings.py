@@ -12,8 +12,8 @@ import torch
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.size import size
 from headscope.formats.translate_options import TranslateOptions
-from headscope.model.decoding.beams import SearchConfig
 from headscope.model.forward import ModelInputs
+from headscope.model.native.beams import SearchConfig
 from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.removal.savings import Timing, allowed, in_turns, rest
 from tests.makers import decoders

@@ -14,12 +14,12 @@ import headscope as hs
 from headscope.config import EvaluateConfig
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_evaluation
+from headscope.pruning import shrink
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.shrink import SHARES
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
-from headscope.pruning.shrink import sizes
 from headscope.pruning.sweep import cells
 from tests.oracles import classifiers, speakers
 
@@ -105,7 +105,7 @@ def stops(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         left[0] -= 1
         return run(*given)
 
-    monkeypatch.setattr(sizes, "run_cell", once_more)
+    monkeypatch.setattr(shrink, "run_cell", once_more)
     yield left
 
 

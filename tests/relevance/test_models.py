@@ -87,7 +87,7 @@ def test_gradient_equals_plain_autograd(name: str) -> None:
 
 
 def _in_order(model: nn.Module, inputs: dict[str, Tensor]) -> list[Any]:
-    from headscope.model.capture import observing
+    from headscope.model.taps import observing
 
     found: list[Any] = []
     with torch.no_grad(), observing(model, lambda place, call: found.append(place)):

@@ -21,10 +21,10 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, attend, tapped
 from headscope.model.discovery import AttentionSite
-from headscope.model.gating import gated
 from headscope.model.mixing.experts import experts_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.taps import gated
 from headscope.relevance.rulesets import RULE_SETS
 from headscope.relevance.voita.explain import VoitaRelevance, projection_shares, record_trace, recorded_voita
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings

@@ -13,10 +13,9 @@ import torch
 from headscope.config import NoOptions, option
 from headscope.errors import ConfigError
 from headscope.heads import HeadId
-from headscope.training.composed import combine, find_variant, intersected
 from headscope.training.position import TrainingPosition
-from headscope.training.swaps.swaps import Swap, swap_heads
-from headscope.training.variant import VARIANTS, Variant
+from headscope.training.swaps import Swap, swap_heads
+from headscope.training.variant import VARIANTS, Variant, combine, find_variant, intersected
 from headscope.training.variants.disagreement import Disagreement
 from headscope.training.variants.mixing import LinearMixing, matrices_of
 from tests.oracles import lessons, mhr

@@ -283,7 +283,7 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
     assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
     batch = lessons.lesson(run)[0]
     contexts: list[float] = []
-    from headscope.model.capture import capture
+    from headscope.model.taps import capture
 
     with torch.no_grad(), capture(run.model, ("context",)) as heads:
         run.model(batch.source, batch.target, source_mask=batch.source_mask, target_mask=batch.target_mask)

@@ -15,7 +15,7 @@ from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.native.transformer import Transformer
 from headscope.training.data.batches import plan_batches, training_batches
-from headscope.training.swaps.selection import (
+from headscope.training.swap_scores import (
     FORK_SELECTIONS,
     SELECTIONS,
     Phase,
@@ -24,7 +24,7 @@ from headscope.training.swaps.selection import (
     decide,
     head_scores,
 )
-from headscope.training.swaps.swaps import (
+from headscope.training.swaps import (
     ForkHead,
     ForkSwap,
     Swap,

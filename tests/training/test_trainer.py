@@ -39,14 +39,13 @@ from headscope.training.data.batches import (
     epoch_plan,
 )
 from headscope.training.data.tokenizers import normaliser
-from headscope.training.files.checkpoints import average
-from headscope.training.files.state import Progress
+from headscope.training.files.checkpoints import Progress, average
 from headscope.training.position import TrainingPosition, rate
 from headscope.training.run_state import TrainingRun
 from headscope.training.train_loop import Silent
 from headscope.training.trainer import TrainingResult, make_run, train
 from headscope.training.variant import Variant
-from headscope.training.variants.baseline import Baseline
+from headscope.training.variants.widths import Baseline
 from tests.oracles import lessons
 from tests.oracles.smoothing import smoothed
 

@@ -11,12 +11,11 @@ import torch
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site
-from headscope.training.composed import find_variant
 from headscope.training.position import TrainingPosition
-from headscope.training.swaps.selection import SCORES, Phase, head_scores
-from headscope.training.swaps.swaps import Swap, swap_heads
+from headscope.training.swap_scores import SCORES, Phase, head_scores
+from headscope.training.swaps import Swap, swap_heads
 from headscope.training.trainer import make_run, train
-from headscope.training.variant import VARIANTS
+from headscope.training.variant import VARIANTS, find_variant
 from headscope.training.variants.swap import SwapHeads, SwapHistory, SwapOptions
 from tests.oracles import lessons
 from tests.oracles.swaps import differing
@@ -139,7 +138,7 @@ def test_scores_are_those_of_the_analyses(tmp_path: Path) -> None:
 
 
 def test_uniqueness_sentence_by_sentence(tmp_path: Path) -> None:
-    from headscope.model.capture import capture
+    from headscope.model.taps import capture
 
     its = lessons.begin(tmp_path, "baseline")
     its.model.eval()

@@ -30,9 +30,9 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, eval_mode, track_calls
 from headscope.model.forward import refuse_overflow
-from headscope.model.gradients import frozen_parameters, gradients_of
 from headscope.model.nonfinite import sums_are_finite
 from headscope.model.projections import WeightOwners
+from headscope.model.taps import frozen_parameters, gradients_of
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections

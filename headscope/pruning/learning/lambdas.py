@@ -16,8 +16,8 @@ from headscope.files.folders import Workplace, replacing_folder, to_resume, work
 from headscope.files.output_checks import OutputKind, contents, inputs_of
 from headscope.files.tables import write_csv
 from headscope.progress import Progress, no_progress
+from headscope.pruning.learning.examples import QUANTITIES
 from headscope.pruning.learning.learn import finished, resumable, run_learning
-from headscope.pruning.learning.training_loss import QUANTITIES
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.selection import CHOICE
 from headscope.version import VERSION

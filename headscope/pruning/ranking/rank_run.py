@@ -25,10 +25,9 @@ from headscope.formats.base import FORMATS, Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.gate_layout import GateLayout, tie_remarks
+from headscope.pruning.learning.examples import PruningLoss, training_examples, training_loss
 from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import loss_of, recipe_of, tune
-from headscope.pruning.learning.training_examples import training_examples
-from headscope.pruning.learning.training_loss import PruningLoss, training_loss
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.refit import DAMPING, as_text
 from headscope.pruning.options.shared import Freeze

@@ -23,10 +23,10 @@ import torch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.size import Size
-from headscope.model.decoding.in_parts import generates
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs, outputs, with_cache
 from headscope.model.interface import suppress_warnings
+from headscope.model.native.in_parts import generates
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
 from headscope.pruning.model_inputs import InputTexts

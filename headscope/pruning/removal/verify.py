@@ -17,11 +17,11 @@ from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
-from headscope.model.decoding.in_parts import cached_difference, generates
 from headscope.model.forward import max_abs_difference, outputs, reference, rounds
-from headscope.model.gating import masked
 from headscope.model.interface import is_half, suppress_warnings, through_attend
+from headscope.model.native.in_parts import cached_difference, generates
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import masked
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.model_inputs import InputTexts
 

@@ -26,9 +26,9 @@ from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_me
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
+from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import run_learning
-from headscope.pruning.learning.training_loss import training_objective
 from headscope.pruning.options.learn import LEARNERS, LearnConfig
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.sweep import SweepConfig

@@ -20,7 +20,7 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.scores_file import read_heads
 
 

@@ -22,7 +22,7 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.engines.base import EngineOptions
 from headscope.pruning.engines.convert import convert_for_engine
-from headscope.pruning.engines.ctranslate2 import translations
+from headscope.pruning.engines.ctranslate2 import translators
 from headscope.pruning.engines.ctranslate2.export import CTranslate2
 from headscope.pruning.engines.ctranslate2.translators import translator_of
 from headscope.pruning.options.remove import RemoveConfig
@@ -242,7 +242,7 @@ def test_an_empty_translation_is_one_too(tmp_path: Path) -> None:
 def test_what_is_translated_differently_without_a_reason_is_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(translations, "same_texts", lambda *_: [])
+    monkeypatch.setattr(translators, "same_texts", lambda *_: [])
     with pytest.raises(CheckpointError, match="8 of 8"):
         converted(trained_here(), tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -250,9 +250,9 @@ def test_what_is_translated_differently_without_a_reason_is_not_kept(
 
 def test_a_choice_that_is_not_the_likeliest_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trained_here()
-    restraints = translations.restraints_of(made, translator_of(made).tokens)
-    monkeypatch.setattr(translations, "restraints_of", lambda *_: restraints)
-    monkeypatch.setattr(translations.Restraints, "options", {"suppress_sequences": [["<pad>"], ["i"]]})
+    restraints = translators.restraints_of(made, translator_of(made).tokens)
+    monkeypatch.setattr(translators, "restraints_of", lambda *_: restraints)
+    monkeypatch.setattr(translators.Restraints, "options", {"suppress_sequences": [["<pad>"], ["i"]]})
     with pytest.raises(CheckpointError, match="logits"):
         converted(made, tmp_path / "out")
 

@@ -15,7 +15,7 @@ import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.record import Removed

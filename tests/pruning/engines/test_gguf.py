@@ -17,13 +17,11 @@ from tokenizers import pre_tokenizers
 import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.export import Gguf
-from headscope.pruning.engines.gguf.layers import LlamaDecoder, interleaved
-from headscope.pruning.engines.gguf.rotary import rotary_of
-from headscope.pruning.engines.gguf.vocabulary import SPLITS, vocabulary_of
-from headscope.pruning.engines.gguf.writer import write_gguf
+from headscope.pruning.engines.gguf.layers import LlamaDecoder, interleaved, rotary_of
+from headscope.pruning.engines.gguf.writer import SPLITS, vocabulary_of, write_gguf
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal

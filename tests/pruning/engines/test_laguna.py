@@ -19,10 +19,10 @@ from headscope.engine.base import ANALYSES
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.moments import collect_moments
-from headscope.pruning.engines.decoder_layers import PARTS
+from headscope.pruning.engines.decoders import PARTS
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named

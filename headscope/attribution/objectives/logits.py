@@ -1,0 +1,88 @@
+"""Logits: of the answer to a prompt against a wrong one, and of a model's own predictions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headscope.attribution.objectives.base import (
+    Objective,
+    ObjectiveOutput,
+    no_words,
+    objective,
+    per_sentence,
+    precise,
+    predicting,
+)
+from headscope.data.encoded import IGNORED, Batch
+from headscope.formats.base import Checkpoint
+
+
+@objective
+class AnswerObjective(Objective):
+    """logit(answer) − logit(wrong answer) at the place where a prompt asks for it (Wang et al. 2022).
+
+    Where a prompt has no wrong answer: log p(answer), in nats. A mean over it is over prompts.
+    """
+
+    name = "answer"
+    summary = "logit of the answer to a prompt, less that of the wrong answer"
+    needs_prompts = True
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        if checkpoint.predicts in ("words", "classes"):
+            return None
+        return "needs a model that predicts words or classes"
+
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
+        """The logits [b V] at the places that are asked for."""
+        assert batch.contrasts is not None, "the sentences are no prompts"
+        if checkpoint.predicts == "classes":
+            return checkpoint.class_scores(batch)
+        return checkpoint.logits_at(batch, batch.contrasts.positions)
+
+    def evaluate(
+        self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
+    ) -> ObjectiveOutput:
+        contrasts = batch.contrasts
+        assert contrasts is not None, "the sentences are no prompts"
+        logits, rows = precise(output), torch.arange(len(output), device=output.device)
+        right = logits[rows, contrasts.answers]
+        without = contrasts.wrong == IGNORED
+        wrong = logits[rows, contrasts.wrong.masked_fill(without, 0)]
+        values = right - torch.where(without, logits.logsumexp(dim=-1), wrong)
+        return ObjectiveOutput(values, torch.ones_like(values))
+
+
+@objective
+class Top1(Objective):
+    """Σ over positions of the largest logit; counts are positions. For a classifier the logit of its class.
+
+    A decoder predicts at every real position, teacher-forced; an encoder at every token that is not special,
+    with nothing hidden, and so does a model that tags words. `aim` [b t] (or [b]) holds the predicted ids: an altered
+    model's value is the logits of what the intact model predicts.
+    """
+
+    name = "top1"
+    summary = "logit of what the model says: the likeliest token of each position, or the class"
+
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
+        return None if checkpoint.label_names else no_words(checkpoint, has_target=has_target)
+
+    def output(self, checkpoint: Checkpoint, batch: Batch) -> Tensor:
+        return checkpoint.class_scores(batch) if checkpoint.predicts == "classes" else checkpoint.logits(batch)
+
+    def evaluate(
+        self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
+    ) -> ObjectiveOutput:
+        if aim is None:
+            aim = output.detach().argmax(dim=-1)  # [b t] or [b]
+        if output.ndim == 2:
+            values = precise(output).gather(1, aim[:, None])[:, 0]
+            return ObjectiveOutput(values, torch.ones_like(values), aim)
+        _, counted = predicting(batch, decodes=checkpoint.decodes)
+        rows, positions = counted.nonzero(as_tuple=True)
+        values = precise(output[rows, positions, aim[rows, positions]])
+        return ObjectiveOutput(per_sentence(values, rows, len(counted)), counted.sum(dim=1), aim)
