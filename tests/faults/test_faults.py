@@ -17,7 +17,6 @@ import pytest
 
 from headscope.cli import main
 from headscope.data.encoded import Batch
-from headscope.files import interrupts
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from tests.faults import cases
 from tests.faults.cases import CASES, Case
@@ -102,7 +101,7 @@ def test_what_a_killed_replacement_left_is_removed_where_the_older_run_is_comple
 
 
 @contextmanager
-def listening_to_a_signal(listening: Any = interrupts.listening) -> Iterator[None]:
+def listening_to_a_signal(listening: Any = main.listening) -> Iterator[None]:
     """Signals are listened to, and one comes."""
     with listening():
         signal.raise_signal(signal.SIGTERM)
@@ -112,7 +111,7 @@ def listening_to_a_signal(listening: Any = interrupts.listening) -> Iterator[Non
 @pytest.mark.parametrize(
     ("owner", "name", "instead"),
     [
-        (interrupts, "listening", listening_to_a_signal),
+        (main, "listening", listening_to_a_signal),
         (main, "process_settings", lambda: signal.raise_signal(signal.SIGTERM)),
     ],
 )
