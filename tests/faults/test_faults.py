@@ -17,6 +17,7 @@ import pytest
 
 from headscope.cli import main
 from headscope.data.encoded import Batch
+from headscope.files import writing
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from tests.faults import cases
 from tests.faults.cases import CASES, Case
@@ -101,7 +102,7 @@ def test_what_a_killed_replacement_left_is_removed_where_the_older_run_is_comple
 
 
 @contextmanager
-def listening_to_a_signal(listening: Any = main.listening) -> Iterator[None]:
+def listening_to_a_signal(listening: Any = writing.listening) -> Iterator[None]:
     """Signals are listened to, and one comes."""
     with listening():
         signal.raise_signal(signal.SIGTERM)
