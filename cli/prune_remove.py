@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 def remove(values: Mapping[str, Any], *, json: bool) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 
-    The output has the input's format. A Hugging Face class has one number of heads for all layers, so its
-    folder is self-contained: headscope opens it, and transformers does with trust_remote_code=True, without
-    headscope. Differences, savings and times are printed and kept in pruning.json. With --compensate the masked model
-    is the one whose output projections are refitted. With --merge-kv no head goes: key/value heads are merged, and
-    the model is compared with the one whose projections are averaged in place.
+    The output has the input's format. Differences, savings and times are printed and kept in pruning.json.
+
+    A Hugging Face class has one number of heads for all layers, so its folder is self-contained: headscope opens it,
+    and transformers does with trust_remote_code=True, without headscope. With --compensate the masked model is the one
+    whose output projections are refitted. With --merge-kv no head goes: key/value heads are merged, and the model is
+    compared with the one whose projections are averaged in place.
     """
     from headscope.pruning.removal.record import removal_record
     from headscope.pruning.removal.remove import run_removal

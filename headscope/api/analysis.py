@@ -21,7 +21,7 @@ from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.declarations import checked_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
-from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
+from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, reads, run_options, with_stanza
 from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
 from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -161,7 +161,7 @@ def measure_heads(
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
     batching = BatchingOptions(limit=options.max_length, long=options.long)
     limit = sentence_limit(checkpoint, batching)
-    if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
+    if options.parse == "stanza" and any(reads(cls, "parse") for cls in analyses):
         corpus = with_stanza(corpus, options, progress, processes)
     for_analyses = run_options(options, checkpoint, corpus, analyses, limit)
     tokens, said = options.batch_tokens, ""

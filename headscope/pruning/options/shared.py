@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import SEED, WHOLE
 from headscope.config.inputs import DATA, OUTPUT, BatchTokens, CheckpointOptions, ValidatedTextFiles
-from headscope.config.option import check_options, option, plain_options
+from headscope.config.option import check_options, flag_of, option, plain_options
+from headscope.errors import ConfigError
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
 GATE_LR = "Adam's rate for the gates; default: {gate_rates}."
@@ -64,19 +65,26 @@ class PruningOptions(HeadChoice):
         panel=LEARNING,
     )
     lr: float | None = option(
-        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", panel=LEARNING
+        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", panel=LEARNING, minimum=0
     )
     schedule: Literal["constant", "linear"] = option("constant", "linear: to 0 at the end.", panel=LEARNING)
-    warmup: int = option(0, "Updates in which the rates rise.", panel=LEARNING)
+    warmup: int = option(0, "Updates in which the rates rise.", panel=LEARNING, minimum=0)
     label_smoothing: float | None = option(
-        None, "Label smoothing; default: 0.1 for translation, else 0.", panel=LEARNING
+        None, "Label smoothing; default: 0.1 for translation, else 0.", panel=LEARNING, minimum=0, below=1
     )
-    clip: float = option(1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING)
+    clip: float = option(1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING, minimum=0)
     seed: int = option(1, "Seed of gates, noise, dropout and data order.", panel=LEARNING, minimum=0, maximum=SEED)
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         return plain_options(self)
+
+    def refuse_learning(self) -> None:
+        """ConfigError for options of learning, of a run in which no weight changes; it has a seed all the same."""
+        for entry in fields(self):
+            learning = entry.metadata.get("panel") == LEARNING and entry.name not in ("seed", "tune_updates")
+            if learning and getattr(self, entry.name) != entry.default:
+                raise ConfigError(f"{flag_of(entry)} is about learning, and nothing learns; give --tune-updates N")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +95,7 @@ class SelectionConfig(PruningOptions):
         False, "Go on and cut the heads out, into DIR/pruned (prune remove).", panel=OUTPUT, identity=False, common=True
     )
     export: tuple[str, ...] = option(
-        (), "For --remove: as prune remove has it.", metavar="KIND", panel=OUTPUT, identity=False
+        (), "For --remove: as prune remove has it.", metavar="KIND", panel=OUTPUT, identity=False, of="remove"
     )
 
     def __post_init__(self) -> None:
