@@ -78,17 +78,16 @@ import os
 import signal
 import sys
 from headscope.cli import main
-from headscope.pruning.learning.training_loss import LabelLoss
+from headscope.pruning.learning import finetuning
 
-real, updates = LabelLoss.of, []
+real = finetuning.Tuner._forward
 
-def dies(self, checkpoint, batch):
-    updates.append(batch)
-    if len(updates) == 3 and os.environ["RANK"] == "1":
+def dies(self, numbers):
+    if self.update == 2 and self.processes.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, checkpoint, batch)
+    return real(self, numbers)
 
-LabelLoss.of = dies
+finetuning.Tuner._forward = dies
 main.run()
 """
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
-from headscope.data.corpus import Corpus, open_text
-from headscope.data.labels import with_labels
+from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes, pick_device, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions
@@ -24,6 +23,7 @@ from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
 from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
 from headscope.errors import ConfigError, OutputError
+from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.prompts import with_answers
 from headscope.files.folders import Build

@@ -16,11 +16,11 @@ from typing import Any
 
 from headscope.config import CheckpointOptions, EvaluateConfig, EvaluateOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
-from headscope.data.corpus import Corpus, open_text
+from headscope.data.corpus import Corpus
 from headscope.data.encoded import UnknownSubwords
-from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError
+from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, Metric, Pass, fitting_metrics, metrics_in_order
 from headscope.files.hub import is_cached

@@ -14,7 +14,6 @@ from headscope.config import Companions
 from headscope.errors import CheckpointError, HeadscopeError
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.size import flops
 from headscope.heads import HeadId
 from headscope.model.capture import capture
 from headscope.model.discovery import AttentionSite, find_attention
@@ -26,6 +25,7 @@ from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.merge_plan import plan_merge
+from headscope.pruning.removal.savings import flops
 from tests.contracts.architectures import sharpened
 from tests.contracts.catalogue import Entry, catalogue
 from tests.oracles import tiny

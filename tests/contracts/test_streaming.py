@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.data.batching import BatchingOptions, batches
+from headscope.data import batching
+from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
@@ -34,7 +35,6 @@ from headscope.model.streaming.context import streaming
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
-from tests.oracles.shuffled import together
 
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 OPTIONS = run_options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=2, explained_steps=1)
@@ -66,11 +66,12 @@ def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     _blocks(monkeypatch, queries=7, keys=11, masked=5)
     for name, number in (("RANDOM_SEQUENCES", 3), ("RANDOM_BLOCK", 5), ("FOLDS", 3), ("batches", _one_batch)):
         monkeypatch.setattr(plan, name, number)
+    monkeypatch.setattr(batching, "FOLDS", 1)
+    monkeypatch.setattr(batching._EncodedSentence, "length", lambda sentence: 1)  # not sorted, not parted
 
 
 def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
-    single = sorted(batches(*arguments, **options | {"tokens": 1}), key=lambda batch: int(batch.indices))
-    batch = together(single, fold=0)
+    (batch,) = batching.batches(*arguments, **options)
     lengths = batch.source.real.sum(dim=1).tolist()
     assert lengths[1] < min(lengths[0], lengths[2]), "padding in the middle"
     yield batch

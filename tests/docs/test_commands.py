@@ -61,12 +61,6 @@ def test_the_commands_of_a_page_run(page: Path, newcomer: Newcomer) -> None:
 
 
 @pytest.mark.slow
-def test_the_small_llama_has_learnt_something(newcomer: Newcomer) -> None:
-    said = re.fullmatch(r"perplexity (\d+\.\d) on 40 captions", newcomer.printed["python examples/make_llama.py"])
-    assert said is not None and float(said[1]) < 200, "of 512 pieces"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("page", WRITTEN, ids=name)
 def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, with the public API alone, where the page's commands were typed; captions are few."""

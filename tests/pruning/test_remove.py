@@ -177,10 +177,10 @@ def test_native_export_of_t5_is_the_plain_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "heads", "reason"),
     [
-        ("t5", "encoder-self.0.1", "layers"),
-        ("t5", "encoder-self.0.0,encoder-self.1.1,encoder-self.2.2,decoder-self.*.0,cross.*.0", "position"),
-        ("bert", "encoder-self.*.1", "wide"),
-        ("bart", "encoder-self.*.1", "number of heads"),
+        ("t5", "encoder-self.0.1", "one number of heads for all layers"),
+        ("t5", "encoder-self.0.0,encoder-self.1.1,encoder-self.2.2,decoder-self.*.0,cross.*.0", "share one position"),
+        ("bert", "encoder-self.*.1", "cannot say how wide a head is"),
+        ("bart", "encoder-self.*.1", "one number of heads"),
     ],
 )
 def test_native_export_is_refused_with_the_reason(tmp_path: Path, name: str, heads: str, reason: str) -> None:

@@ -220,7 +220,7 @@ def test_what_the_command_refuses(tmp_path: Path) -> None:
     text.write_text("a b\n", encoding="utf-8")
     command = ["prune", "subset", str(tmp_path / "whole"), "--out", str(tmp_path / "run"), "--device", "cpu"]
     for options, message in (
-        (["--keep", "5"], "text"),
+        (["--keep", "5"], "no text to learn from"),
         (["--keep", "5", "--source", str(text)], "needs --target"),
         (["--keep", "5", "--source", str(text), "--temperature", "0"], "--temperature 0 --end-temperature 0.05"),
         (["--keep", "5", "--source", str(text), "--cooldown", "0"], "--cooldown 0"),

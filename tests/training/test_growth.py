@@ -194,13 +194,13 @@ def test_the_forks_divisor_is_zero_for_two_heads() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gamma": -1.0}, "--gamma.*-1.0"),
-        ({"start_after": 31.0}, "--start-after.*31.0"),
-        ({"ratios": (1.0, 2.0)}, "--ratios 1,2.*encoder-self, decoder-self, cross"),
-        ({"ratios": (1.0, -1.0, 1.0)}, "negative"),
-        ({"norm_cap": 0.0}, "--norm-cap.*0.0"),
-        ({"compat": "fork"}, "--compat.*--gamma"),
-        ({"compat": "fork", "gamma": 40.0, "norm_cap": 3.0}, "--norm-cap.*fork"),
+        ({"gamma": -1.0}, "--gamma is -1.0; it must not be negative"),
+        ({"start_after": 31.0}, "--start-after is 31.0; it is a share of the run"),
+        ({"ratios": (1.0, 2.0)}, "--ratios 1,2: give one factor, or three for encoder-self, decoder-self, cross"),
+        ({"ratios": (1.0, -1.0, 1.0)}, "none of them negative"),
+        ({"norm_cap": 0.0}, "--norm-cap is 0.0"),
+        ({"compat": "fork"}, "--compat fork needs --gamma"),
+        ({"compat": "fork", "gamma": 40.0, "norm_cap": 3.0}, "--norm-cap is not in the fork"),
     ],
 )
 def test_options_of_mixing_that_mean_nothing(options: dict[str, Any], message: str) -> None:

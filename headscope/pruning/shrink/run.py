@@ -21,7 +21,6 @@ from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, inputs_of
 from headscope.files.reading import read_record
-from headscope.files.writing import write_json
 from headscope.formats.exports import MODEL_FILES
 from headscope.model.removal_plan import plan_removal
 from headscope.progress import Progress, no_progress
@@ -32,9 +31,8 @@ from headscope.pruning.removal.record import Removed, Shrunk, pushed
 from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shrink, write_shrunk
 from headscope.pruning.shrink.opened import Opened, open_shrink
 from headscope.pruning.shrink.sizes import chosen_heads, rank
-from headscope.pruning.sweep.cell_files import RECORD as SWEEP_RECORD
-from headscope.pruning.sweep.cell_files import SWEEP
-from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
+from headscope.pruning.sweep.sweep import RECORD as SWEEP_RECORD
+from headscope.pruning.sweep.sweep import SWEEP, difference, write_conclusion, write_record
 
 SIZES, PAGE = "sizes", "page.html"
 SMALL = ("keep", "fraction", "max_drop")
@@ -70,7 +68,7 @@ def run_shrink(
     with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=begun) as place:
         sizes = place.path / SIZES
         opened.put_sizes(sizes)
-        write_json(sizes / SWEEP_RECORD, SWEEP.described(sweep_record(opened.sizes) | {"shrink": _identity(config)}))
+        write_record(opened.sizes, shrink=_identity(config))
         done = small_model(opened, progress=progress)
 
         def add(folder: Path) -> None:
@@ -78,7 +76,7 @@ def run_shrink(
             if config.searches:
                 shutil.copytree(sizes, folder / SIZES)
                 opened.put_sizes(folder / SIZES)
-                write_conclusion(opened.sizes, sweep_record(opened.sizes))
+                write_conclusion(opened.sizes)
             if draw is not None:
                 draw(folder, config.out.resolve().name)
 
@@ -112,8 +110,8 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
             data=opened.compared,
             text=opened.text,
             bench=bench,
+            asked=opened.asked,
         )
-        done = replace(done, quality=quality_change(checkpoint, done.checkpoint, opened.asked))
         step(1)
         if opened.second is not None:
             done = replace(done, elsewhere=quality_change(checkpoint, done.checkpoint, opened.second))
@@ -128,11 +126,10 @@ def _identity(config: ShrinkConfig) -> dict[str, Any]:
 
 def _difference(folder: Path, opened: Opened) -> str:
     """In what an interrupted run differs from this one; empty: in nothing."""
-    saved, now = read_record(folder / SWEEP_RECORD), _identity(opened.config)
-    options = saved.get("shrink")
+    options, now = read_record(folder / SWEEP_RECORD).get("shrink"), _identity(opened.config)
     if not isinstance(options, dict):
         return f"{folder / SWEEP_RECORD} cannot be read"
     if others := changed(now, options, ShrinkConfig):
         name = others[0]
         return f"the run in {folder.parent} was begun with {flag(name)} {options.get(name)}, now {now[name]}"
-    return (difference(folder, sweep_record(opened.sizes), saved) or "").partition(";")[0]
+    return (difference(folder, opened.sizes) or "").partition(";")[0]

@@ -14,11 +14,10 @@ import numpy as np
 
 from headscope.errors import ConfigError
 from headscope.evaluation.non_inferiority import OPEN, NonInferiority, established, why_open
-from headscope.files.reading import read_objects
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.shrink.opened import Opened
-from headscope.pruning.sweep.cell_files import CELLS, Record, finished_cells, write_cell
+from headscope.pruning.sweep.cell_files import Record, finished_cells, write_cell
 from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.table import MeasuredCells
@@ -41,8 +40,7 @@ def chosen_heads(opened: Opened, *, progress: Progress = no_progress) -> list[He
     unpruned, *sized = sorted(context.cells, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
     if not opened.config.searches:
         return ranked_out(context, sized[0])
-    folder = context.config.out
-    kept = finished_cells(read_objects(folder / CELLS), folder, context.gating, context.metric).records
+    kept = finished_cells(context.config.out, context.gating, context.metric).records
     sized = [cell for cell in sized if cell.keep != context.gating.heads]
     with progress("measuring sizes", 1 + len(sized)) as step:
         baseline = _measured(context, unpruned, kept)
@@ -64,14 +62,14 @@ def chosen_heads(opened: Opened, *, progress: Progress = no_progress) -> list[He
 
 def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonInferiority | None:
     """Whether the model of a cell is as good as the unpruned one; None where that is no baseline."""
-    return MeasuredCells.of([baseline, record], context.bootstrap, margin=context.config.tolerance).verdict([1])
+    return MeasuredCells.of([baseline, record], context.config, margin=context.config.tolerance).verdict([1])
 
 
 def _measured(context: SweepContext, cell: Cell, kept: Mapping[str, Record]) -> Record:
     """The record of a cell, measured now unless it is kept."""
     try:
         if cell.method == UNPRUNED and cell.name in kept:
-            context.why_no_baseline(np.array(kept[cell.name]["sums"]))
+            context.check_baseline(np.array(kept[cell.name]["sums"]))
         record = kept.get(cell.name) or run_cell(context, cell)
     except ConfigError as error:
         raise ConfigError(str(error).replace("--margin", "--max-drop")) from None
