@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -63,7 +63,12 @@ def cache_argument(model: nn.Module) -> str | None:
 
     "cache" from transformers 5.24 on; "past_key_values" before, and in models that bring their own code.
     """
-    taken = inspect.signature(model.forward).parameters
+    return _cache_argument(type(model).forward)
+
+
+@lru_cache(maxsize=64)  # read once a class and not at every token
+def _cache_argument(forward: Callable[..., Any]) -> str | None:
+    taken = inspect.signature(forward).parameters
     return next((name for name in ("cache", "past_key_values") if name in taken), None)
 
 
