@@ -8,8 +8,7 @@ from typing import Literal
 
 import torch
 
-from headscope.attribution.explained import explained_batch
-from headscope.attribution.gatevector import ablation
+from headscope.attribution.gatevector import ablation, explained_batch
 from headscope.bootstrap import Ratio
 from headscope.config import option
 from headscope.data.encoded import Batch
@@ -37,7 +36,7 @@ class Ablation(Analysis):
     intact model's largest logits, per position; for `log-probability` the fall of log p, per sentence; for
     `representation` the cosine distance to the intact vector, 1 − cos, which is never negative. A head that is
     taken out gives nothing (`--ablate-with zero`), its mean over the sentence (`mean`), or what it gave at another
-    position of the sentence (`resample`): see `headscope.attribution.explained`. Gates act after mixing.
+    position of the sentence (`resample`): see `headscope.attribution.gatevector`. Gates act after mixing.
     """
 
     name = "ablation"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 import torch
 
-from headscope.attribution.causal_gates import FittedGates, GatingFit, fit_gates, scores, single_sentences
+from headscope.attribution.fitted_gates import FittedGates, GatingFit, fit_gates, scores, single_sentences
 from headscope.attribution.gatevector import split_gates
 from headscope.bootstrap import Estimate
 from headscope.config import option

@@ -17,8 +17,7 @@ from headscope.config import LabelOptions, option
 from headscope.data.corpus import Corpus
 from headscope.description.examples import Examples, Sharpest, leading_pairs
 from headscope.description.features import GROUPS
-from headscope.description.mass import Masses, functions_for, masses
-from headscope.description.pair_function import PAIR_FUNCTIONS
+from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
 from headscope.description.sample import NUMBERS, Chosen, Laid, SampledRows, Sampler, SiteSample, lay_out
 from headscope.description.shares import FOLDS, Explained, explained
 from headscope.description.tokens import TokenReader, static_embeddings

@@ -13,7 +13,7 @@ from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.mixing.base import mixings_of
-from headscope.model.mixing.gates import open_probability
+from headscope.model.mixing.linear import open_probability
 
 CLOSED = "the model's own gates close them most"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headscope.attribution.explained import explained_batch
-from headscope.attribution.gatevector import integrated_gradients
+from headscope.attribution.gatevector import explained_batch, integrated_gradients
 from headscope.bootstrap import Ratio
 from headscope.config import option
 from headscope.data.encoded import Batch

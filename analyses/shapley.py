@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headscope.attribution.explained import explained_batch
-from headscope.attribution.gatevector import shapley
+from headscope.attribution.gatevector import explained_batch, shapley
 from headscope.bootstrap import Ratio
 from headscope.config import option
 from headscope.data.encoded import Batch

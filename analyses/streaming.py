@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.attribution.streaming_gates import LabelledText, StreamingFit, learn_gates
+from headscope.attribution.fitted_gates import LabelledText, StreamingFit, learn_gates
 from headscope.bootstrap import Estimate
 from headscope.config import option
 from headscope.data.corpus import Corpus

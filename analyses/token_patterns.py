@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatc
 from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import share_p
+from headscope.engine.heads.earlier_keys import EarlierKeys
 from headscope.heads import Site
 
 THRESHOLD = 0.5
@@ -37,14 +37,18 @@ class _Pattern(Analysis):
     passes = frozenset({"text", "random"})
     sampled = True
 
-    def keys(self, heads: HeadBatch, queries: slice) -> Tensor:
-        """The keys [b q s] that the pattern names for the queries from a position to another."""
+    def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Marks of queries and of keys [b t], for tokens [b t]: a query's keys are the earlier ones with its mark."""
         raise NotImplementedError
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        score, named = heads.weight_on_pairs(self.name, partial(self.keys, heads))
+        score, named = heads.weight_on_pairs(self.name, heads.once(self.name, lambda: self._pairs(heads)))
         suffix = "_random" if heads.batch.kind == "random" else ""
         return {f"{self.name}{suffix}": heads.over_queries(score, only=named)}
+
+    def _pairs(self, heads: HeadBatch) -> EarlierKeys:
+        of_queries, of_keys = self.marks(heads.host_sides[0].ids)
+        return EarlierKeys(of_queries, of_keys.where(heads.host_keys, -1), heads.queries.device)
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = super().report(aggregates)
@@ -62,12 +66,6 @@ class _Pattern(Analysis):
         return evidence_signature(self.options)
 
 
-def same_token(heads: HeadBatch, queries: slice) -> Tensor:
-    """Whether key and query are the same token [b q s], the key being earlier."""
-    ids = heads.query_side.ids
-    return (ids[:, queries, None] == ids[:, None, :]).tril(queries.start - 1)
-
-
 @analysis
 class PreviousToken(_Pattern):
     """Mean weight on the position just before the query."""
@@ -77,10 +75,9 @@ class PreviousToken(_Pattern):
     measures = (Measure("previous_token", range=(0, 1)), Measure("previous_token_random", range=(0, 1)))
     functions = (HeadFunction("previous", "◀", "p", "#0072b2", "previous token", order=4),)
 
-    def keys(self, heads: HeadBatch, queries: slice) -> Tensor:
-        b, s = heads.query_side.ids.shape
-        positions = torch.arange(s, device=heads.queries.device)
-        return (positions == positions[queries, None] - 1).expand(b, -1, -1)
+    def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(ids.shape[1]).expand_as(ids)
+        return positions, positions + 1
 
 
 @analysis
@@ -92,8 +89,8 @@ class DuplicateToken(_Pattern):
     measures = (Measure("duplicate_token", range=(0, 1)), Measure("duplicate_token_random", range=(0, 1)))
     functions = (HeadFunction("duplicate", "■", "d", "#f0e442", "duplicate token", order=5),)
 
-    def keys(self, heads: HeadBatch, queries: slice) -> Tensor:
-        return same_token(heads, queries)
+    def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return ids, ids
 
 
 @analysis
@@ -105,8 +102,5 @@ class Induction(_Pattern):
     measures = (Measure("induction", range=(0, 1)), Measure("induction_random", range=(0, 1)))
     functions = (HeadFunction("induction", "●", "i", "#d55e00", "induction", order=6),)
 
-    def keys(self, heads: HeadBatch, queries: slice) -> Tensor:
-        followed = same_token(heads, queries)  # [b q s]
-        moved = followed.roll(1, dims=-1)
-        moved[..., 0] = False
-        return moved.tril(queries.start - 1)
+    def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        return ids, torch.nn.functional.pad(ids[:, :-1], (1, 0), value=-1)

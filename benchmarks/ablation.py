@@ -24,8 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.assets import demo_checkpoint
-from headscope.attribution.explained import explained_batch
-from headscope.attribution.gatevector import ablation
+from headscope.attribution.gatevector import ablation, explained_batch
 from headscope.attribution.objectives.representation import Representation
 from headscope.data.batching import Omissions, batches
 from headscope.data.corpus import open_corpus

@@ -32,7 +32,7 @@ from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.damage import DamageMeter

@@ -28,7 +28,7 @@ from headscope.data.lines import read_lines
 from headscope.formats.base import open_checkpoint
 from headscope.formats.convert import convert
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.decoding.beams import search
+from headscope.model.native.beams import search
 
 LIMIT = 1.0
 

@@ -24,12 +24,17 @@ from headscope.data.encoded import IGNORED
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.native.transformer import Transformer
 from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.learning.examples import (
+    LabelLoss,
+    TrainingExamples,
+    batch_loss,
+    default_smoothing,
+    training_examples,
+)
 from headscope.pruning.learning.finetuning import ADAM_EPSILON, BETAS, Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.learning.learners.l0 import L0, L0Options
 from headscope.pruning.learning.learners.subset import Subset, SubsetOptions
-from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
-from headscope.pruning.learning.training_loss import LabelLoss, batch_loss, default_smoothing
 from headscope.training.data.batches import Numbers
 
 LIMIT = 1.1

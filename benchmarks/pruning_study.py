@@ -36,7 +36,7 @@ from closed_form_pruning import METHODS, lines, open_model, scoring_context
 
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.evaluation.metrics.base import Translations
-from headscope.evaluation.metrics.bleu import Bleu
+from headscope.evaluation.metrics.translation import Bleu
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
@@ -46,8 +46,8 @@ from headscope.pruning.closed_form.compensate import compensate, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.learning.examples import training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner
-from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.ranking import rank_heads

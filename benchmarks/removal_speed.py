@@ -21,12 +21,13 @@ import torch
 from headscope.assets import demo_checkpoint
 from headscope.config import Companions
 from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.size import flops
 from headscope.heads import HeadId, all_heads
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.removal_plan import plan_removal
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.savings import flops, in_turns, many
+from headscope.pruning.removal.savings import in_turns, many
 
 LIMIT = 0.85
 

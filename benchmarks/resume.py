@@ -33,7 +33,7 @@ import torch
 from headscope.cli.options import value_of
 from headscope.config.option import declared_options
 from headscope.training.config import TrainConfig
-from headscope.training.files.state import FILE as STATE
+from headscope.training.files.checkpoints import FILE as STATE
 from headscope.training.trainer import train
 from headscope.training.variant import VARIANTS
 

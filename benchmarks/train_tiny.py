@@ -33,7 +33,7 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.training.config import PRESETS, TrainConfig
 from headscope.training.data.tokenizers import normaliser
 from headscope.training.trainer import train
-from headscope.training.variants.baseline import Baseline
+from headscope.training.variants.widths import Baseline
 
 PUBLISHED = {"test_2016_flickr": 41.0, "test_2017_flickr": 33.4, "test_2017_mscoco": 29.9}
 LEAST = 40.5

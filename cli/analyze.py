@@ -105,9 +105,8 @@ def analyze(values: Mapping[str, Any], *, json: bool) -> None:
 
 
 def _as_json(finished: FinishedRun) -> dict[str, Any]:
-    from headscope.results import ResultTable
+    from headscope.results import signed_rows
 
-    table = ResultTable("heads", finished.study.heads, finished.signature)
     return {
         "out": str(finished.folder),
         "complete": finished.study.complete,
@@ -115,5 +114,5 @@ def _as_json(finished: FinishedRun) -> dict[str, Any]:
         "unknown_pieces": finished.study.losses.unknown.to_json(),
         "remarks": finished.study.remarks,
         "left_out": [{"analysis": omission.analysis, "why": omission.why} for omission in finished.study.left_out],
-        "heads": table.to_json(),
+        "heads": signed_rows(finished.study.heads, finished.signature),
     }

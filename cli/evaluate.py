@@ -111,14 +111,14 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
 
 def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> EachHead:
     from headscope.evaluation.run import run_each_head
-    from headscope.results import ResultTable
+    from headscope.results import signed_rows
 
     heads = run_each_head(config, progress=console.progress, processes=processes)
     if not processes.main:
         return heads
     if json:
-        table = ResultTable("each_head", heads.table, heads.signature)
-        console.print_json({**table.to_json(), "remarks": heads.remarks, "complete": heads.complete})
+        rows = signed_rows(heads.table, heads.signature)
+        console.print_json({**rows, "remarks": heads.remarks, "complete": heads.complete})
     else:
         _show_heads(heads, config.out)
     return heads

@@ -17,7 +17,7 @@ from headscope.cli.failures import (
     reports_error,
 )
 from headscope.errors import one_line, options_as_flags
-from headscope.files import interrupts
+from headscope.files.writing import exit_status, listening, received
 from headscope.model.process_settings import process_settings
 
 COMMANDS = {
@@ -94,7 +94,7 @@ def main(
 def run() -> None:
     """Entry point: errors that the user can fix end with one line and status 2, Ctrl-C with 130, SIGTERM with 143."""
     try:
-        with interrupts.listening():
+        with listening():
             _run()
     except KeyboardInterrupt:  # it came before the command or after it
         _end_interrupted()
@@ -113,8 +113,8 @@ def _run() -> None:
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code == 130:
             _flush()
-            sys.exit(interrupts.exit_status())
-        if _interrupted(error) or (interrupts.received() and not isinstance(error, SystemExit)):
+            sys.exit(exit_status())
+        if _interrupted(error) or (received() and not isinstance(error, SystemExit)):
             _end_interrupted()
         if line := described(error):
             if reports_error(error):
@@ -126,7 +126,7 @@ def _run() -> None:
 
 def _end_interrupted() -> NoReturn:
     print("interrupted; what was not complete is not kept", file=sys.stderr)
-    sys.exit(interrupts.exit_status())
+    sys.exit(exit_status())
 
 
 def _flush() -> None:

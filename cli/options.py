@@ -1,4 +1,7 @@
-"""Commands made of config classes: their fields are the options; and `--config`, which sets any of them."""
+"""Commands made of config classes: their fields are the options; and `--config`, which sets any of them.
+
+Lists that help texts name in braces, such as {metrics}, are what registries know when the help is asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
+from headscope.config.engines import engine_list, export_list, goal_list, quantization_list
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
 from headscope.config.option import check_options, declared_options, flag, flag_of, values_left_out
+from headscope.engine.declarations import metric_names, objective_names
 from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
+from headscope.pruning.options.learn import learners
 
 C = TypeVar("C")
 STDIN = Path("-")
@@ -154,7 +161,6 @@ def _help(entry: Field[Any]) -> str:
     text: str = entry.metadata["help"]
     if "{" not in text:
         return text
-    from headscope.cli.help_lists import filled
 
     return filled(text)
 
@@ -194,6 +200,13 @@ def declared(function: Callable[..., None], parameters: Iterable[inspect.Paramet
     return function
 
 
+def _with_nearest(name: str, allowed: list[str]) -> str:
+    """An unknown option of a file, and the one that may be meant."""
+    known = [option.replace("_", "-") for option in allowed]
+    near = get_close_matches(name.replace("_", "-"), known, n=1)
+    return name.replace("_", "-")[:60] + (f" (did you mean {near[0]}?)" if near else "")
+
+
 def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
     """Options from a TOML file, dashes or underscores alike; ConfigError lists every key that is no option."""
     from headscope.files.serialize import read_toml
@@ -206,9 +219,8 @@ def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
 
         if advice := answer("--" + strange[0].replace("_", "-")):
             raise ConfigError(f"{path}: {advice}")
-        shown = ", ".join(sorted(name.replace("_", "-") for name in allowed))
-        unknown_names = ", ".join(name[:60] for name in strange[:5]) + (" …" if len(strange) > 5 else "")
-        raise ConfigError(f"{path}: unknown option {unknown_names}; options of this command: {shown}")
+        listed = ", ".join(_with_nearest(name, allowed) for name in strange[:5]) + (" …" if len(strange) > 5 else "")
+        raise ConfigError(f"{path}: unknown option {listed}; --help-all shows the options of this command")
     if tables := [name for name, value in options.items() if isinstance(value, dict)]:
         raise ConfigError(f"{path}: {tables[0]} is a table; it must be the value of an option")
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}
@@ -217,3 +229,25 @@ def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
 def names(text: str | None) -> list[str]:
     """`a, b` as a list."""
     return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+LISTS: Mapping[str, Callable[[], list[str]]] = {
+    "{objectives}": objective_names,
+    "{prompt_objectives}": lambda: objective_names(prompts=True),
+    "{metrics}": metric_names,
+    "{learners}": lambda: list(learners()),
+    "{priced}": lambda: [name for name, learner in learners().items() if learner.priced],
+    "{gate_rates}": lambda: [f"{learner.gate_lr:g} ({name})" for name, learner in learners().items()],
+    "{engines}": engine_list,
+    "{exports}": export_list,
+    "{engines_later}": lambda: engine_list(later=True),
+    "{quantizations}": quantization_list,
+    "{goals}": goal_list,
+}
+
+
+def filled(text: str) -> str:
+    """A help text with its lists."""
+    for name, known in LISTS.items():
+        text = text.replace(name, ", ".join(known())) if name in text else text
+    return text

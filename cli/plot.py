@@ -136,20 +136,20 @@ def _runs(figure: PlotFigure) -> type[Any]:
 
 def _figures(figure: PlotFigure, paths: list[Path], options: Any, values: Mapping[str, Any]) -> Written:
     """Draw and write; all places to write to are checked before anything is read."""
-    from headscope.report.layout import save
-    from headscope.report.layout.style import FigureStyle, figure_style
+    from headscope.report.layout import output
+    from headscope.report.layout.output import FigureStyle, figure_style
 
     look = read(FigureLook, values)
     with figure_style(FigureStyle(look.style, look.width, title=look.title, signature=look.signature)):
         if figure.runs == "each":
-            targets = save.target_paths(values["out"], paths, figure=figure.stem, force=values["force"])
+            targets = output.target_paths(values["out"], paths, figure=figure.stem, force=values["force"])
             drawn = [figure.read([path]) for path in paths]
         else:
-            targets, drawn = [save.check_path(values["out"], force=values["force"])], [figure.read(paths)]
+            targets, drawn = [output.check_path(values["out"], force=values["force"])], [figure.read(paths)]
         return [
             (
                 [run.name for run in runs],
-                save.write_figure(figure.drawn(runs, options), target, dpi=look.dpi, force=values["force"]),
+                output.write_figure(figure.drawn(runs, options), target, dpi=look.dpi, force=values["force"]),
             )
             for runs, target in zip(drawn, targets, strict=True)
         ]

@@ -52,8 +52,8 @@ class Variants(PlainGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a variant, or of several (`mixing+swap`); ConfigError where there is none of that name."""
-        from headscope.training.composed import find_variant
         from headscope.training.config import TrainConfig
+        from headscope.training.variant import find_variant
 
         variant = find_variant(cmd_name)
         group = Application(add_completion=False)

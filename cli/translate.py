@@ -50,7 +50,7 @@ def translate(values: Mapping[str, Any]) -> None:
 
 
 def _translate(
-    checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: int, window: int, processes: Processes
+    checkpoint: Checkpoint, options: TranslateOptions, batch_tokens: int | None, window: int, processes: Processes
 ) -> None:
     from headscope.data.encoded import UnknownSubwords
     from headscope.data.lines import lines_of

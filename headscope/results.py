@@ -80,21 +80,9 @@ def signature_of(
     return Signature(signed | {key: str(value) for key, value in numbers.items() if value is not None} | {"v": VERSION})
 
 
-@dataclass(frozen=True)
-class ResultTable:
-    """A table with the signature of its numbers."""
-
-    name: str
-    frame: pd.DataFrame
-    signature: Signature
-
-    def to_csv(self, folder: Path) -> Path:
-        """Write `name.csv` into a folder."""
-        return write_atomically(folder / f"{self.name}.csv", lambda path: self.frame.to_csv(path, index=False))
-
-    def to_json(self) -> dict[str, Any]:
-        """Signature and rows; NaN becomes null."""
-        return {"signature": str(self.signature), "rows": json.loads(self.frame.to_json(orient="records"))}
+def signed_rows(frame: pd.DataFrame, signature: Signature) -> dict[str, Any]:
+    """A table as JSON values, with the signature of its numbers; NaN becomes null."""
+    return {"signature": str(signature), "rows": json.loads(frame.to_json(orient="records"))}
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> Path:

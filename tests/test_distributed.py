@@ -38,7 +38,7 @@ from pathlib import Path
 from headscope.distributed import process_group
 from headscope.training.config import TrainConfig
 from headscope.training.trainer import train
-from headscope.training.variants.baseline import Baseline
+from headscope.training.variants.widths import Baseline
 
 folder, out = map(Path, sys.argv[1:])
 texts = {"source": folder / "source", "target": folder / "target"}
@@ -78,16 +78,17 @@ import os
 import signal
 import sys
 from headscope.cli import main
-from headscope.pruning.learning import finetuning
+from headscope.pruning.learning.examples import LabelLoss
 
-real = finetuning.Tuner._forward
+real, updates = LabelLoss.of, []
 
-def dies(self, numbers):
-    if self.update == 2 and self.processes.rank == 1:
+def dies(self, checkpoint, batch):
+    updates.append(batch)
+    if len(updates) == 3 and os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    return real(self, numbers)
+    return real(self, checkpoint, batch)
 
-finetuning.Tuner._forward = dies
+LabelLoss.of = dies
 main.run()
 """
 

@@ -37,7 +37,7 @@ def test_the_benchmark_of_accelerators_runs_on_a_processor(
 
     assert gpu.measure(too_much, torch.device("cpu"), repeats=1) == (None, None)
     if not torch.cuda.is_available():
-        with pytest.raises(SystemExit, match="there is no CUDA device here"):
+        with pytest.raises(SystemExit, match="CUDA"):
             gpu.main([])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headscope.formats.torch_files import read_tensors, read_torch
+from headscope.formats.pickles import read_tensors, read_torch
 from tests.makers.cut_fixtures import CUTS
 from tests.makers.shared import SHIPPED, shared_folder
 

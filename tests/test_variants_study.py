@@ -19,7 +19,7 @@ import pytest
 from headscope.heads import HeadId, Site
 from headscope.tails import student_quantile, student_upper_tail
 from headscope.training.config import TrainConfig
-from headscope.training.swaps.swaps import read_schedule
+from headscope.training.swaps import read_schedule
 from headscope.training.variant import VARIANTS
 from tests.makers.modules import ROOT
 

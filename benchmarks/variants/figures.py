@@ -17,7 +17,7 @@ from variants.regimes import DROPOUT
 from variants.verdicts import Difference, Row, idle, paired_with
 
 from headscope.report.layout.legend import COLORS
-from headscope.report.layout.save import write_figure
+from headscope.report.layout.output import write_figure
 
 SIZE = 7
 MIXERS = ("mixing-free", "mixing")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data.batching import BatchingOptions, sentence_limit
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, open_text
+from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes, pick_device, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions
@@ -23,7 +24,6 @@ from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
 from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
 from headscope.errors import ConfigError, OutputError
-from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.prompts import with_answers
 from headscope.files.folders import Build
@@ -31,8 +31,8 @@ from headscope.files.output_checks import check_folder, inputs_of
 from headscope.files.tables import Example
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
-from headscope.model.gating import masked
 from headscope.model.process_settings import keep_few_kernels
+from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
 from headscope.results import Signature

@@ -209,10 +209,10 @@ def train(
 
     ConfigError for unknown options, TrainingError where the loss is NaN or infinite.
     """
-    from headscope.training.composed import find_variant
     from headscope.training.config import TrainConfig, preset
     from headscope.training.files.outputs import resumed_options
     from headscope.training.trainer import train as run_training
+    from headscope.training.variant import find_variant
 
     cls, function = find_variant(variant), f"train {variant}"
     earlier = resumed_options(Path(out), cls.name) if resume else {}

@@ -23,8 +23,8 @@ from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.formats.base import DTYPES, Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.discovery import eval_mode
-from headscope.model.gating import masked
 from headscope.model.mixing.experts import one_expert
+from headscope.model.taps import masked
 from headscope.registry import unknown
 from headscope.results import Signature
 
@@ -45,7 +45,7 @@ class TranslateMore(TypedDict, total=False):
     mask: Heads | None
     expert: str | None
     seed: int
-    batch_tokens: int
+    batch_tokens: int | None
     progress: Report
 
 
@@ -60,7 +60,7 @@ def translations_of(
         raise ConfigError(unknown("option of translate", strange[0], sorted(TranslateMore.__annotations__)))
     mask, expert = options.pop("mask", None), options.pop("expert", None)
     report, seed = options.pop("progress", False), options.pop("seed", 1)
-    tokens = options.pop("batch_tokens", 2048)
+    tokens = options.pop("batch_tokens", None)
     search = {_SEARCH.get(name, name): value for name, value in options.items()}
     checked = configured(TranslateOptions, {**search, "best": nbest, "scores": scores}, function="translate")
     off = [] if mask is None else head_ids_of(mask, checkpoint.layout, name="mask")

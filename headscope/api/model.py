@@ -33,6 +33,7 @@ from headscope.evaluation.opened import Intact, made_of
 from headscope.files.output_checks import inputs_of
 from headscope.formats.base import Checkpoint
 from headscope.formats.convert import Converted
+from headscope.formats.size import size
 from headscope.heads import HeadId
 from headscope.model.discovery import eval_mode
 from headscope.pruning.engines.base import EngineOptions
@@ -41,7 +42,7 @@ from headscope.pruning.options.rank import Allocation
 from headscope.pruning.options.refit import DAMPING, Refit
 from headscope.pruning.options.remove import MergeAllocation
 from headscope.pruning.removal.record import Removed, Shrunk
-from headscope.pruning.removal.savings import Timing, size
+from headscope.pruning.removal.savings import Timing
 from headscope.pruning.removal.verify import Verification
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class Model(ScoredModel):
         damping: float = DAMPING,
         max_sentences: int = 500,
         max_length: int | None = None,
-        batch_tokens: int = 2048,
+        batch_tokens: int | None = None,
         seed: int = 1,
         progress: Report = False,
     ) -> Ranking:
@@ -351,7 +352,7 @@ class SmallModel(Model):
     def sizes(self) -> Mapping[str, Mapping[str, int]]:
         """Parameters, heads, bytes, floating point operations and cache, "before" and "after"."""
         with eval_mode(self.model):
-            after = size(self._shrunk.checkpoint, self._shrunk.data)
+            after = size(self._shrunk.checkpoint, self._shrunk.data.feeds)
         return {"before": asdict(self._shrunk.before), "after": asdict(after)}
 
     @in_python

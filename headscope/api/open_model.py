@@ -16,9 +16,8 @@ from headscope.data.encoded import Batch, pad_side
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
-from headscope.model.capture import Captured, capture
 from headscope.model.discovery import eval_mode
-from headscope.model.gating import gated, masked
+from headscope.model.taps import Captured, capture, gated, masked
 
 LONGEST = 512  # subwords of a sentence in a single forward pass, where the model has no limit
 

@@ -109,7 +109,7 @@ class ShrinkMore(TypedDict, total=False):
     max_sentences: int | None
     valid_sentences: int
     max_length: int | None
-    batch_tokens: int
+    batch_tokens: int | None
     seed: int
 
 
@@ -136,7 +136,7 @@ class EvaluateMore(TypedDict, total=False):
     max_length: int | None
     long: Literal["truncate", "refuse"]
     max_sentences: int | None
-    batch_tokens: int
+    batch_tokens: int | None
     bootstrap: int
     seed: int
 

@@ -43,8 +43,7 @@ from headscope.pruning.removal.remove import REMOVAL, Destination, remove_heads,
 from headscope.pruning.removal.savings import Timing, engine_timing, timings
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import OpenedSelection, gates_for
-from headscope.pruning.shrink.opened import opened_with
-from headscope.pruning.shrink.run import PAGE, SIZES, run_shrink, small_model
+from headscope.pruning.shrink import PAGE, SIZES, opened_with, run_shrink, small_model
 from headscope.registry import unknown
 
 

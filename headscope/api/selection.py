@@ -12,7 +12,7 @@ from torch import Tensor
 from headscope.api.options import shown
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Layout, Site, select_heads
-from headscope.model.gating import Gates, closed
+from headscope.model.taps import Gates, closed
 
 Heads: TypeAlias = "str | HeadId | Iterable[str | HeadId]"
 """`"encoder-self.2.5"`, with `*` for every layer or head and commas between names, a file with a name a line, a

@@ -190,8 +190,7 @@ class Study:
 
     def _repr_html_(self) -> str:
         """Findings, head maps, the first rows without intervals, what was left out, and the signature."""
-        from headscope.report.page.compact import compact_html
-        from headscope.report.page.write import analysis_report
+        from headscope.report.page.write import analysis_report, compact_html
 
         left_out = [f"left out: {entry.analysis} ({entry.why})" for entry in self.left_out]
         return compact_html(analysis_report(self.run(), ()), self.heads, [*left_out, *self.remarks])
@@ -284,8 +283,7 @@ def plot(
 
     ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
     """
-    from headscope.report.layout.save import check_path, write_figure
-    from headscope.report.layout.style import FigureStyle, figure_style
+    from headscope.report.layout.output import FigureStyle, check_path, figure_style, write_figure
     from headscope.report.page.write import check_page, save_page
     from headscope.report.registry import find_figure
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from headscope.config import TextFiles
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, open_text
+from headscope.data.labels import with_labels
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint
 

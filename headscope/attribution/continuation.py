@@ -13,10 +13,10 @@ from torch import Tensor
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
-from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite, base_of, eval_mode
 from headscope.model.forward import with_cache
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import observing
 
 
 @dataclass(frozen=True)

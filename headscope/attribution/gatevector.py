@@ -6,23 +6,32 @@ unchanged, gate 0 removes its context (or replaces it).
 Over it captum (Kokhlikyan et al. 2020) measures ablation, Shapley values and integrated gradients. Each takes f, which
 maps gates [b N] to the objective of every sentence [b], and the open gates (ones [b N]); it returns importances [b N]:
 positive where the objective is lower without the head.
+
+Over the sentences of one batch it is attributed to the gates by captum. The context of a closed head is zero, its mean
+over the sentence, or its context at another position. Each replacement depends on one sentence only, so a batch of N
+sentences is N batches of one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput
+from headscope.bootstrap import Ratio
+from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Layout, Site
 from headscope.model.discovery import find_attention
-from headscope.model.gating import gated
-from headscope.model.gradients import frozen_parameters
 from headscope.model.prefix_cache import LayerIndex, PrefixCache
+from headscope.model.process_settings import keep_freed_memory
+from headscope.model.taps import frozen_parameters, gated
 
 Keep = Literal["first", "last"]
 Contexts = Mapping[tuple[Site, int], list[Tensor]]
@@ -136,3 +145,177 @@ def integrated_gradients(f: Gated, gates: Tensor, *, steps: int) -> tuple[Tensor
             gates, baselines=0, n_steps=steps, internal_batch_size=len(gates), return_convergence_delta=True
         )
     return importances.detach(), gap.detach()
+
+
+def mean_context(context: Tensor, real: Tensor) -> Tensor:
+    """Mean over the sentence's own real positions [b t], special ones too: [b h 1 k] from contexts [b h t k]."""
+    weights = real.to(context.dtype)
+    total = torch.einsum("bhtk,bt->bhk", context, weights)
+    return (total / weights.sum(dim=-1)[:, None, None])[:, :, None]
+
+
+def other_context(context: Tensor, real: Tensor, shifts: Tensor) -> Tensor:
+    """Contexts [b h t k] rolled by `shifts` [b] over each sentence's real positions; what padding gets is arbitrary."""
+    lengths = real.sum(dim=-1, keepdim=True)  # [b 1]
+    order = (~real).to(torch.uint8).argsort(dim=-1, stable=True)  # real positions first
+    rank = (real.cumsum(dim=-1) - 1).clamp(min=0)
+    donor = order.gather(1, (rank + shifts[:, None]) % lengths.clamp(min=1))  # [b t]
+    return context.gather(2, donor[:, None, :, None].expand_as(context))
+
+
+def random_shifts(indices: Tensor, lengths: Tensor, *, seed: int) -> Tensor:
+    """For each sentence number a shift from 1 to its length minus 1 (0 where there is one position): [b].
+
+    A hash of number and seed (the finaliser of MurmurHash3), so that the shift does not depend on the batch.
+    """
+    mask = 0xFFFFFFFF
+    mixed = (indices * 0x9E3779B1 + seed * 0x85EBCA77 + 1) & mask
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & mask
+    mixed = mixed ^ (mixed >> 16)
+    return torch.where(lengths > 1, 1 + mixed.to(lengths.device) % (lengths - 1).clamp(min=1), 0)
+
+
+def zeros(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+    """Zero: the head's gate is closed (Voita et al. 2019; Michel et al. 2019)."""
+    return {}
+
+
+def means(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+    """The mean of the head's contexts over the sentence, the same at every position.
+
+    Wang et al. (2022) take the mean over a data set; here it is over the sentence's own positions.
+    """
+    return {
+        layer: [mean_context(context, _real(layer, batch)) for context in calls] for layer, calls in contexts.items()
+    }
+
+
+def resampled(contexts: Contexts, batch: Batch, seed: int) -> Contexts:
+    """At each position the head's context at another position of the same sentence.
+
+    All heads of a sentence are shifted by the same number of positions, which follows from the seed and the
+    sentence's number. A sentence of one position stays unchanged.
+    """
+    shifts: dict[int, Tensor] = {}
+    replaced = {}
+    for layer, calls in contexts.items():
+        real = _real(layer, batch)
+        if id(real) not in shifts:
+            shifts[id(real)] = random_shifts(batch.indices, real.sum(dim=-1), seed=seed)
+        replaced[layer] = [other_context(context, real, shifts[id(real)]) for context in calls]
+    return replaced
+
+
+REPLACEMENTS: Mapping[str, Callable[[Contexts, Batch, int], Contexts]] = {
+    "zero": zeros,
+    "mean": means,
+    "resample": resampled,
+}
+
+
+def replacement(name: str) -> Callable[[Contexts, Batch, int], Contexts]:
+    """A replacement by its name; ConfigError for an unknown one."""
+    if name not in REPLACEMENTS:
+        raise ConfigError(f"--ablate-with {name!r} is not known; choose {', '.join(REPLACEMENTS)}")
+    return REPLACEMENTS[name]
+
+
+def _real(layer: tuple[Site, int], batch: Batch) -> Tensor:
+    """Which query positions of a site are not padding [b t]."""
+    text = batch.source if batch.target is None else batch.target
+    return (batch.source if layer[0] is Site.ENCODER_SELF else text).real
+
+
+Of = Literal["damage", "value"]
+
+
+@dataclass
+class GatedObjective:
+    """The value of an objective on one batch under the gates that are set; the first call is the intact model's.
+
+    Higher is better. "damage": minus the objective's damage, 0 where no gate is closed. "value": the objective's
+    value with the intact pass's aim, minus it where lower is better; the two differ by a constant but for
+    `representation`, whose damage is a cosine distance and whose value is a projection.
+    """
+
+    checkpoint: Checkpoint
+    objective: Objective
+    batch: Batch
+    of: Of
+    intact: ObjectiveOutput | None = None
+    ready: Batch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ready = self.objective.prepared(self.checkpoint, self.batch)
+
+    def __call__(self) -> Tensor:
+        """One forward pass: [b]."""
+        output = self.objective.output(self.checkpoint, self.ready)
+        aim = None if self.intact is None else self.intact.aim
+        outcome = self.objective.evaluate(self.checkpoint, output, self.ready, aim)
+        if self.intact is None:
+            self.intact = outcome
+        if self.of == "damage":
+            return -self.objective.damage(self.intact, outcome)
+        return outcome.values if self.objective.higher_is_better else -outcome.values
+
+
+@dataclass(frozen=True)
+class ExplainedBatch:
+    """f(gates) of a batch, its open gates [b N], and the counts that importances [b N] are divided by."""
+
+    f: GateFunction
+    gates: Tensor
+    counts: Tensor
+    layout: Layout
+
+    def ratios(self, name: str, importances: Tensor) -> dict[tuple[str, Site, int], Ratio]:
+        """Sums and counts of a statistic at every (site, layer)."""
+        return {
+            (name, site, layer): Ratio(part, self.counts[:, None])
+            for (site, layer), part in split_gates(importances, self.layout).items()
+        }
+
+
+@contextmanager
+def explained_batch(
+    checkpoint: Checkpoint,
+    objective: Objective,
+    batch: Batch,
+    *,
+    layer_index: LayerIndex | None,
+    of: Of = "damage",
+    keep: Keep = "first",
+    ablate_with: str = "zero",
+    closed: Contexts | None = None,
+) -> Iterator[ExplainedBatch]:
+    """Within the block: the objective of every sentence of a batch as a function of head gates.
+
+    A closed head's context is replaced as `ablate_with` says (see `headscope.attribution.gatevector`), or by that of
+    `closed`, which has the contexts of another run over as many positions. Hundreds of passes over one batch follow, so
+    a command's process keeps freed memory (`headscope.model.process_settings`).
+    """
+    keep_freed_memory()
+    gated_objective = GatedObjective(checkpoint, objective, batch, of)
+    replace = replacement(ablate_with)
+
+    def closed_contexts(contexts: Contexts) -> Contexts:
+        return replace(contexts, batch, objective.seed) if closed is None else closed
+
+    encoder_only = checkpoint.two_sided and batch.target is None
+    sites = frozenset({Site.ENCODER_SELF}) if encoder_only else frozenset(Site)
+    f = GateFunction(
+        checkpoint.model,
+        gated_objective,
+        layer_index=layer_index,
+        keep=keep,
+        sites=sites,
+        closed_contexts=closed_contexts,
+    )
+    with f.entered():
+        assert gated_objective.intact is not None
+        dtype = torch.float64 if checkpoint.dtype is torch.float64 else torch.float32
+        yield ExplainedBatch(
+            f, torch.ones(len(batch.indices), f.size, dtype=dtype), gated_objective.intact.counts.cpu(), f.layout
+        )

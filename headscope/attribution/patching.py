@@ -16,8 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.explained import explained_batch
-from headscope.attribution.gatevector import ablation, split_gates
+from headscope.attribution.gatevector import ablation, explained_batch, split_gates
 from headscope.attribution.objectives.answer import AnswerObjective
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
@@ -25,9 +24,9 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import eval_mode, track_calls
-from headscope.model.gradients import differentiable_contexts, gradients_of
 from headscope.model.prefix_cache import LayerIndex
 from headscope.model.streaming.context import recomputed_context
+from headscope.model.taps import differentiable_contexts, gradients_of
 
 Direction = Literal["noising", "denoising"]
 Place = tuple[Site, int]

@@ -22,9 +22,9 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
-from headscope.model.gradients import frozen_parameters
 from headscope.model.projections import WeightOwners
 from headscope.model.stored_weights import without_saved_tensors
+from headscope.model.taps import frozen_parameters
 
 PROBE = 5
 FAR = 100.0  # a state so large that the norm's epsilon does not matter, and its square fits half precision

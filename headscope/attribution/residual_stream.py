@@ -24,11 +24,11 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.discovery import eval_mode
-from headscope.model.gating import gated
 from headscope.model.interface import through_attend
 from headscope.model.mixing.base import mixings_of
 from headscope.model.projections import Slices, WeightOwners
 from headscope.model.stored_weights import matrix_of
+from headscope.model.taps import gated
 
 SiteLayer = tuple[Site, int]
 CHUNK = 8192  # rows of the vocabulary that are multiplied at a time

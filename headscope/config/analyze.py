@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.bounds import WHOLE
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, PromptFiles, TextFiles, TextOptions
 from headscope.config.option import option, plain_options, plain_value
 from headscope.errors import ConfigError
@@ -26,15 +25,6 @@ class AnalyzeOptions(TextOptions):
     (`headscope.engine.declarations.checked_options`).
     """
 
-    batch_tokens: int | None = option(
-        None,
-        "Token positions in a batch; auto: 2048 on a CPU, on an accelerator as many as its memory allows.",
-        metavar="N|auto",
-        panel=MODEL,
-        minimum=1,
-        maximum=WHOLE,
-        unset="auto",
-    )
     only: tuple[str, ...] = option(
         (),
         "Run only these analyses, comma-separated; `headscope show CKPT` lists them.",
@@ -159,12 +149,14 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
         "Text, one sentence a line (.gz too); - reads what is typed or piped in, and writes the page too.",
         metavar="FILE|-",
         panel=DATA,
+        common=True,
     )
     target: Path | None = option(
         None,
         "Translations of the lines, for models with an encoder and a decoder; - beside --source -.",
         metavar="FILE|-",
         panel=DATA,
+        common=True,
     )
     out: Path = option(help="Directory for the results.", metavar="DIR", panel=OUTPUT, written=True)
     figures: bool = option(True, "Draw the standard figures.", panel=OUTPUT)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headscope.bounds import WHOLE
 from headscope.config.inputs import (
-    MODEL,
     OUTPUT,
     CheckpointOptions,
     ExpertOption,
@@ -30,7 +28,6 @@ class EvaluateOptions(ExpertOption, SearchOptions, TextOptions):
     something without those that compare states with the intact model's.
     """
 
-    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     metrics: tuple[str, ...] = option(
         (),
         "{metrics}. Default: all that fit; those that compare states with the intact model's for encoders without a "

@@ -180,7 +180,23 @@ class ExpertOption:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions(MaskedHeads):
+class BatchTokens:
+    """How much text a pass takes at a time."""
+
+    batch_tokens: int | None = option(
+        None,
+        "Token positions in a batch; auto: 2048 on a CPU, on an accelerator as many as its memory allows (updates that "
+        "learn have 2048 there too).",
+        metavar="N|auto",
+        panel=MODEL,
+        minimum=1,
+        maximum=WHOLE,
+        unset="auto",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(MaskedHeads, BatchTokens):
     """How a text is read while a model is measured, and how sure the numbers are."""
 
     max_length: int | None = option(

@@ -11,6 +11,7 @@ from headscope.config.inputs import (
     MODEL,
     OUTPUT,
     SEARCH,
+    BatchTokens,
     CheckpointOptions,
     ExpertOption,
     MaskedHeads,
@@ -43,7 +44,7 @@ class ListConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, CheckpointOptions):
+class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, CheckpointOptions):
     """The options of `headscope translate`."""
 
     greedy: bool = option(False, "The likeliest token at every step: a beam of 1.", panel=SEARCH, common=True)
@@ -56,7 +57,6 @@ class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, CheckpointOption
     )
     scores: bool = option(False, "Write the score and a tab before each text.", panel=OUTPUT, common=True)
     keep_bpe: bool = option(False, "Leave the subwords of words apart.", panel=OUTPUT, common=True)
-    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     max_length: int | None = option(
         None,
         "Subwords a line may have, longer ones are cut; default: the model's limit, or 1024 where it has none.",

@@ -1,16 +1,20 @@
-"""A corpus in batches, cut by tokens from windows of sentences sorted by length.
+"""A corpus in batches, cut by tokens from windows of sentences sorted by length, and made ahead in a thread.
 
 Each batch is within one *fold* (sentence number mod 8), so that statistics kept per batch can be bootstrapped like
-those kept per sentence."""
+those kept per sentence.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, NamedTuple, Protocol
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -30,7 +34,54 @@ from headscope.data.encoded import (
 )
 from headscope.data.labels import label_row
 from headscope.data.parses import Parse
+from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError
+
+T = TypeVar("T")
+PATIENCE = 0.1
+"""Seconds after which the thread looks whether anybody still waits for it."""
+
+
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """The same items in the same order; the next one is made in a thread meanwhile.
+
+    An error of `items` is raised where its item would have come. Whoever stops early ends the thread.
+    """
+    made: Queue[tuple[T | None, BaseException | None]] = Queue(maxsize=1)
+    over = Event()
+
+    def put(item: T | None, error: BaseException | None) -> None:
+        while not over.is_set():
+            try:
+                return made.put((item, error), timeout=PATIENCE)
+            except Full:
+                continue
+
+    def make() -> None:
+        try:
+            for item in items:
+                put(item, None)
+                if over.is_set():
+                    return
+        except BaseException as error:  # raised by the one who waits
+            put(None, error)
+        else:
+            put(None, StopIteration())
+
+    thread = Thread(target=copy_context().run, args=(make,), daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = made.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc]
+    finally:
+        over.set()
+        thread.join()
+
 
 DEFAULT_LIMIT = 512
 DEFAULT_TOKENS = 2048
@@ -242,6 +293,8 @@ def _align(
     return aligned
 
 
+PROBED = 512
+"""Sentences of which the longest are tried."""
 MOST_TOKENS = 2**17
 """Positions beyond which a batch gains nothing."""
 SHARE = 0.6
@@ -286,18 +339,59 @@ def memory_of(device: torch.device) -> Memory | None:
     return DeviceMemory(device) if device.type != "cpu" and all(hasattr(of, name) for name in ASKED) else None
 
 
-def fitting_tokens(batch: Batch, run: Callable[[Batch], object], memory: Memory, *, limit: int) -> int:
-    """The positions of a batch for which memory suffices, a multiple of 2,048, by what `run` needs for a given one.
+@dataclass(frozen=True)
+class BatchTrial:
+    """Work on sentences that fill a batch, `run` as often as it is told: their positions, and those of the longest."""
+
+    run: Callable[[int], object]
+    positions: int
+    longest: int
+
+    @classmethod
+    def of(cls, batch: Batch, run: Callable[[Batch], object]) -> BatchTrial:
+        """What `run` does with a batch, or with one of its sentences so many times."""
+        numbers = torch.arange(len(batch.indices))
+        return cls(lambda times: run(batch.rows(numbers.repeat(times))), batch.positions, batch.longest)
+
+
+def automatic_tokens(
+    device: torch.device,
+    trial: Callable[[], BatchTrial | None],
+    *,
+    limit: int,
+    default: int = DEFAULT_TOKENS,
+    memory: Memory | None = None,
+    processes: Processes = ALONE,
+) -> tuple[int, str]:
+    """How many positions a batch should have: on an accelerator as many as memory allows; and what there is to say.
+
+    By a trial, which is made where it is needed; None: there is nothing to try. Several processes take what the
+    smallest device allows. `memory` is the device's, if that can tell.
+    """
+    memory = memory or memory_of(device)
+    if device.type == "cpu":
+        return default, ""
+    if memory is None:
+        return default, (
+            f"--batch-tokens auto: {device.type} does not say how much memory is free, so batches have "
+            f"{default:,} positions; give a number where more fit"
+        )
+    tried = trial()
+    tokens = default if tried is None else fitting_tokens(tried, memory, limit=limit)
+    return min(processes.all(tokens)), ""
+
+
+def fitting_tokens(trial: BatchTrial, memory: Memory, *, limit: int) -> int:
+    """The positions of a batch for which memory suffices, a multiple of 2,048, by what a trial needs.
 
     `limit` is the longest sentence that may come: attention needs more for each position of a longer one.
     """
-    once, twice = (batch.rows(torch.arange(len(batch.indices)).repeat(times)) for times in (1, 2))
     try:
-        run(once)  # what is made once, and stays
-        peaks = [memory.peak(partial(run, part)) for part in (once, twice)]
+        trial.run(1)  # what is made once, and stays
+        peaks = [memory.peak(partial(trial.run, times)) for times in (1, 2)]
     except torch.OutOfMemoryError:
         return DEFAULT_TOKENS
-    each = max(1.0, (peaks[1] - peaks[0]) / batch.positions)
-    fixed = max(0.0, peaks[0] - each * batch.positions)
-    fitting = (SHARE * memory.free() - fixed) / (each * max(1.0, limit / batch.longest))
+    each = max(1.0, (peaks[1] - peaks[0]) / trial.positions)
+    fixed = max(0.0, peaks[0] - each * trial.positions)
+    fitting = (SHARE * memory.free() - fixed) / (each * max(1.0, limit / trial.longest))
     return max(DEFAULT_TOKENS, min(int(fitting), MOST_TOKENS) // DEFAULT_TOKENS * DEFAULT_TOKENS)

@@ -14,9 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from headscope.config import TextFiles
 from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.data.parses import Parse, read_columns, read_conllu
-from headscope.errors import DataError
+from headscope.errors import ConfigError, DataError
 
 
 class Labels(NamedTuple):
@@ -200,6 +201,27 @@ def open_corpus(
         has_parses=parses is not None,
         has_target_parses=target_parses is not None,
         has_second=pairs or second is not None,
+    )
+
+
+def open_text(
+    files: TextFiles, *, parses: Path | None = None, target_parses: Path | None = None, max_sentences: int | None = None
+) -> Corpus:
+    """The corpus of a command, without its labels; those in CoNLL columns are the text where there is no other.
+
+    ConfigError where two options say what the other texts of pairs are.
+    """
+    if files.pairs and files.source2 is not None:
+        raise ConfigError("--source2 and --pairs both say where the other text of a pair is; give one of them")
+    return open_corpus(
+        files.source,
+        target=files.target,
+        second=files.source2,
+        parses=parses,
+        target_parses=target_parses,
+        columns=files.labels if files.source is None and parses is None else None,
+        pairs=files.pairs,
+        max_sentences=max_sentences,
     )
 
 

@@ -5,15 +5,68 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from headscope.data.corpus import Corpus, Labels
 from headscope.data.encoded import IGNORED, Encoded
 from headscope.data.lines import Lines, read_lines, text_name
 from headscope.data.offsets import Span
 from headscope.data.parses import read_columns
-from headscope.errors import DataError, shortlist
+from headscope.errors import ConfigError, DataError, shortlist
 
 SHOWN = 5  # labels of the model in an error
+
+
+class Labelling(Protocol):
+    """A checkpoint, as far as it tells what it labels texts with."""
+
+    exclusive_labels: bool
+
+    @property
+    def model_type(self) -> str:
+        """The architecture, for messages."""
+        ...
+
+    @property
+    def predicts(self) -> str:
+        """What it predicts: "classes" of sentences, "tags" of words, or what has no labels."""
+        ...
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of its classes or tags, by number."""
+        ...
+
+
+def with_labels(checkpoint: Labelling, corpus: Corpus, labels: Lines | None, *, option: str = "--labels") -> Corpus:
+    """The corpus with what the checkpoint should say, unless `labels` is None.
+
+    Of a classifier a file (or list) with a class a line, of a token classifier a file of CoNLL columns. ConfigError for
+    other models, DataError where labels do not fit the text or the model.
+    """
+    if labels is None:
+        return corpus
+    if why := no_labels(checkpoint):
+        raise ConfigError(f"{option}: {why}; leave it out")
+    if checkpoint.predicts == "classes":
+        return with_classes(corpus, labels, checkpoint.label_names)
+    if corpus.has_second:
+        raise ConfigError(f"{option}: tags are of the words of one text; leave out --source2 and --pairs")
+    if not isinstance(labels, (str, Path)):
+        raise ConfigError(f"{option}: tags come from a file of CoNLL columns, a word and its tag a line")
+    return with_tags(corpus, Path(labels), checkpoint.label_names)
+
+
+def no_labels(checkpoint: Labelling) -> str | None:
+    """Why a checkpoint's predictions cannot be compared with labels. Returns None if they can."""
+    kind = f"a model of type {checkpoint.model_type!r}"
+    if not checkpoint.label_names:
+        return f"{kind} is no classifier"
+    if len(checkpoint.label_names) == 1:
+        return f"{kind} with one output predicts a number, which is no class"
+    if checkpoint.exclusive_labels:
+        return None
+    return f"{kind} gives a text several labels at once (problem_type multi_label_classification)"
 
 
 def with_classes(corpus: Corpus, labels: Lines, names: Sequence[str]) -> Corpus:

@@ -77,17 +77,27 @@ def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
 def _file_lines(path: Path) -> Iterator[str]:
     number = 0
     for number, raw in enumerate(raw_lines(path), start=1):
-        try:
-            text = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -t utf-8)"
-            ) from None
+        text = line_text(raw, path, number)
         if not text.strip():
             raise DataError(f"{path}:{number}: the line is empty; every line must hold one sentence")
         yield text
     if number == 0:
         raise DataError(f"{path} is empty; it must hold one sentence a line")
+
+
+def line_text(raw: bytes, path: Path, number: int) -> str:
+    """A line of a file as text, without its end; DataError, with the line, for bytes that are not UTF-8."""
+    try:
+        return decoded(raw, number)
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -t utf-8)"
+        ) from None
+
+
+def decoded(raw: bytes, number: int) -> str:
+    """The same, UnicodeDecodeError for such bytes; before the first line there may be a byte order mark."""
+    return str(raw, "utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from os import PathLike
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, cast
 
-from headscope.data.lines import lines_of, raw_lines
+from headscope.data.lines import decoded, line_text, lines_of, raw_lines
 from headscope.errors import DataError
 
 COLUMNS, MOST_WORDS = 10, 100_000
@@ -213,7 +213,7 @@ def _lines(path: str | PathLike[str]) -> Iterator[tuple[int, str]]:
         with _open(Path(path)) as stream:
             for raw in lines_of(stream, name=str(path)):
                 number += 1
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                yield number, decoded(raw, number)
     except UnicodeDecodeError as error:
         wrong = f"byte {error.start + 1} of the line is not UTF-8"
         raise _broken(path, number, wrong, "CoNLL-U files are UTF-8") from None
@@ -259,7 +259,7 @@ def read_columns(path: Path) -> Iterator[TaggedWords]:
     tags: list[str] = []
     number, has_rows = 0, False
     for number, raw in enumerate(raw_lines(path), start=1):
-        line = _column_line(raw, path, number)
+        line = line_text(raw, path, number).strip()
         columns = [column.strip() for column in line.split("\t" if "\t" in line else None)]
         if columns and columns[0] != DOCUMENT:
             if len(columns) < 2 or not columns[0] or not columns[-1]:
@@ -273,12 +273,3 @@ def read_columns(path: Path) -> Iterator[TaggedWords]:
         yield TaggedWords(tuple(words), tuple(tags), number + 1 - len(words))
     elif not has_rows:
         raise DataError(f"{path} is empty; it must hold a word and its tag a line, and an empty line after a sentence")
-
-
-def _column_line(raw: bytes, path: Path, number: int) -> str:
-    try:
-        return raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n").strip()
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -t utf-8)"
-        ) from None

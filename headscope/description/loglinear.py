@@ -124,7 +124,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Description:
-    """Parameters of all heads: `theta` [c h] by category, U and V [p h r] of pairs of tokens (None: no such part)."""
+    """Parameters: `theta` [c h] by category, U [p h r], V [q h r] of pairs of tokens (None: no such part)."""
 
     theta: Tensor
     pairs: tuple[Tensor, Tensor] | None = None
@@ -163,8 +163,9 @@ class Description:
         theta, rest = flat.split([len(self.theta), len(flat) - len(self.theta)])
         if self.pairs is None:
             return Description(theta)
-        width, heads, rank = self.pairs[0].shape
-        first, second = (part.view(width, rank, heads).permute(0, 2, 1) for part in rest.chunk(2))
+        heads, rank = self.pairs[0].shape[1:]
+        parts = rest.split([len(part) * rank for part in self.pairs])  # widths of queries and keys may differ
+        first, second = (part.view(-1, rank, heads).permute(0, 2, 1) for part in parts)
         return Description(theta, (first, second))
 
 

@@ -1,10 +1,18 @@
-"""What a pair function is: a small predicate that says of which pairs of a query and a key something holds."""
+"""Pair functions: predicates that say of which pairs of a query and a key something holds; and what heads do with them.
+
+How much weight a head puts on the keys of each is held beside what would put it there anyway.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from headscope.description.sample import Laid
 from headscope.description.tokens import Flags, Pairs
 from headscope.heads import Site
 from headscope.registry import Registry
@@ -48,3 +56,89 @@ def pair_function(
         return holds
 
     return register
+
+
+REACH = 16
+"""Fixed offsets of the baseline go from −16 to 16 tokens."""
+
+
+@dataclass(frozen=True)
+class Masses:
+    """Sums of every sentence, in the order of the blocks, of pair functions c.
+
+    `mass` [b h c] is the weight on keys of which a function holds, `even` [b 1 c] that of even weights, of `count`
+    [b 1 c] queries that see such a key. The parts with `hard` are those at queries where the key at the best fixed
+    `offset` [c] is none of them; there `hard_position` [b h c] is what the description by position puts there.
+    """
+
+    functions: Sequence[PairFunction]
+    mass: Tensor
+    even: Tensor
+    count: Tensor
+    hard_mass: Tensor
+    hard_even: Tensor
+    hard_position: Tensor
+    hard_count: Tensor
+    offset: Sequence[int]
+
+
+def functions_for(site: Site, sentences: Sequence[Pairs]) -> list[PairFunction]:
+    """The pair functions that mean something at a site, with the tokens that there are."""
+    parsed = any(pairs.key.parsed for pairs in sentences)
+    return [function for _, function in PAIR_FUNCTIONS if site in function.sites and (parsed or not function.parsed)]
+
+
+def masses(laid: Laid, functions: Sequence[PairFunction], position: Sequence[Tensor]) -> Masses:
+    """Of all sentences; `position` [b n s h] are the probabilities of every block under position alone."""
+    flags = [_flags(pairs, block.visible, functions) for block, pairs in zip(laid.blocks, laid.pairs, strict=True)]
+    due = [(found.any(dim=-1) & block.counted) for found, block in zip(flags, laid.blocks, strict=True)]  # [c b n]
+    right = [_at_offsets(found, pairs) for found, pairs in zip(flags, laid.pairs, strict=True)]  # [o c b n]
+    hits = torch.stack([part.flatten(2).sum(-1) for part in right]).sum(0)  # [o c]
+    nearest = torch.arange(-REACH, REACH + 1).abs()[:, None]
+    best = (hits * (REACH + 1) - nearest).argmax(dim=0)  # the most hits, the nearest of those that tie
+    parts: dict[str, list[Tensor]] = {}
+    for block, found, dues, ok, expected in zip(laid.blocks, flags, due, right, position, strict=True):
+        hard = dues & ~ok[best, torch.arange(len(functions))]
+        seen = block.visible.sum(-1).clamp(min=1)
+        weights = found.to(block.weights.dtype)
+        even = weights.sum(-1) / seen  # [c b n]
+        for name, of, where in (("mass", block.weights, dues), ("hard_mass", block.weights, hard)):
+            parts.setdefault(name, []).append(_on(of, weights, where))
+        parts.setdefault("hard_position", []).append(_on(expected, weights, hard))
+        for name, values in (("even", even * dues), ("hard_even", even * hard), ("count", dues), ("hard_count", hard)):
+            parts.setdefault(name, []).append(values.sum(-1).to(even.dtype).T[:, None])  # [b 1 c]
+    joined: Mapping[str, Tensor] = {name: torch.cat(part) for name, part in parts.items()}
+    return Masses(functions, offset=(best - REACH).tolist(), **joined)
+
+
+def _flags(sentences: Sequence[Pairs], visible: Tensor, functions: Sequence[PairFunction]) -> Tensor:
+    """Of which pairs each function holds [c b n s]: keys that are seen and not special."""
+    found = torch.zeros(len(functions), *visible.shape, dtype=torch.bool)
+    for line, pairs in enumerate(sentences):
+        n, s = len(pairs.at), len(pairs.key)
+        plain = ~pairs.key.special[None]
+        for number, function in enumerate(functions):
+            if function.parsed and not pairs.key.parsed:
+                continue
+            found[number, line, :n, :s] = torch.from_numpy(np.ascontiguousarray(function.holds(pairs) & plain))
+    return found & visible
+
+
+def _at_offsets(found: Tensor, sentences: Sequence[Pairs]) -> Tensor:
+    """Whether functions hold of the key at each offset [o c b n]."""
+    c, b, n, s = found.shape
+    at = torch.full((b, n), -REACH - s)
+    for line, pairs in enumerate(sentences):
+        at[line, : len(pairs.at)] = torch.from_numpy(pairs.at)
+    right = []
+    for offset in range(-REACH, REACH + 1):
+        place = at + offset
+        inside = (place >= 0) & (place < s)
+        index = place.clamp(0, s - 1)[None, ..., None].expand(c, -1, -1, 1)
+        right.append(found.gather(-1, index)[..., 0] & inside)
+    return torch.stack(right)
+
+
+def _on(weights: Tensor, holds: Tensor, where: Tensor) -> Tensor:
+    """Σ over rows of `where` [c b n] of the weights [b n s h] on keys of which functions hold [c b n s]: [b h c]."""
+    return torch.einsum("bnsh,cbns->bhc", weights, holds * where[..., None])

@@ -12,8 +12,7 @@ from headscope.data.encoded import Batch, Encoded, encode_sources, pad_side
 from headscope.files.tables import Bytes, Example
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, HeadId, Site
-from headscope.model.capture import Captured, capture
-from headscope.model.gating import masked
+from headscope.model.taps import Captured, capture, masked
 
 SHORT, LONG = 32, 128
 """Subwords of a side, special ones included, that a sentence may have to be kept; where all of a text are wanted."""

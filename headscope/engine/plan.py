@@ -13,15 +13,16 @@ import torch
 from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.config import AnalyzeOptions
-from headscope.data.ahead import ahead
 from headscope.data.batching import (
     DEFAULT_TOKENS,
+    PROBED,
     BatchingOptions,
+    BatchTrial,
     Memory,
     Omissions,
+    ahead,
+    automatic_tokens,
     batches,
-    fitting_tokens,
-    memory_of,
     sentence_limit,
 )
 from headscope.data.corpus import Corpus
@@ -41,8 +42,6 @@ from headscope.heads import SITES, Site
 from headscope.model.interface import reads_sound
 from headscope.progress import Progress, no_progress
 
-PROBED = 512
-"""Sentences of which the longest show how much memory a batch needs."""
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
 
 
@@ -211,39 +210,35 @@ def batch_tokens(
     memory: Memory | None = None,
     processes: Processes = ALONE,
 ) -> tuple[int, str]:
-    """How many positions a batch should have: on an accelerator as many as memory allows; and what there is to say.
+    """How many positions a batch should have, and what there is to say: `headscope.data.batching.automatic_tokens`.
 
-    Measured with the longest of the first sentences, in passes of those analyses that read nothing and make no passes
-    of their own. Several processes take what the smallest device allows. `memory` is the device's, if that can tell.
+    Tried with the longest of the first sentences, in passes of those analyses that read nothing and make no passes of
+    their own.
     """
-    device = checkpoint.device
-    memory = memory or memory_of(device)
-    if device.type == "cpu":
-        return batching.tokens, ""
-    if memory is None:
-        return batching.tokens, (
-            f"--batch-tokens auto: {device.type} does not say how much memory is free, so batches have "
-            f"{batching.tokens:,} positions; give a number where more fit"
-        )
     first, limit = replace(corpus, count=min(corpus.count, PROBED)), sentence_limit(checkpoint, batching)
     plain = [cls for cls in analyses if cls.read is Analysis.read and cls.explain is Analysis.explain and cls.passes]
-    options = _with_objective(options, checkpoint, first, plain)
-    try:
-        running, _ = _applicable(checkpoint, first, plain, options)
-    except ConfigError:  # the others may run; if not, `analyze` says why
-        return batching.tokens, ""
-    texts = [
-        batch
-        for batch in _streams(checkpoint, first, running, options, batching, limit, Omissions())
-        if batch.kind == "text"
-    ]
-    runner = AnalysisRunner(checkpoint, running, options)
-    for analysis in running:
-        analysis.inspect(checkpoint)
-    with runner.hooks():
-        longest = max(texts, key=lambda batch: batch.longest)
-        tokens = fitting_tokens(longest, runner.run, memory, limit=limit)
-    return min(processes.all(tokens)), ""
+
+    def trial() -> BatchTrial | None:
+        told = _with_objective(options, checkpoint, first, plain)
+        try:
+            running, _ = _applicable(checkpoint, first, plain, told)
+        except ConfigError:  # the others may run; if not, `analyze` says why
+            return None
+        stream = _streams(checkpoint, first, running, told, batching, limit, Omissions())
+        longest = max((batch for batch in stream if batch.kind == "text"), key=lambda batch: batch.longest)
+        runner = AnalysisRunner(checkpoint, running, told)
+        for analysis in running:
+            analysis.inspect(checkpoint)
+
+        def run(batch: Batch) -> None:
+            with runner.hooks():
+                runner.run(batch)
+
+        return BatchTrial.of(longest, run)
+
+    return automatic_tokens(
+        checkpoint.device, trial, limit=limit, default=batching.tokens, memory=memory, processes=processes
+    )
 
 
 def _with_objective(

@@ -16,11 +16,11 @@ from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
 from headscope.engine.conclusion import AnalysisResult
 from headscope.files.output_checks import OutputKind
-from headscope.files.tables import Example, as_arrays
+from headscope.files.tables import Example, as_arrays, write_csv
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
-from headscope.results import ResultTable, Signature, signature_of, write_arrays, write_pickle
+from headscope.results import Signature, signature_of, write_arrays, write_pickle
 from headscope.version import VERSION
 
 PAGE = "report.html"
@@ -80,10 +80,8 @@ def write_run(
 
     `pickles` are further files for the folder of that name (see `headscope.engine.fork.pickles`).
     """
-    signature = description.signature
-    ResultTable("heads", study.heads, signature).to_csv(folder)
-    for name, frame in study.tables.items():
-        ResultTable(name, frame, signature).to_csv(folder)
+    for name, frame in {"heads": study.heads, **study.tables}.items():
+        write_csv(folder / f"{name}.csv", frame)
     if study.arrays:
         write_arrays(folder / "similarity.npz", study.arrays)
     if examples:

@@ -24,13 +24,12 @@ from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, makes_weights
-from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
-from headscope.model.gradients import differentiable_contexts, frozen_parameters, gradients_of
 from headscope.model.nonfinite import DeferredChecks, deferred
 from headscope.model.process_settings import keep_freed_memory
 from headscope.model.streaming.context import streaming
+from headscope.model.taps import differentiable_contexts, frozen_parameters, gradients_of, observing
 from headscope.model.threads import threads_for_pass
 
 JOINED = 256 * 2**20

@@ -10,7 +10,7 @@ Salazar et al. 2020) or in a random share of 15 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import Long, Omissions, own_labels
+from headscope.data.batching import PROBED, BatchTrial, Long, Omissions, batches, own_labels
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
-from headscope.distributed import ALONE, Processes
+from headscope.distributed import ALONE, Processes, fetch, upload, widest
 from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
-from headscope.model.gating import masked
 from headscope.model.native.transformer import PartialForward, Transformer
+from headscope.model.taps import masked
 from headscope.model.threads import threads_for_pass
 
 Hiding = Literal["each", "random"]
@@ -131,6 +131,23 @@ def likelihood(
     return sums
 
 
+def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
+    """A pass over the longest of the first sentences, for `automatic_tokens`."""
+    device, first = checkpoint.device, replace(corpus, count=min(corpus.count, PROBED))
+    found = batches(first, checkpoint, tokens=options.tokens, limit=options.limit, losses=Omissions())
+    longest = max(found, key=lambda batch: batch.longest, default=None)
+
+    def run(batch: Batch) -> None:
+        with torch.inference_mode(), PartialForward().recorded():
+            moved = batch.to(device)
+            if checkpoint.predicts == "nothing":
+                checkpoint.states(moved)
+            else:
+                checkpoint.logits(moved, checkpoint.memory(moved))
+
+    return None if longest is None else BatchTrial.of(longest, run)
+
+
 def _under_masks(
     checkpoint: Checkpoint, part: Labelled, masks: Sequence[Sequence[HeadId]]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -138,7 +155,7 @@ def _under_masks(
 
     The encoder runs again only where its own heads are masked; layers below the masked heads do not run again.
     """
-    batch, labels = part.batch.to(checkpoint.device), part.labels.to(checkpoint.device)
+    batch, labels = part.batch.to(checkpoint.device), part.labels
     columns = []
     reuse, names = PartialForward(), len(checkpoint.label_names)
 
@@ -156,7 +173,8 @@ def _under_masks(
             of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
             memory = checkpoint.memory(batch) if of_encoder else shared_memory
             columns.append(scored(checkpoint.logits(batch, memory)))
-    nll, right, count, classes = (torch.stack(parts, dim=1) for parts in zip(*columns, strict=True))
+    sums = fetch([torch.stack(parts, dim=1) for parts in zip(*columns, strict=True)])  # the host waits once a batch
+    nll, right, count, classes = (each.double() for each in sums)
     return nll, right, count[:, 0], classes
 
 
@@ -171,28 +189,35 @@ def _first_layers(model: nn.Module, heads: Sequence[HeadId]) -> dict[nn.Module, 
 
 
 def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ -log p of labels, the number of correct predictions and the number of labels, [b] each in float64."""
-    sums = torch.zeros(3, len(labels), dtype=torch.float64)
+    """Σ -log p of labels [b t], the number of correct predictions and the number of labels: [b] each, in float64.
+
+    They are where the logits are, in what that has for float64. Where labels are is best said on the CPU: then nobody
+    waits for a device.
+    """
+    device = logits.device
+    sums = torch.zeros(3, len(labels), dtype=widest(device), device=device)
     for part in torch.split((labels != IGNORED).nonzero(), POSITIONS):
-        row, position = part.unbind(dim=1)
-        scores, target = logits[row, position], labels[row, position]  # [n V], [n]
+        target = upload(labels[part[:, 0], part[:, 1]], device)  # [n]
+        row, position = upload(part, device).unbind(dim=1)
+        scores = logits[row, position]  # [n V]
         scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
         nll = scores.logsumexp(dim=-1) - scores.gather(1, target[:, None])[:, 0]
         right = scores.argmax(dim=-1) == target
-        for total, values in zip(sums, (nll, right, torch.ones_like(right)), strict=True):
-            total.index_add_(0, row.cpu(), values.cpu().double())
+        sums.index_add_(1, row, torch.stack([each.to(sums.dtype) for each in (nll, right, torch.ones_like(right))]))
     return sums[0], sums[1], sums[2]
 
 
 def class_counts(logits: Tensor, labels: Tensor, names: int) -> Tensor:
-    """How often each of the labels was right, predicted and wanted [b label 3], in float64; `names` is their number."""
-    counts = torch.zeros(len(labels), names, 3, dtype=torch.float64)
+    """How often each of the labels was right, predicted and wanted [b label 3]; as `token_sums`."""
+    device = logits.device
+    counts = torch.zeros(len(labels), names, 3, dtype=widest(device), device=device)
     if names:
-        row, position = (labels != IGNORED).nonzero(as_tuple=True)
-        wanted, predicted = labels[row, position].cpu(), logits[row, position].argmax(dim=-1).cpu()
+        places = (labels != IGNORED).nonzero()
+        wanted, (row, position) = upload(labels[places[:, 0], places[:, 1]], device), upload(places, device).unbind(1)
+        predicted = logits[row, position].argmax(dim=-1)
         for column, (classes, counted) in enumerate(((wanted, predicted == wanted), (predicted, None), (wanted, None))):
-            ones = torch.ones(len(row), dtype=torch.float64) if counted is None else counted.double()
-            counts[..., column].index_put_((row.cpu(), classes), ones, accumulate=True)
+            ones = torch.ones(len(row), device=device) if counted is None else counted
+            counts[..., column].index_put_((row, classes), ones.to(counts.dtype), accumulate=True)
     return counts
 
 

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from headscope.config import CheckpointOptions, EvaluateConfig, EvaluateOptions
-from headscope.data.batching import BatchingOptions, sentence_limit
-from headscope.data.corpus import Corpus
+from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, automatic_tokens, sentence_limit
+from headscope.data.corpus import Corpus, open_text
 from headscope.data.encoded import UnknownSubwords
+from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.evaluation.labels import open_text, with_labels
-from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.likelihood import LikelihoodOptions, trial
 from headscope.evaluation.metrics.base import METRICS, Metric, Pass, fitting_metrics, metrics_in_order
 from headscope.files.hub import is_cached
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
-from headscope.model.gating import masked
 from headscope.model.mixing.experts import one_expert
+from headscope.model.taps import masked
 
 RECORD = "pruning.json"
 COMPANIONS = ("dicts", "hp", "bpe")
@@ -78,6 +78,19 @@ class OpenedEvaluation:
         with masked(model, self.masked_heads), one_expert(model, self.config.expert, seed=self.config.seed):
             yield
 
+    def fit_batches(self) -> None:
+        """Batches as large as memory allows, unless the config says how large."""
+        if self.config.batch_tokens is None:
+            reading = self.likelihood_options
+            tokens, said = automatic_tokens(
+                self.checkpoint.device,
+                partial(trial, self.checkpoint, self.corpus, reading),
+                limit=reading.limit,
+                processes=self.processes,
+            )
+            self.likelihood_options = replace(reading, tokens=tokens)
+            self.remarks += [said] if said and said not in self.remarks else []
+
     def asked(self, reads: Pass | None = None) -> list[Metric]:
         """The metrics that are measured, of all passes or one, in their order."""
         return metrics_in_order(self.metrics, reads=reads)
@@ -115,9 +128,9 @@ def matched(
     if refused := [name for name in metrics if why[name]]:
         others = ", ".join(name for name, reason in why.items() if reason is None)
         raise ConfigError(f"{refused[0]} {why[refused[0]]}; this text allows {others}")
-    batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length, long=config.long)
-    limit = sentence_limit(checkpoint, batching)
-    likelihood_options = LikelihoodOptions(config.batch_tokens, limit, config.long, config.hiding, config.seed)
+    tokens = config.batch_tokens or DEFAULT_TOKENS  # on an accelerator `fit_batches` knows better
+    limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length, long=config.long))
+    likelihood_options = LikelihoodOptions(tokens, limit, config.long, config.hiding, config.seed)
     translate_options = TranslateOptions(
         beam=config.beam,
         power=config.lenpen,

@@ -27,7 +27,7 @@ from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.translation import translate_lines
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
 from headscope.results import Signature, signature_of
@@ -64,6 +64,7 @@ def measure(
     A KeyboardInterrupt ends the passes, what was done before stays; it is raised where nothing was.
     """
     found = MeasuredMetrics()
+    opened.fit_batches()
     if metrics := opened.asked("likelihood"):
         with progress(step or "scoring", opened.corpus.count) as report:
             found.scored = likelihood(

@@ -24,7 +24,7 @@ from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.attention import is_tapped, untapped
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.model.threads import threads_for_pass
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
+from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens
 from headscope.data.encoded import Encoded, UnknownSubwords
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, DataError
@@ -39,7 +40,7 @@ def translate_lines(
     lines: Iterable[str],
     *,
     options: TranslateOptions,
-    tokens: int,
+    tokens: int | None,
     window: int = WINDOW,
     cut: Callable[[int], None] = lambda line: None,
     unknown: UnknownSubwords | None = None,
@@ -48,7 +49,8 @@ def translate_lines(
 ) -> Iterator[list[Translation]]:
     """The translations of each line, best first, in the order of the lines; an empty line stays empty.
 
-    A batch has at most `tokens` source positions, padding included, and no more hypotheses than fit `LOGITS` bytes.
+    A batch has at most `tokens` source positions, padding included, and no more hypotheses than fit `LOGITS` bytes;
+    None: as many as memory allows on an accelerator, by the longest of the first lines.
     `cut` is called with the number (from 1) of every line that was truncated to the length that `checkpoint.reads`
     gives; subwords are counted in `unknown`. Several `processes`, which are all given the same lines, share the batches
     of a window, and all get every translation. CheckpointError for a model that cannot translate.
@@ -69,6 +71,8 @@ def translate_lines(
         counts.add("source", list(encoded.values()))
         for number in (number for number, line in encoded.items() if line.cut):
             cut(before + number + 1)
+        if tokens is None:
+            tokens = _fitting(checkpoint, texts, encoded, options, most, processes)
         groups = _groups({number: len(line.ids) for number, line in encoded.items()}, tokens, most)
         for turn, group in enumerate(groups):
             if processes.owns(turn):
@@ -78,6 +82,25 @@ def translate_lines(
         translations = {number: best for part in processes.all(translations) for number, best in part.items()}
         before += len(texts)
         yield from (translations.get(n, NOTHING) for n in range(len(texts)))
+
+
+def _fitting(
+    checkpoint: Checkpoint,
+    texts: Sequence[str],
+    encoded: Mapping[int, Encoded],
+    options: TranslateOptions,
+    most: int,
+    processes: Processes,
+) -> int:
+    """Positions of a batch for which memory suffices, by the longest lines that fill one."""
+    lengths = {number: len(line.ids) for number, line in encoded.items()}
+    *_, longest = [[], *_groups(lengths, DEFAULT_TOKENS, most)]
+    size = max((lengths[number] for number in longest), default=1)
+    lines = [texts[number] for number in longest]
+    trial = BatchTrial(lambda times: checkpoint.translations(lines * times, options), size * len(lines), size)
+    limit = checkpoint.reads(options.longest)
+    tokens, _ = automatic_tokens(checkpoint.device, lambda: trial if lines else None, limit=limit, processes=processes)
+    return tokens
 
 
 def _encoded(checkpoint: Checkpoint, texts: Sequence[str], limit: int) -> dict[int, Encoded]:

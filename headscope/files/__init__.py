@@ -6,5 +6,5 @@
 - An output that is an input, holds one or lies in one, or that holds anything but a run of the same kind, is refused,
   whatever `--force` says (`output_checks`). Only files that the run's record names and that headscope writes are
   removed.
-- SIGINT, SIGTERM and SIGHUP end every command alike, and never between two renames (`interrupts`).
+- SIGINT, SIGTERM and SIGHUP end every command alike, and never between two renames (`writing.listening`).
 """

@@ -1,5 +1,6 @@
 """Outputs of commands: directories built next to their destination and swapped in, or written in place and resumable;
-and tables that are written once they are measured."""
+and tables that are written once they are measured.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headscope.errors import OutputError
-from headscope.files.interrupts import deferred
 from headscope.files.output_checks import (
     Contents,
     Input,
@@ -25,7 +25,7 @@ from headscope.files.output_checks import (
     matches,
 )
 from headscope.files.replace import BUILD, discard, locked, recover, relocate, remove_temporary, seal, swap_in
-from headscope.files.writing import write_atomically, write_errors
+from headscope.files.writing import deferred, write_atomically, write_errors
 
 
 class Build:

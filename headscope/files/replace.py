@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from headscope.errors import OutputError
-from headscope.files.interrupts import deferred
 from headscope.files.output_checks import RECORDS, OutputKind, contents, matches
 from headscope.files.reading import read_record
-from headscope.files.writing import TEMPORARY, write_errors, write_json
+from headscope.files.writing import TEMPORARY, deferred, write_errors, write_json
 
 if sys.platform != "win32":
     import fcntl

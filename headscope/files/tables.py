@@ -17,11 +17,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.errors import DataError, HeadscopeError
+from headscope.files.writing import write_atomically
 
 MOST_BYTES = 1 << 30
 
 MISSING = ["", "nan", "NaN", "NA", "N/A"]
 """Cells without a number; words that pandas also takes for such ("None", "null") may be tokens."""
+
+
+def write_csv(path: Path, table: pd.DataFrame, *, number: str | None = None) -> Path:
+    """Write a table without its index, numbers in a format like "%.7g" where one is given."""
+    return write_atomically(path, lambda place: table.to_csv(place, index=False, float_format=number))
 
 
 def read_csv(

@@ -366,7 +366,7 @@ def open_checkpoint(
     if spread and not opener.spreads:
         raise ConfigError(f"--device-map: a {opener.name} checkpoint is on one --device; that is for Hugging Face ones")
     opened: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
-    refuse_damaged_model(path, opened.model)
+    refuse_damaged_model(opened.path, opened.model)
     return opened
 
 

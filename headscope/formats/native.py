@@ -28,7 +28,7 @@ from headscope.files.serialize import from_plain, read_toml, to_plain, to_toml
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
-from headscope.model.decoding.beams import SearchConfig
+from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.nonfinite import refuse_damaged_file

@@ -15,8 +15,8 @@ from headscope.errors import CheckpointError, DataError, NumericalError, shortli
 from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
 from headscope.formats.exports import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.model.decoding.beams import Hypothesis, SearchConfig, search
 from headscope.model.forward import finite, refuse_overflow
+from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig

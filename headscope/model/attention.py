@@ -3,7 +3,7 @@
 What is unusual here:
 - scores, weights and context are separate steps, so that training, capture, gates and tests share one
   implementation;
-- *taps* (see `headscope.model.capture` and `headscope.model.gating`) are called with each attention call and may
+- *taps* (see `headscope.model.taps` and `headscope.model.taps`) are called with each attention call and may
   replace the context between weights·V and the output projection; they are entered with `with` and kept in a
   context variable, so nothing outlives the block;
 - keys and values may have fewer heads than queries (grouped-query attention);

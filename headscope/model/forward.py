@@ -6,19 +6,22 @@ A pass that fails runs a second time, to name the layer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from headscope.distributed import upload
 from headscope.errors import NumericalError
 from headscope.heads import HeadId
 from headscope.model.discovery import base_of, track_calls
-from headscope.model.gating import masked
+from headscope.model.interface import through_attend
 from headscope.model.nonfinite import HALVES, deferred_checks, first_non_finite, is_finite
+from headscope.model.taps import frozen_parameters, masked
 from headscope.model.threads import threads_for_pass
 
 PATCH = 16 * 16 * 3  # numbers of a picture that are one position of most models
@@ -36,6 +39,11 @@ class ModelInputs:
         """Positions of the longer side, padding included; of pictures about so many."""
         texts = [values.numel() for values in self.arguments.values() if values.ndim == 2]
         return max(texts, default=next(iter(self.arguments.values())).numel() // PATCH)
+
+    def to(self, device: torch.device) -> ModelInputs:
+        """The same on another device."""
+        moved = {name: upload(values, device) for name, values in self.arguments.items()}
+        return ModelInputs(moved, None if self.real is None else upload(self.real, device))
 
     def rows(self, order: Tensor) -> ModelInputs:
         """The sentences `order`, in that order and as often."""
@@ -90,6 +98,31 @@ def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
     largest = expected.abs().masked_fill(expected.isinf(), 0.0).max().clamp(min=1.0)
     share = float(difference / largest)
     return share if share == share else float("inf")
+
+
+def rounds(model: nn.Module, batch: ModelInputs) -> bool:
+    """Whether a model in double precision computes parts in single precision (mixtures, state spaces, norms)."""
+    with through_attend(model), frozen_parameters(model, trainable=True), torch.enable_grad(), _Casts() as casts:
+        model(**batch.arguments)
+    return bool(casts.noticed)
+
+
+class _Casts(TorchFunctionMode):
+    """Notices functions that make single precision of double precision that depends on the weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noticed: bool = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.float32:
+            self.noticed = self.noticed or any(
+                isinstance(each, Tensor) and each.dtype == torch.float64 and each.requires_grad for each in args
+            )
+        return result
 
 
 # Numbers that are none.

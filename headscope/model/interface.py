@@ -111,7 +111,7 @@ def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
         if arguments[name] is not None:
             raise CheckpointError(
                 f"{name}= was given, which transformers 5 ignores; "
-                "gate heads with `with headscope.model.gating.gated(model, …)` instead"
+                "gate heads with `with headscope.model.taps.gated(model, …)` instead"
             )
 
 

@@ -21,9 +21,9 @@ from transformers.pytorch_utils import Conv1D
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, base_of, eval_mode, find_attention, probe_inputs
-from headscope.model.gradients import frozen_parameters, unclipped
 from headscope.model.interface import through_attend
 from headscope.model.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
+from headscope.model.taps import frozen_parameters, unclipped
 
 
 @dataclass(frozen=True)

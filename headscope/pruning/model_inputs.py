@@ -41,35 +41,11 @@ def texts(
     random ids, or pictures. DataError where files were given and cannot be used.
     """
     try:
-        pair = _read(checkpoint, source, target, sentences)
+        return _read(checkpoint, source, target, sentences=sentences, rows=rows)
     except (CheckpointError, DataError):
         if source is not None:
             raise
-        pair = None
-    if pair is None:
-        return InputTexts((), "random", _random(checkpoint))
-    sources, targets = pair
-    limit = min(LONGEST, checkpoint.limit or LONGEST)
-    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
-    feeds = []
-    for first in range(0, len(order), rows):
-        numbers = order[first : first + rows]
-        source_side = pad_side(checkpoint.encode([sources[number] for number in numbers], side="source", limit=limit))
-        target_side = None
-        if checkpoint.two_sided:
-            target_side = pad_side(
-                checkpoint.encode([targets[number] for number in numbers], side="target", limit=limit)
-            )
-        feeds.append(_feed(checkpoint, source_side, target_side))
-    name = "headscope's sample" if source is None else text_name(source)
-    return InputTexts(tuple(sources), name, tuple(feeds))
-
-
-def _feed(checkpoint: Checkpoint, source: Side, target: Side | None) -> ModelInputs:
-    """One batch on the device of a checkpoint."""
-    source = source.to(checkpoint.device)
-    target = None if target is None else target.to(checkpoint.device)
-    return ModelInputs(checkpoint.arguments(source, target), (source if target is None else target).real)
+        return InputTexts((), "random", (_random(checkpoint),))
 
 
 def prompts(data: InputTexts, length: int, *, count: int = 3) -> list[list[int]]:
@@ -83,8 +59,8 @@ def prompts(data: InputTexts, length: int, *, count: int = 3) -> list[list[int]]
 
 
 def _read(
-    checkpoint: Checkpoint, source: Lines | None, target: Lines | None, sentences: int
-) -> tuple[list[str], Sequence[str]]:
+    checkpoint: Checkpoint, source: Lines | None, target: Lines | None, *, sentences: int, rows: int
+) -> InputTexts:
     source_text = sample("en") if source is None else source
     if checkpoint.two_sided and (target is not None or source is None):
         target_text = sample("de") if target is None else target
@@ -93,33 +69,44 @@ def _read(
         sources, targets = map(list, zip(*pairs, strict=True))
     else:
         sources = targets = list(islice(read_lines(source_text), sentences))
-    checkpoint.encode(sources[:1], side="source", limit=LONGEST)
-    return sources, targets
+    limit = min(LONGEST, checkpoint.limit or LONGEST)
+    order = sorted(range(len(sources)), key=lambda number: len(sources[number]))
+    feeds = []
+    for first in range(0, len(order), rows):
+        numbers = order[first : first + rows]
+        encoded = [checkpoint.encode([sources[n] for n in numbers], side="source", limit=limit)]
+        if checkpoint.two_sided:
+            encoded.append(checkpoint.encode([targets[n] for n in numbers], side="target", limit=limit))
+        side, *others = map(pad_side, encoded)
+        arguments = checkpoint.arguments(side, others[0] if others else None)
+        feeds.append(ModelInputs(arguments, (*others, side)[0].real).to(checkpoint.device))
+    name = "headscope's sample" if source is None else text_name(source)
+    return InputTexts(tuple(sources), name, tuple(feeds))
 
 
-def _random(checkpoint: Checkpoint) -> tuple[ModelInputs, ...]:
+def _random(checkpoint: Checkpoint) -> ModelInputs:
     noise = torch.Generator().manual_seed(0)
     model: Any = checkpoint.model
     main = getattr(model, "main_input_name", "input_ids")
-    arguments: dict[str, Tensor] = {}
-    if main == "pixel_values" or reads_sound(model):
-        like = probe_inputs(model)[main]
-        arguments = {main: torch.randn(len(LENGTHS), *like.shape[1:], generator=noise).to(like)}
-        if not checkpoint.two_sided:
-            return (ModelInputs(arguments, None),)
-    sizes = checkpoint.vocabularies
     most = min(max(LENGTHS), checkpoint.limit or max(LENGTHS))
 
-    def draw(size: int, lengths: Sequence[int]) -> Side:
+    def drawn(size: int, lengths: Sequence[int]) -> Side:
         real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
         low = min(5, size - 1)
         ids = torch.randint(low, size, real.shape, generator=noise) * real
         return Side(ids, real, torch.zeros_like(real))
 
-    source = draw(sizes[0], [min(length, most) for length in LENGTHS])
-    target = draw(sizes[1], [min(length, most) for length in reversed(LENGTHS)]) if checkpoint.two_sided else None
+    arguments: dict[str, Tensor] = {}
+    if main == "pixel_values" or reads_sound(model):
+        like = probe_inputs(model)[main]
+        arguments = {main: torch.randn(len(LENGTHS), *like.shape[1:], generator=noise).to(like)}
+        if not checkpoint.two_sided:
+            return ModelInputs(arguments, None)
+    source, target = drawn(checkpoint.vocabularies[0], [min(length, most) for length in LENGTHS]), None
+    if checkpoint.two_sided:
+        target = drawn(checkpoint.vocabularies[1], [min(length, most) for length in reversed(LENGTHS)])
     if arguments and target is not None:
-        target = target.to(checkpoint.device)
         arguments |= {"decoder_input_ids": target.ids, "decoder_attention_mask": target.real.long()}
-        return (ModelInputs(arguments, target.real),)
-    return (_feed(checkpoint, source, target),)
+    else:
+        arguments = checkpoint.arguments(source, target)
+    return ModelInputs(arguments, (target or source).real).to(checkpoint.device)

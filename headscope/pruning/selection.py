@@ -15,13 +15,17 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.data.batching import BatchingOptions, sentence_limit
-from headscope.data.corpus import Corpus
+from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, sentence_limit
+from headscope.data.corpus import Corpus, open_text
 from headscope.data.encoded import count_unknown
+from headscope.data.labels import with_labels
+from headscope.distributed import ALONE, Processes
+from headscope.engine.base import ANALYSES, RunOptions
+from headscope.engine.plan import batch_tokens
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
-from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.output_checks import OutputKind
+from headscope.files.tables import write_csv
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES
@@ -79,6 +83,13 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     if valid is not None:
         labels, option = (config.labels, "--labels") if held_out is None else (held_out.labels, "--valid-labels")
         valid = with_labels(checkpoint, valid, labels, option=option)
+    limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
+    remarks = []
+    with suppress(CheckpointError, DataError):  # a model that cannot read says so where text is needed
+        if corpus is not None:
+            remarks += count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
+    if held_out is None and trains:
+        remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
     if isinstance(config, SelectionConfig):  # what can be known of a removal before hours of learning
         if config.export and not config.remove:
             raise ConfigError("--export says what --remove writes; give --remove too")
@@ -88,14 +99,23 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
         for engine in engines_named(engines, EngineOptions()):
             engine.check(checkpoint)
     gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
-    limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
-    remarks = []
-    with suppress(CheckpointError, DataError):  # a model that cannot read says so where text is needed
-        if corpus is not None:
-            remarks += count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
-    if held_out is None and trains:
-        remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
     return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks)
+
+
+def pass_tokens(opened: OpenedSelection, objective: str, *, seed: int, processes: Processes = ALONE) -> int:
+    """Positions of a batch in passes over the text: on an accelerator as many as memory allows a backward pass."""
+    if opened.corpus is None:
+        return DEFAULT_TOKENS
+    tokens, said = batch_tokens(
+        opened.checkpoint,
+        opened.corpus,
+        [ANALYSES.get("gradient")],
+        RunOptions(seed=seed, objective=objective),
+        BatchingOptions(limit=opened.limit),
+        processes=processes,
+    )
+    opened.remarks += [said] if said and said not in opened.remarks else []
+    return tokens
 
 
 def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool) -> GateLayout:
@@ -122,7 +142,7 @@ class Selection:
     """Which heads go and stay, and what is known of it.
 
     `ranking` has a row a gated head, the best first; `gates` the trajectory where gates were learnt; `quality` what a
-    loss measures (`headscope.pruning.learning.training_loss`, called `title`): "before", with the heads "masked" and,
+    loss measures (`headscope.pruning.learning.examples`, called `title`): "before", with the heads "masked" and,
     where it was trained further, "tuned". `quantity` is its name in records: "nll" or "damage".
     `model` says whether the checkpoint's weights have changed, `removed_to` where a smaller one was written.
     """
@@ -189,9 +209,9 @@ def write_selection(choice: Selection, checkpoint: Checkpoint, config: Selection
         for name, heads in (("removed.txt", choice.removed), ("kept.txt", choice.kept)):
             text = "".join(f"{head}\n" for head in heads)
             write_atomically(temporary / name, lambda file, text=text: file.write_text(text, encoding="utf-8"))  # type: ignore[misc]
-        write_atomically(temporary / "ranking.csv", lambda path: choice.ranking.to_csv(path, index=False))
-        if (gates := choice.gates) is not None:
-            write_atomically(temporary / "gates.csv", lambda path: gates.to_csv(path, index=False, float_format="%.7g"))
+        write_csv(temporary / "ranking.csv", choice.ranking)
+        if choice.gates is not None:
+            write_csv(temporary / "gates.csv", choice.gates, number="%.7g")
         trained = None
         if choice.model:  # with all its heads, in its own format
             (temporary / MODEL).mkdir()

@@ -117,7 +117,7 @@ def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
 
     Returns the files written, in order.
     """
-    from headscope.report.layout.save import write_figure
+    from headscope.report.layout.output import write_figure
     from headscope.report.readers.run import MissingTable, load_run
 
     run = load_run(run_dir)

@@ -31,7 +31,7 @@ from headscope.registry import unknown
 from headscope.training.architecture import INITIAL
 from headscope.training.config import TrainConfig, preset
 from headscope.training.trainer import train
-from headscope.training.variants.baseline import Baseline
+from headscope.training.variants.widths import Baseline
 
 NOT_THE_RECIPES = {
     *("out", "preset", "source", "target", "max_sentences", "tokenizer", "init", "dicts", "bpe", "seed", "device"),

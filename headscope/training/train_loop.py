@@ -15,9 +15,8 @@ from headscope.evaluation.translation import translate_lines
 from headscope.formats.translate_options import TranslateOptions
 from headscope.training.data.batches import Numbers, TrainingBatch, collate, epoch_plan
 from headscope.training.files import checkpoints
-from headscope.training.files.checkpoints import checkpoint
+from headscope.training.files.checkpoints import Progress, checkpoint, save_state
 from headscope.training.files.outputs import History
-from headscope.training.files.state import Progress, save_state
 from headscope.training.losses import Sums
 from headscope.training.position import rate
 from headscope.training.run_state import TrainingRun

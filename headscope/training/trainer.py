@@ -19,16 +19,15 @@ from torch import nn
 from headscope.config import check_options, plain_options
 from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.files.interrupts import ending_signals, note
-from headscope.files.writing import write_json
+from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.model.threads import threads_for_pass
 from headscope.results import Signature, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, without_validation
 from headscope.training.data.prepare import Prepared, prepare
+from headscope.training.files.checkpoints import Progress, check_settings, load_state, read_state
 from headscope.training.files.outputs import TRAINING, History, cleaned, training_workspace
-from headscope.training.files.state import Progress, check_settings, load_state, read_state
 from headscope.training.position import TrainingPosition
 from headscope.training.run_state import TrainingLoss, TrainingRun
 from headscope.training.train_loop import Listener, Loop, Reason, Silent

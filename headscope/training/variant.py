@@ -1,4 +1,4 @@
-"""The contract of a training variant: what it changes of the model, and what it does during training.
+"""Training variants: what each changes of the model, what it does during training, and several at once (`mixing+swap`).
 
 This file and the files in `headscope.training.variants` are imported to write `headscope train --help`, so
 they import torch inside functions or under TYPE_CHECKING only.
@@ -6,8 +6,12 @@ they import torch inside functions or under TYPE_CHECKING only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, field, fields, make_dataclass
+from functools import cache, partial, wraps
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
 
 from headscope.config import NoOptions
 from headscope.errors import ConfigError
@@ -38,7 +42,7 @@ class Variant:
     `after_update`: training goes on from there with the next `before_update`, and `before_epoch` is not
     called again. Several processes run the same hooks, and must do the same to the model.
 
-    Several variants can train one model (`headscope.training.composed`): hooks should change what is theirs and
+    Several variants can train one model (`headscope.training.variant`): hooks should change what is theirs and
     leave the rest. `decides` names what only one variant of a run can decide, in words that end "both decide …";
     `alone` says why a variant cannot be combined at all.
     """
@@ -154,3 +158,180 @@ def per_site(flag: str, values: Sequence[T]) -> dict[Site, T]:
             f"{flag} has {len(values)} values; give one for all sites, or three for {', '.join(map(str, SITES))}"
         )
     return dict(zip(SITES, values, strict=True))
+
+
+def _of_each(hook: str) -> Any:
+    """The hook of a chain that calls this hook of every part."""
+
+    @wraps(getattr(Variant, hook))
+    def call(chain: VariantChain, *arguments: Any) -> None:
+        for part in chain.parts:
+            getattr(part, hook)(*arguments)
+
+    return call
+
+
+class VariantChain(Variant):
+    """Variants whose hooks are called one after another, in the order of `parts`.
+
+    Losses are added, steps nested (the first part's is the outermost), parameter groups intersected, and states
+    kept by the names of the parts.
+    """
+
+    def __init__(self, parts: Sequence[Variant], *, options: Any) -> None:
+        super().__init__(options)
+        self.parts = tuple(parts)
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
+        for part in self.parts:
+            config = part.shape(config)
+        return config
+
+    def may_lack(self, key: str) -> bool:
+        return any(part.may_lack(key) for part in self.parts)
+
+    def adapt(self, model: Transformer, *, fresh: bool) -> None:
+        for part in self.parts:
+            part.adapt(model, fresh=fresh)
+
+    def groups(self, model: Transformer) -> list[dict[str, Any]]:
+        """What all parts leave to the main optimizer, with the settings of all."""
+        groups = super().groups(model)
+        for part in self.parts:
+            groups = intersected(groups, part.groups(model))
+        return groups
+
+    prepare, resumed = _of_each("prepare"), _of_each("resumed")
+    before_epoch, after_epoch = _of_each("before_epoch"), _of_each("after_epoch")
+    before_update, after_update = _of_each("before_update"), _of_each("after_update")
+
+    def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
+        for part in reversed(self.parts):
+            gradients = partial(part.step, run, gradients=gradients)
+        return gradients(batches)
+
+    def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
+        losses = [loss for part in self.parts if (loss := part.extra_loss(run, batch)) is not None]
+        return sum(losses[1:], start=losses[0]) if losses else None
+
+    def remedies(self) -> list[str]:
+        return [option for part in self.parts for option in part.remedies()]
+
+    def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
+        return [text for part in self.parts for text in part.remarks(run, ended=ended)]
+
+    def history(self, run: TrainingRun) -> dict[str, float]:
+        return {name: value for part in self.parts for name, value in part.history(run).items()}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {part.name: dict(part.state_dict()) for part in self.parts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for part in self.parts:
+            part.load_state_dict(state[part.name])
+
+
+class Composed(VariantChain):
+    """Registered variants by their names; `combine` makes a subclass for each combination."""
+
+    classes: ClassVar[tuple[type[Variant], ...]]
+
+    def __init__(self, options: Any) -> None:
+        super().__init__([cls(options_of(cls, options)) for cls in self.classes], options=options)
+
+
+def find_variant(name: str) -> type[Variant]:
+    """The variant called `name`, or several joined by "+", in any order; their run is named in alphabetical order.
+
+    ConfigError for a name that no variant has, one that stands twice, and variants that cannot train together.
+    """
+    classes = [VARIANTS.get(part.strip()) for part in name.split("+")]
+    if len(classes) == 1:
+        return classes[0]
+    names = [cls.name for cls in classes]
+    if twice := [part for part in names if names.count(part) > 1]:
+        raise ConfigError(f"variant {name!r} names {twice[0]} twice; name each variant once")
+    if problem := why_not_together(classes):
+        raise ConfigError(f"variant {name!r}: {problem}")
+    return combine(tuple(sorted(classes, key=lambda cls: cls.name)))
+
+
+def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
+    """What keeps these variants from training one model. Returns None if nothing does."""
+    for first, second in combinations(classes, 2):
+        if shared := [decision for decision in first.decides if decision in second.decides]:
+            return f"{first.name} and {second.name} both decide {shared[0]}; take one of them"
+    for cls in classes:
+        if cls.alone is not None:
+            remaining = "+".join(other.name for other in classes if other is not cls)
+            return f"{cls.name} cannot be combined, because {cls.alone}; take {remaining}"
+    return None
+
+
+@cache
+def combine(classes: tuple[type[Variant], ...]) -> type[Composed]:
+    """A variant made of several, with the options of all."""
+    about = [f"{cls.name}: {inspect.getdoc(cls) or cls.summary}" for cls in classes]
+    attributes = {
+        "__doc__": "\n\n".join(["An option that several of them have is given once, for all.", *about]),
+        "name": "+".join(cls.name for cls in classes),
+        "summary": " ".join(cls.summary for cls in classes),
+        "Options": combined_options(classes),
+        "uses_all": all(cls.uses_all for cls in classes),
+        "classes": classes,
+    }
+    return type("Composed", (Composed,), attributes)
+
+
+def combined_options(classes: Sequence[type[Variant]]) -> type[Any]:
+    """One options class with the fields of all; it checks itself as they do.
+
+    An option that several have (`--compat`) is one: ConfigError where its type or default differ between them.
+    """
+    owners: dict[str, list[tuple[type[Variant], Field[Any], Any]]] = {}
+    for cls in classes:
+        hints = get_type_hints(cls.Options)
+        for option in fields(cls.Options):
+            owners.setdefault(option.name, []).append((cls, option, hints[option.name]))
+    specified = []
+    for name, owned in owners.items():
+        if len({(repr(hint), repr(option.default)) for _, option, hint in owned}) > 1:
+            owner_names = " and ".join(cls.name for cls, _, _ in owned)
+            raise ConfigError(
+                f"{owner_names} have options --{name.replace('_', '-')} of their own; they cannot be combined"
+            )
+        specified.append(
+            (name, owned[0][2], _joined([option for _, option, _ in owned], [cls.name for cls, _, _ in owned]))
+        )
+
+    def check(options: Any) -> None:
+        for cls in classes:
+            options_of(cls, options)
+
+    name = "".join(cls.name.capitalize() for cls in classes)
+    namespace = {"__post_init__": check, "__doc__": f"Options of {'+'.join(cls.name for cls in classes)}."}
+    return make_dataclass(f"{name}Options", specified, bases=(NoOptions,), namespace=namespace, frozen=True)
+
+
+def options_of(cls: type[Variant], options: Any) -> Any:
+    """The options of one variant out of those of several."""
+    return cls.Options(**{option.name: getattr(options, option.name) for option in fields(cls.Options)})
+
+
+def intersected(groups: Iterable[Mapping[str, Any]], other_groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups of what is in both, with the settings of both, in the order of the first ones."""
+    merged = []
+    for group in groups:
+        for other in other_groups:
+            shared = set(map(id, other["params"]))
+            parameters = [parameter for parameter in group["params"] if id(parameter) in shared]
+            merged.append({**group, **other, "params": parameters})
+    return [group for group in merged if group["params"]] or merged[:1]
+
+
+def _joined(options: Sequence[Field[Any]], names: Sequence[str]) -> Any:
+    """One option for several of the same name: its help is all that they say, under a heading of its own."""
+    texts = dict.fromkeys(option.metadata["help"] for option in options)
+    about = {**options[0].metadata, "help": " ".join(texts)}
+    about["panel"] = about["panel"] or ", ".join(names).capitalize()
+    return field(default=options[0].default, metadata=about)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.attribution.causal_gates import (
+from headscope.attribution.fitted_gates import (
     FittedGates,
     GatingFit,
     fit_gates,
@@ -158,10 +158,10 @@ def test_the_seed_decides_and_a_table_has_every_head() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"chg_lr": (0.1,)}, "--chg-lr takes two numbers above 0"),
-        ({"chg_penalised_lr": (0.0, 0.1)}, "--chg-penalised-lr takes two numbers above 0"),
-        ({"chg_fits": 0}, "--chg-fits 0: at least 1 is needed"),
-        ({"chg_penalty": -0.1}, "--chg-penalty -0.1: at least 0 is needed"),
+        ({"chg_lr": (0.1,)}, "--chg-lr"),
+        ({"chg_penalised_lr": (0.0, 0.1)}, "--chg-penalised-lr"),
+        ({"chg_fits": 0}, "--chg-fits 0.*1"),
+        ({"chg_penalty": -0.1}, "--chg-penalty -0.1.*0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], why: str) -> None:

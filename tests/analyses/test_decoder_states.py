@@ -18,7 +18,7 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.capture import capture
+from headscope.model.taps import capture
 from tests.oracles import gated_heads, massive, speakers
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round

@@ -97,9 +97,9 @@ def test_random_heads_have_no_label(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("bert", "is for decoders; this model has encoder-self"),
-        ("marian", "passes more than additions on its way to the last norm"),
-        ("native-post", "passes more than additions on its way to the last norm"),
+        ("bert", "decoders.*encoder-self"),
+        ("marian", "norm"),
+        ("native-post", "norm"),
     ],
 )
 @pytest.mark.parametrize("name", REFUSED)

@@ -22,10 +22,10 @@ from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
 from headscope.model.attention import tapped
 from headscope.model.discovery import track_calls
-from headscope.model.gradients import frozen_parameters
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.prefix_cache import resumable_layers
+from headscope.model.taps import frozen_parameters
 from tests.oracles import circuit, classifiers, patching, prompts, speakers
 from tests.oracles.patching import Eager, Place
 from tests.oracles.prompts import Prompt

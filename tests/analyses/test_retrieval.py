@@ -98,7 +98,7 @@ def test_budgets_are_those_of_the_rule_rounded_and_sum_up(seed: int) -> None:
     assert head_capacities(np.zeros(5), budget=33).tolist() == [1] * 5
 
 
-@pytest.mark.parametrize(("budget", "beta", "why"), [(32, 1.0, "leaves nothing"), (64, 0.5, "at least 1")])
+@pytest.mark.parametrize(("budget", "beta", "why"), [(32, 1.0, r"\b32\b"), (64, 0.5, r"\b1\b")])
 def test_budgets_that_cannot_be_are_refused(budget: int, beta: float, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         head_capacities(np.ones(3), budget=budget, beta=beta)
@@ -189,11 +189,9 @@ def test_prompts_are_what_they_say() -> None:
     assert prompt.ids[prompt.start - 1] == prompt.ids[-1] == prompt_ids(its, "w20", special=False)[0]
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"), [("bert", "is for decoder-only models"), ("t5", "is for decoder-only models")]
-)
+@pytest.mark.parametrize(("kind", "why"), [("bert", "decoder-only"), ("t5", "decoder-only")])
 def test_refuses_by_name(kind: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"retrieval: {why}"):
+    with pytest.raises(ConfigError, match=f"retrieval: .*{why}"):
         run(speakers.checkpoint(kind), speakers.corpus(kind))
 
 

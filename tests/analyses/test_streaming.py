@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import headscope as hs
-from headscope.attribution.streaming_gates import (
+from headscope.attribution.fitted_gates import (
     LabelledText,
     StreamingFit,
     distillation_loss,
@@ -196,10 +196,10 @@ def test_passkeys_are_hidden_and_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "why"),
     [
-        ({"streaming_lengths": (5,)}, ConfigError, "--streaming-lengths takes two numbers"),
-        ({"streaming_lengths": (9, 5)}, ConfigError, "--streaming-lengths takes two numbers"),
-        ({"passkeys": 21}, ConfigError, "--passkeys is 21; it must be at most 20"),
-        ({"passkeys": 12}, DataError, "12 passkeys with their questions take about .* and the model reads 61"),
+        ({"streaming_lengths": (5,)}, ConfigError, "--streaming-lengths"),
+        ({"streaming_lengths": (9, 5)}, ConfigError, "--streaming-lengths"),
+        ({"passkeys": 21}, ConfigError, "--passkeys.*21.*20"),
+        ({"passkeys": 12}, DataError, "12.*61"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], error: type[Exception], why: str) -> None:

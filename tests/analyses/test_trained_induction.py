@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from headscope.attribution.causal_gates import joined, single_sentences
+from headscope.attribution.fitted_gates import joined, single_sentences
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
@@ -19,7 +19,7 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, Site
-from headscope.model.gating import gated
+from headscope.model.taps import gated
 from tests.oracles.run_options import run_options
 
 FOLDER = Path(__file__).parents[1] / "data" / "induction"  # made by tests/makers/induction.py

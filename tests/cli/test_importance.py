@@ -22,7 +22,7 @@ from headscope.engine.base import RunOptions
 from headscope.engine.plan import analyze, choose_analyses, chosen_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.model.gradients import frozen_parameters
+from headscope.model.taps import frozen_parameters
 from tests.oracles import speakers
 from tests.oracles.commands import ran
 
@@ -56,10 +56,10 @@ def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"objective": "los", "only": ("gradient",)}, "unknown objective 'los'; did you mean 'loss'"),
-        ({"objective": "loss", "only": ("gradient",)}, "--objective loss: needs a model that predicts words"),
-        ({"objective": "loss", "only": ("confidence",)}, r"--objective loss is what importances explain.*--importance"),
-        ({"only": ("importances",)}, "unknown analysis 'importances'"),
+        ({"objective": "los", "only": ("gradient",)}, "'los'.*'loss'"),
+        ({"objective": "loss", "only": ("gradient",)}, "--objective loss"),
+        ({"objective": "loss", "only": ("confidence",)}, "--objective loss.*--importance"),
+        ({"only": ("importances",)}, "'importances'"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_an_input_is_never_replaced(
     out = inside if path[0] == "evaluate" else box
     values |= {name: str(chosen), output: str(out), "force": FLAG}
     status, _, said = command(*path, *_typed(options, values))
-    assert status == 2 and ("which is read" in said or "the checkpoint itself" in said), said
+    assert status == 2 and str(out) in said, said
     assert inside.read_text(encoding="utf-8") in ("", "0 cat\n") and {each.name for each in tmp_path.iterdir()} == {
         "box",
         *texts,
@@ -132,7 +132,7 @@ def test_a_figure_is_not_drawn_over_what_it_is_drawn_from(tmp_path: Path, comman
     confidences = tmp_path / "confidences.png"
     confidences.write_bytes(b"pickle")
     status, _, said = command("plot", "heads", confidences, "--out", confidences, "--force")
-    assert status == 2 and "which is read" in said and confidences.read_bytes() == b"pickle"
+    assert status == 2 and str(confidences) in said and confidences.read_bytes() == b"pickle"
 
 
 @pytest.mark.parametrize("name", ["dicts", "hp", "bpe"])
@@ -175,7 +175,7 @@ def test_files_beside_a_checkpoint_are_not_replaced(
             *("evaluate", folder / checkpoint, "--source", text, "--target", text, "--metrics", "perplexity"),
             *(*dicts, *output, folder / name, "--force"),
         )
-        assert status == 2 and "which is read" in said, said
+        assert status == 2 and str(folder / name) in said, said
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

@@ -18,8 +18,8 @@ from headscope.evaluation.translation import translate_lines
 from headscope.formats.native import NATIVE
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site, select_heads
-from headscope.model.gating import gated, masked
 from headscope.model.projections import projections
+from headscope.model.taps import gated, masked
 from tests.oracles import checkpoints, native
 from tests.oracles.checkpoints import SOURCES, TARGETS
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,9 +52,9 @@ def test_a_missing_text_is_named(name: str, command: Command, tmp_path: Path, mo
 def test_a_missing_list_of_heads_is_a_missing_file() -> None:
     layout = {(Site.CROSS, 0): 2}
     for name in ("removed.txt", "runs/ranked/removed.txt", "cros.0.1"):
-        with pytest.raises(ConfigError, match="is no head; there is no file of that name"):
+        with pytest.raises(ConfigError, match=re.escape(name)):
             select_heads(name, layout)
-    with pytest.raises(ConfigError, match=r"^'cross\.0' is no head"):
+    with pytest.raises(ConfigError, match=r"^'cross\.0'"):
         select_heads("cross.0", layout)
 
 
@@ -75,8 +76,8 @@ def test_messages_say_nothing_that_is_not_so() -> None:
     assert described(MemoryError()) == (
         "there is not enough memory; take a smaller --batch-tokens, --max-length or model"
     )
-    with pytest.raises(CheckpointError, match="heads averaged in place") as merged:
+    with pytest.raises(CheckpointError, match="averaged") as merged:
         require(1.0, 0.1, "the smaller model", merges=True)
     assert "masked" not in str(merged.value)
-    with pytest.raises(CheckpointError, match="with these heads masked"):
+    with pytest.raises(CheckpointError, match="masked"):
         require(1.0, 0.1, "the smaller model", merges=False)

@@ -198,14 +198,14 @@ def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--heads", "cross.0.0"], "give --sentence TEXT, or --index N, a sentence of the run$"),
-        (["--heads", "cross.0.0", "--sentence", "a", "--index", "1"], "; not both$"),
+        (["--heads", "cross.0.0"], "--sentence.*--index"),
+        (["--heads", "cross.0.0", "--sentence", "a", "--index", "1"], "--sentence.*--index"),
         (
             ["--heads", "cross.0.0,encoder-self.0.0", "--index", "1"],
-            "are of cross, encoder-self; .* one site",
+            "cross.*encoder-self",
         ),
-        (["--heads", "cross.9.0", "--index", "1"], "no head of this model is called 'cross.9.0'"),
-        (["--heads", ",", "--index", "1"], "are none"),
+        (["--heads", "cross.9.0", "--index", "1"], "'cross.9.0'"),
+        (["--heads", ",", "--index", "1"], "heads"),
     ],
 )
 def test_attention_refuses(run_dir: Path, words: list[str], message: str) -> None:

@@ -48,10 +48,10 @@ def test_a_terminal_is_asked_until_an_empty_line(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("text", "target", "message"),
     [
-        ("", None, "there is no sentence on stdin"),
-        ("a\n\nb\n", None, "stdin:2: the line is empty"),
-        ("a\tx\nb\n", DASH, "stdin:2: with --source - and --target - a line is a sentence, a tab"),
-        ("a\t\n", DASH, "stdin:1: the line is empty"),
+        ("", None, "stdin"),
+        ("a\n\nb\n", None, "stdin:2:"),
+        ("a\tx\nb\n", DASH, "stdin:2:.*--source.*--target"),
+        ("a\t\n", DASH, "stdin:1:"),
     ],
 )
 def test_what_a_pipe_must_hold(text: str, target: Path | None, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

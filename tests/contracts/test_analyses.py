@@ -24,7 +24,7 @@ from headscope.engine.plan import analyze
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of
-from headscope.model.gating import gated
+from headscope.model.taps import gated
 from headscope.pruning.scores_file import columns
 from tests.contracts.studies import OPTIONS, made, numbers
 from tests.oracles import tiny

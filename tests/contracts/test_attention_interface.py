@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from headscope.heads import HeadId, Site
-from headscope.model.capture import Captured, capture
 from headscope.model.discovery import find_attention
 from headscope.model.forward import with_cache
-from headscope.model.gating import gated
 from headscope.model.interface import through_attend
 from headscope.model.projections import projections
+from headscope.model.taps import Captured, capture, gated
 from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,

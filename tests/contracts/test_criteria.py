@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headscope.heads import all_heads
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named, rankable_names
 from tests.oracles import speakers
 from tests.oracles.plugin import registered

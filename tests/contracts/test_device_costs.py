@@ -119,9 +119,8 @@ OF_THE_MODEL = {"dense": "headscope/model/interface.py", "streamed": "headscope/
 """Where a model's masks are looked at, once each: by transformers, or by what streams."""
 KEEPERS, KEPT = ("massive", "explained"), "headscope/distributed.py"
 """Opt-in analyses that bring to the CPU what they keep of a batch when the next one comes: once for each site."""
-PATTERNS, OF_PATTERNS = ("previous_token", "duplicate_token", "induction"), "headscope/engine/heads/streamed_rows.py"
-"""Default analyses of pairs of tokens. How many there are in streamed text is read, so that others need not be
-computed: twice for each pattern and mask; for the opt-in `massive`, whose pairs are each layer's own, at each layer."""
+OF_PATTERNS = "headscope/engine/heads/streamed_rows.py"
+"""Where the pairs of the opt-in `massive` are found in streamed text, which are each layer's own: twice at each."""
 
 
 def observing(*, default: bool) -> list[str]:
@@ -159,10 +158,10 @@ def waits(its: Any, line: Sentence, attention: Attention, names: list[str]) -> t
     [("bert", "dense", 1), ("bert", "streamed", 1), ("t5", "dense", 2), ("gemma", "streamed", 2)],
 )
 def test_no_analysis_waits_for_the_device(kind: str, attention: Attention, masks: int) -> None:
-    """Whatever the number of layers; but for masks, patterns in streamed text, and what opt-in analyses keep."""
+    """Whatever the number of layers; but for masks, and what opt-in analyses keep or find by themselves."""
     its, line = tiny.checkpoint(kind, 7), list(tiny.corpus(7, count=3, target=kind == "t5"))[2]
     layers, streamed = its.attention_sites.order, attention == "streamed"
-    allowed = {OF_THE_MODEL[attention]: masks, OF_PATTERNS: 2 * masks * len(PATTERNS) * streamed}
+    allowed = {OF_THE_MODEL[attention]: masks}
     found, left_out = waits(its, line, attention, observing(default=True))
     assert all(count <= allowed.get(place, 0) for place, count in found.items()), found
     assert not streamed or found[OF_THE_MODEL[attention]] == masks  # they are seen

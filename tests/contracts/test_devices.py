@@ -29,8 +29,10 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named
 from headscope.pruning.removal import verify as verification
-from headscope.training.composed import VariantChain  # noqa: F401  (registers what combines)
-from headscope.training.variant import VARIANTS
+from headscope.training.variant import (
+    VARIANTS,
+    VariantChain,  # noqa: F401  (registers what combines)
+)
 from tests.contracts.studies import OPTIONS, made, numbers
 from tests.oracles import checkpoints, lessons, prompts, speakers
 from tests.oracles.pretended import FIRST, SECOND, Counts, pretended

@@ -14,18 +14,18 @@ from headscope.config import Companions
 from headscope.errors import CheckpointError, HeadscopeError
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.size import flops
 from headscope.heads import HeadId
-from headscope.model.capture import capture
 from headscope.model.discovery import AttentionSite, find_attention
 from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.removal_plan import plan_removal
+from headscope.model.taps import capture
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.removal import verify as verification
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.merge_plan import plan_merge
-from headscope.pruning.removal.savings import flops
 from tests.contracts.architectures import sharpened
 from tests.contracts.catalogue import Entry, catalogue
 from tests.oracles import tiny

@@ -12,11 +12,11 @@ import torch
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.attention import repeat_groups, tapped
-from headscope.model.capture import capture
 from headscope.model.mixing.base import MIXINGS, Mixing, Queries, build_mixing, resolve
 from headscope.model.native.shrink import folded_weights
 from headscope.model.native.transformer import Transformer
 from headscope.model.removal_plan import plan_removal
+from headscope.model.taps import capture
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal.verify import verify
 from tests.oracles import checkpoints, native

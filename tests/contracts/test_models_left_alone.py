@@ -11,11 +11,10 @@ from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture
 from headscope.model.discovery import find_attention
-from headscope.model.gating import gated
 from headscope.model.interface import attend_interface
 from headscope.model.projections import projections
+from headscope.model.taps import capture, gated
 from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,

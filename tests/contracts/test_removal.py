@@ -17,8 +17,8 @@ from transformers import AutoConfig
 from headscope.config import Companions
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint, write_checkpoint
+from headscope.formats.huggingface import shrink as shrink_huggingface
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.removal import shrink as shrink_huggingface
 from headscope.heads import HeadId, Layout, Site
 from headscope.model.discovery import find_attention
 from headscope.model.forward import max_abs_difference, outputs, reference

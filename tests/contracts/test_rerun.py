@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from headscope.attribution.gatevector import split_gates
 from headscope.heads import Layout, Site, all_heads
 from headscope.model.discovery import find_attention
-from headscope.model.gating import gated
 from headscope.model.prefix_cache import PrefixCache, index_layers, resumable_layers
+from headscope.model.taps import gated
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, assert_near, build, inputs_of
 from tests.oracles import native
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headscope.data import batching
-from headscope.data.batching import BatchingOptions
+from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
@@ -28,13 +27,14 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from headscope.model import attention
 from headscope.model.attention import AttentionCall, ScoreOptions, attention_scores, attention_weights, repeat_groups
-from headscope.model.capture import observing
 from headscope.model.discovery import AttentionSite
 from headscope.model.streaming import context, statistics, visibility
 from headscope.model.streaming.context import streaming
+from headscope.model.taps import observing
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
+from tests.oracles.shuffled import together
 
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 OPTIONS = run_options(ranks=RANKS, frequencies="made", parse="made", shapley_samples=1, ig_steps=2, explained_steps=1)
@@ -66,12 +66,11 @@ def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     _blocks(monkeypatch, queries=7, keys=11, masked=5)
     for name, number in (("RANDOM_SEQUENCES", 3), ("RANDOM_BLOCK", 5), ("FOLDS", 3), ("batches", _one_batch)):
         monkeypatch.setattr(plan, name, number)
-    monkeypatch.setattr(batching, "FOLDS", 1)
-    monkeypatch.setattr(batching._EncodedSentence, "length", lambda sentence: 1)  # not sorted, not parted
 
 
 def _one_batch(*arguments: Any, **options: Any) -> Iterator[Batch]:
-    (batch,) = batching.batches(*arguments, **options)
+    single = sorted(batches(*arguments, **options | {"tokens": 1}), key=lambda batch: int(batch.indices))
+    batch = together(single, fold=0)
     lengths = batch.source.real.sum(dim=1).tolist()
     assert lengths[1] < min(lengths[0], lengths[2]), "padding in the middle"
     yield batch

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from headscope.formats.base import open_checkpoint
-from headscope.training.composed import VariantChain, find_variant, why_not_together
 from headscope.training.config import TrainConfig
 from headscope.training.train_loop import Reason
 from headscope.training.trainer import train
-from headscope.training.variant import VARIANTS, Variant
+from headscope.training.variant import VARIANTS, Variant, VariantChain, find_variant, why_not_together
 from tests.oracles import lessons
 from tests.oracles.swaps import differing
 

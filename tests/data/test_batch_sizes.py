@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,17 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+import headscope as hs
 from headscope.api.analysis import measure_heads
 from headscope.config import AnalyzeOptions
-from headscope.data.ahead import ahead
-from headscope.data.batching import MOST_TOKENS, SHARE, BatchingOptions, fitting_tokens
+from headscope.data import batching
+from headscope.data.batching import MOST_TOKENS, SHARE, BatchingOptions, BatchTrial, ahead, fitting_tokens
 from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.plan import batch_tokens, choose_analyses
 from headscope.engine.runner import AnalysisRunner
 from headscope.errors import DataError
 from tests.contracts.studies import OPTIONS
-from tests.oracles import tiny
+from tests.oracles import checkpoints, tiny
 from tests.oracles.pretended import FIRST, pretended
 
 CPU_TOKENS = BatchingOptions().tokens
@@ -54,7 +56,7 @@ def batch(rows: int, length: int) -> Batch:
 def test_a_batch_is_as_large_as_memory_allows(free: int, limit: int, expected: int) -> None:
     seen: list[Batch] = []
     memory = FakeMemory(free, each=1000, fixed=300_000, positions=lambda: seen[-1].positions)
-    found = fitting_tokens(batch(3, 7), seen.append, memory, limit=limit)
+    found = fitting_tokens(BatchTrial.of(batch(3, 7), seen.append), memory, limit=limit)
     assert found == expected and memory.asked == 2
     assert [part.positions for part in seen] == [21, 21, 42]
     if CPU_TOKENS < found < MOST_TOKENS:
@@ -67,7 +69,7 @@ def test_memory_that_does_not_suffice_for_the_trial() -> None:
             raise torch.OutOfMemoryError("none left")
 
     memory = FakeMemory(10**12, each=1, positions=lambda: 1)
-    assert fitting_tokens(batch(3, 7), run, memory, limit=7) == CPU_TOKENS
+    assert fitting_tokens(BatchTrial.of(batch(3, 7), run), memory, limit=7) == CPU_TOKENS
 
 
 def test_auto_on_a_cpu_and_on_devices() -> None:
@@ -95,6 +97,34 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
             tokens, said = batch_tokens(there, *arguments, memory=memory)
     assert tried[1] == tried[0] and tried[2] == 2 * tried[0]
     assert said == "" and CPU_TOKENS < tokens < MOST_TOKENS
+
+
+def ranked(its: Any) -> object:
+    made = hs.Model(its).rank(by="gradient", text=checkpoints.SOURCES, target=checkpoints.TARGETS)
+    return made.scores["score"].tolist()
+
+
+def scored(its: Any) -> object:
+    found = hs.Model(its).evaluate(checkpoints.SOURCES, target=checkpoints.TARGETS, metrics="perplexity", bootstrap=2)
+    return found["perplexity"].value
+
+
+def translated(its: Any) -> object:
+    return hs.Model(its).translate(checkpoints.SOURCES, beam=2)
+
+
+@pytest.mark.parametrize("work", [ranked, scored, translated])
+def test_every_pass_over_text_takes_what_fits(work: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is asked with a batch once and twice as large; the numbers are those of other batches."""
+    its = checkpoints.small()
+    memory = FakeMemory(10**9, each=1, positions=lambda: memory.asked)
+    monkeypatch.setattr(batching, "memory_of", lambda device: memory if device.type != "cpu" else None)
+    expected = work(its)
+    assert memory.asked == 0
+    with pretended():
+        found = work(its.with_model(copy.deepcopy(its.model).to(FIRST)))
+    assert memory.asked == 2
+    assert found == (expected if work is translated else pytest.approx(expected, rel=1e-6))
 
 
 def test_what_auto_was_is_recorded() -> None:

@@ -237,16 +237,16 @@ def spoilt(resources: Path, folder: Path, what: str) -> Path:
 
 HINT = r"; name the directory of a stanza download with --stanza-dir DIR, or fetch it with --download$"
 MISSING = [
-    ("no json", "no stanza models: .*models/resources.json is not a stanza resources file"),
-    ("no depparse", "stanza has no depparse model for language 'en' in .*models"),
-    ("no file", "stanza's depparse model for language 'en' is missing: looked for .*/en/depparse/ewt.pt"),
-    ("no dependency", "stanza's pretrain model .* looked for .*/en/pretrain/vectors.pt"),
+    ("no json", "models/resources.json"),
+    ("no depparse", "depparse.*'en'.*models"),
+    ("no file", "depparse.*'en'.*/en/depparse/ewt.pt"),
+    ("no dependency", "pretrain.*/en/pretrain/vectors.pt"),
 ]
 
 
 @pytest.mark.parametrize(("what", "message"), MISSING)
 def test_missing_models(resources: Path, tmp_path: Path, what: str, message: str) -> None:
-    with pytest.raises(DataError, match=message + HINT) as caught:
+    with pytest.raises(DataError, match=f"{message}.*{HINT}") as caught:
         parse_with_stanza(["a"], resources=spoilt(resources, tmp_path, what), cache_dir=tmp_path)
     assert "\n" not in str(caught.value)
 

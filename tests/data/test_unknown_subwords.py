@@ -158,7 +158,7 @@ def test_raw_text_without_codes_is_warned_of(
     monkeypatch.setattr(sys, "argv", ["headscope", "translate", str(model), *given, "--greedy"])
     with pytest.raises(SystemExit):
         main.run()
-    assert "of the source's subwords are unknown to the vocabulary" in " ".join(capfd.readouterr().err.split())
+    assert "unknown" in capfd.readouterr().err
 
 
 def test_ranking_reports_them(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.description.tokens import Pairs, Tokens, marks_of, shape, word_starts
-from headscope.pair_functions.classes import CONTENT, FUNCTION, WORDS
+from headscope.pair_functions.keys import CONTENT, FUNCTION, WORDS
 from tests.oracles.plugin import registered
 
 NAMES = PAIR_FUNCTIONS.names()

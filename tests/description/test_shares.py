@@ -12,7 +12,7 @@ from headscope.analyses.explained import add_tests
 from headscope.bootstrap import Bootstrap
 from headscope.description.features import FEATURES
 from headscope.description.loglinear import Description, fitted, loss_and_gradient, with_pairs
-from headscope.description.mass import Masses, functions_for, masses
+from headscope.description.pair_function import Masses, functions_for, masses
 from headscope.description.sample import Laid
 from headscope.description.shares import Explained, among, explained
 from headscope.engine.base import AnalysisReport
@@ -81,6 +81,15 @@ def test_gradients_are_those_of_autograd() -> None:
     expected = loglinear.losses(description.like(variable), blocks, features, rows, tables)
     assert torch.allclose(loss, expected[0]) and torch.allclose(watched, expected[1])
     assert torch.allclose(gradient, torch.autograd.grad(expected[0].sum(), variable)[0], atol=1e-10)
+
+
+def test_embeddings_of_queries_and_keys_may_have_different_widths() -> None:
+    """As where fewer kinds of words are queries than keys, and embeddings span no more than these."""
+    drawn = Description(torch.randn(5, 2), (torch.randn(7, 2, 3), torch.randn(11, 2, 3)))
+    again = drawn.like(drawn.flat())
+    assert drawn.pairs is not None and again.pairs is not None
+    assert torch.equal(again.theta, drawn.theta)
+    assert all(torch.equal(one, other) for one, other in zip(again.pairs, drawn.pairs, strict=True))
 
 
 def test_fits_reach_the_minimum_of_plain_regression_and_heads_do_not_depend_on_each_other() -> None:

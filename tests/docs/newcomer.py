@@ -58,12 +58,13 @@ SMALLER = {
 
 
 class Newcomer:
-    """Types commands, each once, and keeps the variables of the shell."""
+    """Types commands, each once; keeps the variables of the shell, and what Python printed by command line."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.variables: dict[str, str] = {}
         self.typed: set[str] = set()
+        self.printed: dict[str, str] = {}
         for name in ("headscope", "examples"):
             (folder / name).symlink_to(ROOT / name)
         [makes_llama] = [command for command in commands(DOCS / "serving.md") if command.line.endswith("make_llama.py")]
@@ -88,6 +89,7 @@ class Newcomer:
         words = [self.variables.get(word.removeprefix("$"), word) for word in command.words]
         if words[0] == "python":
             said = self._python(words[1:])
+            self.printed[command.line] = said
             if command.variable:
                 self.variables[command.variable] = said
         elif words[0] == "headscope":

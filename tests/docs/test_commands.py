@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -61,6 +62,12 @@ def test_the_commands_of_a_page_run(page: Path, newcomer: Newcomer) -> None:
 
 
 @pytest.mark.slow
+def test_the_small_llama_has_learnt_something(newcomer: Newcomer) -> None:
+    said = re.fullmatch(r"perplexity (\d+\.\d) on 40 captions", newcomer.printed["python examples/make_llama.py"])
+    assert said is not None and float(said[1]) < 200, "of 512 pieces"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WRITTEN, ids=name)
 def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Block after block, with the public API alone, where the page's commands were typed; captions are few."""
@@ -71,6 +78,19 @@ def test_the_python_of_a_page_runs(page: Path, newcomer: Newcomer, monkeypatch: 
     for block in blocks(page, "python"):
         assert not re.search(r"^(from|import) headscope(?! as hs$)", block.text, re.MULTILINE)
         exec(compile(block.text, name(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", [*WRITTEN, DOCS / "api.md"], ids=name)
+def test_the_python_of_a_page_can_be_pasted_into_a_console(page: Path) -> None:
+    """Line by line, as consoles before Python 3.13 read it: an empty line ends what is indented."""
+    compiled = codeop.CommandCompiler()
+    for block in blocks(page, "python"):
+        typed = ""
+        for line in [*block.text.splitlines(), ""]:
+            typed += line + "\n"
+            if compiled(typed, name(page), "single"):
+                typed = ""
+        assert not typed, (name(page), typed)
 
 
 def test_what_is_typed_in_one_place_goes_into_folders_of_their_own() -> None:

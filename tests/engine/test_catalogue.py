@@ -45,7 +45,7 @@ def test_of_a_checkpoint_it_says_what_fits(command: Callable[..., tuple[int, str
 
 @pytest.mark.parametrize(
     ("kind", "overview", "said"),
-    [("analysis", None, "did you mean 'analyses'"), ("rules", {}, "are the same for every checkpoint")],
+    [("analysis", None, "'analyses'"), ("rules", {}, "rules")],
 )
 def test_what_cannot_be_listed(kind: str, overview: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -29,7 +29,7 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.heads import HeadId, Site, all_heads
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from tests.oracles import speakers
 
 HEADS = [HeadId(Site.DECODER_SELF, layer, head) for layer in range(2) for head in range(3)][:5]

@@ -114,7 +114,7 @@ def test_against_is_refused_where_tokens_or_widths_differ(folder: Path, tmp_path
     other = classifiers.folder(tmp_path / "other", "gpt2")
     with pytest.raises(ConfigError, match="subwords"):
         scores(folder, "whole", against=str(other))
-    with pytest.raises(Exception, match="no file or directory"):
+    with pytest.raises(Exception, match="nothing"):
         scores(folder, "whole", against=str(tmp_path / "nothing"))
     with pytest.raises(OutputError, match="checkpoint"):
         scores(folder, "small", against=str(folder / "whole"), per_sentence=folder / "whole/scores.csv")

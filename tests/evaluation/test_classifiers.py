@@ -13,14 +13,15 @@ import headscope as hs
 from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data.batching import Omissions, batches
+from headscope.data.corpus import open_text
 from headscope.data.encoded import IGNORED
+from headscope.data.labels import with_labels
 from headscope.data.parses import read_columns
 from headscope.errors import ConfigError, DataError
-from headscope.evaluation.labels import open_text, with_labels
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId
-from headscope.model.gating import gated
+from headscope.model.taps import gated
 from tests.oracles import classifiers, tiny
 from tests.oracles.classifiers import NAMES
 

@@ -18,7 +18,7 @@ from headscope.evaluation.opened import open_all
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.sweep.sweep import run_sweep
 from tests.oracles import checkpoints, classifiers, plugin

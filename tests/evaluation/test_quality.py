@@ -26,7 +26,7 @@ from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads, select_heads
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from tests.oracles import checkpoints, tiny
 from tests.oracles.checkpoints import SOURCES, TARGETS
 

@@ -18,8 +18,8 @@ from headscope.evaluation.states import compare_states
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
-from headscope.model.gating import gated, masked
 from headscope.model.removal_plan import plan_removal
+from headscope.model.taps import gated, masked
 from tests.oracles import classifiers, tiny
 
 NAMES = ("cosine", "token-cosine", "l2", "token-l2")

@@ -72,6 +72,7 @@ def signalled(number: int, call: int) -> Iterator[list[int]]:
         nonlocal count
         count += 1
         if count == call:
+            sys.setprofile(None)  # no more is counted
             signal.raise_signal(number)
 
     before = signal.signal(number, lambda received, _: stray.append(received))
@@ -123,9 +124,15 @@ def _writes(folder: Path, see: Callable[[str], None]) -> Iterator[None]:
 def _calls(see: Callable[[], None]) -> Iterator[None]:
     """`see` is called before every call of a function of headscope in this thread."""
 
+    ours: dict[Any, bool] = {}
+
     def profile(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and str(frame.f_globals.get("__name__", "")).startswith("headscope"):
-            see()
+        if event == "call":
+            code = frame.f_code
+            if code not in ours:
+                ours[code] = str(frame.f_globals.get("__name__", "")).startswith("headscope")
+            if ours[code]:
+                see()
 
     sys.setprofile(profile)
     try:

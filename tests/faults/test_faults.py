@@ -8,12 +8,16 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headscope.cli import main
 from headscope.data.encoded import Batch
+from headscope.files import writing
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from tests.faults import cases
 from tests.faults.cases import CASES, Case
@@ -97,11 +101,25 @@ def test_what_a_killed_replacement_left_is_removed_where_the_older_run_is_comple
     assert (new / "notes.txt").is_file()
 
 
-@pytest.mark.parametrize("name", ["_run", "process_settings"])
+@contextmanager
+def listening_to_a_signal(listening: Any = writing.listening) -> Iterator[None]:
+    """Signals are listened to, and one comes."""
+    with listening():
+        signal.raise_signal(signal.SIGTERM)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "instead"),
+    [
+        (main, "listening", listening_to_a_signal),
+        (main, "process_settings", lambda: signal.raise_signal(signal.SIGTERM)),
+    ],
+)
 def test_a_signal_before_the_command_has_begun_is_one_line(
-    name: str, headscope: Command, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, instead: Any, headscope: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main, name, lambda: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(owner, name, instead)
     assert headscope(["demo"]) == (143, "interrupted; what was not complete is not kept\n")
 
 

@@ -154,7 +154,7 @@ def test_without_a_token_nothing_is_begun(
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     status, _, err = command(*removal(bert, tmp_path / "small", "--hub-name", "someone/small"))
     assert (status, err.count("\n")) == (2, 1)
-    assert "needs a token of the hub: run `hf auth login`, or set HF_TOKEN" in err
+    assert "`hf auth login`" in err and "HF_TOKEN" in err
     assert hub.calls == [] and not (tmp_path / "small").exists()
 
 
@@ -162,7 +162,7 @@ def test_without_a_network_nothing_is_begun(hub: Hub, bert: Path, tmp_path: Path
     hub.fails["whoami"] = ConnectionError("no\nnetwork")
     status, _, err = command(*removal(bert, tmp_path / "small", "--hub-name", "someone/small"))
     assert (status, err.count("\n")) == (2, 1)
-    assert "nothing was begun (no network)" in err
+    assert "(no network)" in err
     assert hub.names == ["whoami"] and not (tmp_path / "small").exists()
 
 
@@ -186,4 +186,4 @@ def test_nothing_is_pushed_where_nothing_can_be_written(hub: Hub, bert: Path, tm
 
 def test_public_without_a_name_is_refused(bert: Path, tmp_path: Path, command: Command) -> None:
     status, _, err = command(*removal(bert, tmp_path / "small", "--hub-public"))
-    assert status == 2 and "--hub-public is for --hub-name USER/NAME" in err
+    assert status == 2 and "--hub-name USER/NAME" in err

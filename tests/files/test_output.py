@@ -13,11 +13,11 @@ import pytest
 
 from headscope.config import EvaluateConfig
 from headscope.errors import OutputError
-from headscope.files import interrupts, replace
+from headscope.files import replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import Input, OutputKind, check_file, check_folder, contents, inputs_of
 from headscope.files.replace import locked
-from headscope.files.writing import write_atomically, write_failure
+from headscope.files.writing import deferred, exit_status, listening, write_atomically, write_failure
 
 KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
 OTHER = OutputKind("other", "other test", "run.json", ("*.csv",))
@@ -254,13 +254,13 @@ def test_another_process_that_writes_is_named(tmp_path: Path) -> None:
 
 
 def test_signals_wait_for_the_end_of_a_block() -> None:
-    with interrupts.listening():
+    with listening():
         done = []
-        with pytest.raises(KeyboardInterrupt), interrupts.deferred():
+        with pytest.raises(KeyboardInterrupt), deferred():
             signal.raise_signal(signal.SIGTERM)
             done.append(1)
-        assert done and interrupts.exit_status() == 143
-        with pytest.raises(KeyboardInterrupt), interrupts.deferred(), interrupts.deferred():
+        assert done and exit_status() == 143
+        with pytest.raises(KeyboardInterrupt), deferred(), deferred():
             signal.raise_signal(signal.SIGINT)
 
 

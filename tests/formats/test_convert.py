@@ -171,15 +171,15 @@ def test_native_from_every_layout(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (PRE, "M2M100ForConditionalGeneration not, because its source vocabulary is the larger one"),
-        (LEARNED, "FSMT.* not, because its positions are learned"),
-        (PRE | ALL | {"no_decoder_final_norm": True}, "it has no norm after each stack"),
-        ({"encoder_normalize_before": True}, "its encoder and decoder differ in norm"),
-        ({"decoder_output_dim": 10}, r"its output has a projection before it \(d_output\)"),
-        ({"decoder_input_dim": 10}, r"its embeddings have another width \(d_embedding\)"),
-        ({"no_token_positional_embeddings": True}, "its positions are none"),
-        ({"decoder_embed_dim": 9}, "its encoder and decoder differ in d_model"),
-        ({"encoder_learned_pos": True, "decoder_learned_pos": True} | ALL | NORM, "differ in max_positions"),
+        (PRE, "M2M100ForConditionalGeneration.*vocabulary"),
+        (LEARNED, "FSMT.*positions"),
+        (PRE | ALL | {"no_decoder_final_norm": True}, "norm"),
+        ({"encoder_normalize_before": True}, "norm"),
+        ({"decoder_output_dim": 10}, "d_output"),
+        ({"decoder_input_dim": 10}, "d_embedding"),
+        ({"no_token_positional_embeddings": True}, "positions"),
+        ({"decoder_embed_dim": 9}, "d_model"),
+        ({"encoder_learned_pos": True, "decoder_learned_pos": True} | ALL | NORM, "max_positions"),
     ],
 )
 def test_what_transformers_cannot_express_is_named(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
@@ -192,12 +192,12 @@ def test_what_transformers_cannot_express_is_named(tmp_path: Path, options: dict
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({}, r"its values have a width of their own \(d_value\).*different numbers of heads"),
-        ({"whole": {"start": "zero"}}, "its decoder starts with a zero vector"),
-        ({"head_input": "slice", "d_model": 15}, r"reads? slices of the input \(head_input\)"),
-        ({"embedding_bias": True}, r"its embeddings have a bias \(embedding_bias\)"),
-        ({"norm_epsilon": 1e-6}, "another epsilon"),
-        ({"d_value": 5}, "its heads do not fill its width"),
+        ({}, "d_value"),
+        ({"whole": {"start": "zero"}}, "zero"),
+        ({"head_input": "slice", "d_model": 15}, "head_input"),
+        ({"embedding_bias": True}, "embedding_bias"),
+        ({"norm_epsilon": 1e-6}, "epsilon"),
+        ({"d_value": 5}, "width"),
     ],
 )
 def test_native_models_that_transformers_cannot_express(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
@@ -274,7 +274,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert command(monkeypatch, "convert", path, tmp_path / "out", "--to", "native") == 2
     assert "already holds" in capsys.readouterr().err
     assert command(monkeypatch, "convert", path, tmp_path / "out", "--to", "native", "--force") == 0
-    assert "Transformer; largest difference of logits 0.0e+00" in capsys.readouterr().out
+    assert "0.0e+00" in capsys.readouterr().out
     assert command(monkeypatch, "convert", path, tmp_path / "no", "--to", "story-of-heads") == 2
     assert not (tmp_path / "no").exists()
 

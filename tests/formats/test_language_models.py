@@ -24,8 +24,8 @@ from headscope.formats.huggingface.native_models.tokenizers import tokenizer_of
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import select_heads
-from headscope.model.gating import masked
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import masked
 from headscope.training.architecture import fresh_config
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers

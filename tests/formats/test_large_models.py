@@ -112,18 +112,18 @@ def test_automatic_placement_and_commands(
     status, out, err = command(*learning, "--freeze", "model")
     assert status == 0 and len(json.loads(out)["removed"]) == 6, err
     status, _, err = command(*learning, "--force")
-    assert status == 2 and "offloaded, so they do not learn; gates alone do with --freeze model" in err
+    assert status == 2 and "--freeze model" in err
     assert hs.load(folder, device_map="auto").checkpoint.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("nowhere.json", r"--device-map nowhere.json: give auto, or a JSON file"),
-        ("[1]", r"it must map names of modules to devices"),
-        ('{"model": "gpu"}', r"it must map names of modules to devices"),
-        ('{"model.layers.0": "cpu"}', r"--device-map gives no device for model.embed_tokens.weight"),
-        ('{"": "cpu", "model.layer": "cpu"}', r"--device-map: .*'model.layer'.*did you mean 'model.layers'"),
+        ("nowhere.json", "--device-map nowhere.json.*auto"),
+        ("[1]", "devices"),
+        ('{"model": "gpu"}', "devices"),
+        ('{"model.layers.0": "cpu"}', "--device-map.*model.embed_tokens.weight"),
+        ('{"": "cpu", "model.layer": "cpu"}', "--device-map.*'model.layer'.*'model.layers'"),
     ],
 )
 def test_device_maps_that_are_wrong(given: str, message: str, folder: Path, tmp_path: Path) -> None:
@@ -194,11 +194,11 @@ def test_quantised_weights_are_read_as_they_are_used(quantised: tuple[str, Path]
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("gptq", r"its weights are quantised \(gptq\); pip install gptqmodel optimum to open it"),
-        ("awq", r"its weights are quantised \(awq\); pip install gptqmodel to open it"),
-        ("compressed-tensors", r"quantised \(compressed-tensors\); pip install compressed-tensors to open it"),
-        ("torchao", r"its weights are quantised \(torchao\); pip install torchao to open it"),
-        ("unheard-of", r"its weights are quantised \(unheard-of\), which transformers does not know"),
+        ("gptq", "gptq.*pip install gptqmodel optimum"),
+        ("awq", "awq.*pip install gptqmodel"),
+        ("compressed-tensors", "pip install compressed-tensors"),
+        ("torchao", "pip install torchao"),
+        ("unheard-of", "unheard-of"),
     ],
 )
 def test_methods_whose_packages_are_missing(method: str, message: str, folder: Path, tmp_path: Path) -> None:

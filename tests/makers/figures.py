@@ -27,8 +27,7 @@ from headscope.report.figures.experts import gates_figure
 from headscope.report.figures.headmap import heads_figure
 from headscope.report.figures.pruning import FIGURES, pruning_figure
 from headscope.report.figures.training import load_history, training_figure
-from headscope.report.layout.save import STYLE
-from headscope.report.layout.style import FigureStyle, figure_style
+from headscope.report.layout.output import STYLE, FigureStyle, figure_style
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.report.readers.run import AnalysisRun, load_run
 from headscope.report.registry import find_figure

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture
-from headscope.model.decoding.beams import Hypothesis, SearchConfig, search
-from headscope.model.gating import gated
+from headscope.model.native.beams import Hypothesis, SearchConfig, search
 from headscope.model.native.transformer import Transformer
+from headscope.model.taps import capture, gated
 from tests.oracles import beam as slow
 from tests.oracles import native
 
@@ -218,9 +217,9 @@ def test_ties_are_kept_in_the_order_in_which_they_ended() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"beam": 0}, "beam is 0; it must be at least 1"),
-        ({"beam": 2, "best": 3}, "a beam of 2 gives 1 to 2 translations"),
-        ({"rule": "magic"}, "unknown search rule 'magic'; available: fairseq, story-of-heads"),
+        ({"beam": 0}, "beam.*0.*1"),
+        ({"beam": 2, "best": 3}, "beam.*2.*1 to 2"),
+        ({"rule": "magic"}, "'magic'.*fairseq, story-of-heads"),
     ],
 )
 def test_search_configs_that_make_no_sense(options: dict[str, Any], message: str) -> None:

@@ -28,8 +28,8 @@ from headscope.model.threads import (
     threads_for,
     threads_for_pass,
 )
+from headscope.pruning.learning.examples import training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss, trained_parameters
-from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.removal.verify import search_some, verify
 from tests.oracles.run_options import run_options

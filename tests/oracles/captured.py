@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from headscope.model.capture import Captured, capture
+from headscope.model.taps import Captured, capture
 
 
 def capture_once(model: nn.Module, tensors: Iterable[str] = ("weights",), **inputs: Any) -> Captured:

@@ -12,7 +12,7 @@ import transformers
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer
-from headscope.model.decoding.beams import SearchConfig
+from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from tests.oracles import native, tiny
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from headscope.heads import HeadId, Layout, all_heads
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import track_calls
-from headscope.model.gating import gated
+from headscope.model.taps import gated
 
 Game = Callable[[Sequence[float]], float]
 

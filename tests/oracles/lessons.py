@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headscope.training.composed import find_variant
 from headscope.training.config import TrainConfig
 from headscope.training.data.batches import TrainingBatch, collate, epoch_plan
 from headscope.training.run_state import TrainingRun
 from headscope.training.train_loop import Silent
 from headscope.training.trainer import make_run
+from headscope.training.variant import find_variant
 
 SIZES: dict[str, Any] = {
     "encoder_layers": 1, "decoder_layers": 2, "d_model": 12, "d_ffn": 17, "heads": 3, "vocab_size": 60,

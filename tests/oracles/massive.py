@@ -9,7 +9,7 @@ import torch
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.capture import capture
+from headscope.model.taps import capture
 from tests.oracles.speakers import Asked
 
 Place = tuple[Site, int]

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from headscope.heads import Site
-from headscope.model.capture import capture
 from headscope.model.interface import through_attend
+from headscope.model.taps import capture
 from tests.oracles.prompts import Prompt
 
 Place = tuple[Site, int]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -15,11 +16,11 @@ from headscope.registry import Registry
 def registered(registry: Registry[Any], module: str) -> Iterator[None]:
     """Within the block `registry` has what a module of the package registers; afterwards what it had before."""
     registry.names()
-    before = dict(registry._variants), dict(registry._modules)
+    before = {name: copy.copy(value) for name, value in vars(registry).items()}
     name = f"tests.plugin.headscope_plugin.{module}"
     try:
         importlib.import_module(name)
         yield
     finally:
         sys.modules.pop(name, None)
-        registry._variants, registry._modules = before
+        vars(registry).update(before)

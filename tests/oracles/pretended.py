@@ -103,6 +103,10 @@ class SimTensor(torch.Tensor):
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(op, args, kwargs or {})
 
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """The memory of the tensor inside: views of one tensor share it, as on a device."""
+        return self.raw.untyped_storage()
+
     __torch_function__ = cast(Any, torch._C._disabled_torch_function_impl)
 
 

@@ -9,7 +9,7 @@ import torch
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
-from headscope.model.capture import capture
+from headscope.model.taps import capture
 
 Looked = dict[tuple[int, int], int]
 

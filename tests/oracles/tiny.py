@@ -21,7 +21,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
-from headscope.model.capture import capture
+from headscope.model.taps import capture
 from tests.oracles import syntactic
 from tests.oracles.seen import Call, Place, Seen
 
@@ -231,10 +231,8 @@ def _precise(values: torch.Tensor) -> np.ndarray:
 
 
 def _visible(its: Kind, place: Place, queries: int, keys: int) -> np.ndarray:
-    visible = np.ones((queries, keys), dtype=bool)
-    for t in range(queries):
-        for s in range(keys):
-            beyond = its.windowed(place[1]) and t - s >= WINDOW
-            if place[0] is Site.DECODER_SELF and (s > t or beyond):
-                visible[t, s] = False
-    return visible
+    t, s = np.arange(queries)[:, None], np.arange(keys)[None]
+    if place[0] is not Site.DECODER_SELF:
+        return np.ones((queries, keys), dtype=bool)
+    beyond = its.windowed(place[1]) & (t - s >= WINDOW)
+    return (s <= t) & ~beyond

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.capture import capture
+from headscope.model.taps import capture
 from tests.oracles.speakers import Asked
 
 Place = tuple[Site, int]

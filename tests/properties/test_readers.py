@@ -20,7 +20,7 @@ from headscope.engine.frequencies import read_counts
 from headscope.errors import CheckpointError, HeadscopeError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.fairseq.checkpoint import read_dictionary
-from headscope.formats.numpy_pickles import read_pickle
+from headscope.formats.pickles import read_pickle
 from headscope.formats.story_of_heads.hyperparameters import read_hp
 from headscope.heads import select_heads
 from headscope.pruning.learning import learn
@@ -31,12 +31,12 @@ from headscope.report.figures.offsets import offset_shares
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.figures.similarity import layer_matrices
 from headscope.report.figures.training import load_history, training_figure
-from headscope.report.layout.save import write_figure
+from headscope.report.layout.output import write_figure
 from headscope.report.readers import fork
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.report.readers.run import load_run
 from headscope.results import write_pickle
-from headscope.training.swaps.swaps import read_schedule
+from headscope.training.swaps import read_schedule
 from tests.oracles import checkpoints, commands
 from tests.oracles.commands import Stage
 from tests.oracles.damage import damages

@@ -16,8 +16,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.allocation import ModuleOrder, measured_allocation
-from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.compensate import ModuleOrder, compensate, measured_allocation, refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections

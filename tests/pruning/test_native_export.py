@@ -13,8 +13,8 @@ from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
 from headscope.model.discovery import find_attention
-from headscope.model.gating import masked
 from headscope.model.removal_plan import padded_plan, plan_removal
+from headscope.model.taps import masked
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal

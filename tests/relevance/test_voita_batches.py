@@ -14,9 +14,8 @@ from headscope.data.encoded import IGNORED, Batch, Encoded, pad_rows, pad_side
 from headscope.formats.base import Checkpoint
 from headscope.model.threads import threads_for_pass
 from headscope.relevance.rulesets import RULE_SETS, Relevance, Target
-from headscope.relevance.voita import rulesets as groups_module
-from headscope.relevance.voita.explain import recorded_voita
-from headscope.relevance.voita.rulesets import SIMILAR, length_groups
+from headscope.relevance.voita import explain as groups_module
+from headscope.relevance.voita.explain import SIMILAR, length_groups, recorded_voita
 from tests.oracles import checkpoints, native, tiny
 
 SOURCES, TARGETS = (5, 17, 3, 11, 2, 13), (7, 11, 3, 19, 2, 5)

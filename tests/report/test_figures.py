@@ -22,10 +22,9 @@ from headscope.report.figures.offsets import offset_histograms, offset_shares
 from headscope.report.figures.rankings import correlations, rankings_figure, ranks_of
 from headscope.report.figures.relations import chosen_labels, relation_accuracy
 from headscope.report.figures.similarity import layer_matrices, similarity_matrices
-from headscope.report.layout.families import functions_of
 from headscope.report.layout.grid import grids_of
-from headscope.report.layout.legend import CHANCE, method_style
-from headscope.report.layout.save import write_figure
+from headscope.report.layout.legend import CHANCE, functions_of, method_style
+from headscope.report.layout.output import write_figure
 from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, load_run
 from headscope.report.registry import draw_standard
 from tests.makers.runs import SIGNATURE, make_run

@@ -8,11 +8,10 @@ import pytest
 from headscope.engine.declarations import head_functions
 from headscope.errors import ConfigError, OutputError
 from headscope.report.figures.functionmap import functions_figure
-from headscope.report.layout.families import arrow, contrast, fit, functions_of, signed
 from headscope.report.layout.grid import cell_lines, centred_limits, shared_limits
-from headscope.report.layout.legend import Legend
+from headscope.report.layout.legend import Legend, arrow, contrast, fit, functions_of, signed
+from headscope.report.layout.output import target_paths, write_figure
 from headscope.report.layout.page import even_width, flow, shorten, text_width, wrap
-from headscope.report.layout.save import target_paths, write_figure
 from headscope.report.readers.run import AnalysisRun, load_run
 from tests.makers.runs import SIGNATURE, make_run
 

@@ -188,7 +188,7 @@ def test_hostile_texts_are_texts(tmp_path: Path) -> None:
     assert report["analyses"][0]["remarks"] == [HOSTILE] and HOSTILE in report["title"]
     assert report["analyses"][0]["examples"]["sentences"][0]["subwords"]["source"] == [HOSTILE] * 4
     study = analysis_report(load_run(tmp_path / "r"), ())
-    from headscope.report.page.compact import compact_html
+    from headscope.report.page.write import compact_html
 
     compact = compact_html(study, load_run(tmp_path / "r").heads, [HOSTILE])
     assert "<img" not in compact and "<script" not in compact and "<b>" not in compact

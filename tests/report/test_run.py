@@ -71,17 +71,17 @@ def test_an_empty_functions_column_reads_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("run.json", "{", "run r: run.json is no JSON"),
-        ("run.json", "[1]", "run.json has no signature and no layout; analyse again"),
-        ("run.json", '{"signature": "s", "layout": {"cross": [1.5]}}', "each site a list of head counts"),
-        ("heads.csv", "", "run r: heads.csv is malformed .No columns"),
-        ("heads.csv", "site,layer\n", "heads.csv is malformed: it has no column head, functions"),
-        ("heads.csv", "site,layer,head,functions\na,b,c,d,e,f\n1,2,3,4\n1\n", "heads.csv is malformed"),
-        ("heads.csv", "site,layer,head,functions\ncross,x,0,\n", "column layer must hold numbers"),
-        ("heads.csv", "site,layer,head,functions\ncross,0,0,\n", "holds cross.0.0, which the layout"),
-        ("heads.csv", "site,layer,head,functions\nencoder-self,0,2,\n", "holds encoder-self.0.2, which"),
+        ("run.json", "{", "run r: run.json"),
+        ("run.json", "[1]", "run.json.*signature.*layout"),
+        ("run.json", '{"signature": "s", "layout": {"cross": [1.5]}}', "layout"),
+        ("heads.csv", "", "run r: heads.csv"),
+        ("heads.csv", "site,layer\n", "heads.csv.*head, functions"),
+        ("heads.csv", "site,layer,head,functions\na,b,c,d,e,f\n1,2,3,4\n1\n", "heads.csv"),
+        ("heads.csv", "site,layer,head,functions\ncross,x,0,\n", "layer"),
+        ("heads.csv", "site,layer,head,functions\ncross,0,0,\n", "cross.0.0"),
+        ("heads.csv", "site,layer,head,functions\nencoder-self,0,2,\n", "encoder-self.0.2"),
         ("heads.csv", "site,layer,head,functions\n" + "encoder-self,0,1,\n" * 2, "encoder-self.0.1 twice"),
-        ("heads.csv", b"site,layer,head,functions\n\xff\xfe,0,0,\n", "heads.csv is malformed .*utf-8"),
+        ("heads.csv", b"site,layer,head,functions\n\xff\xfe,0,0,\n", "heads.csv.*utf-8"),
     ],
 )
 def test_broken_files_end_in_one_line(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from headscope.errors import ConfigError
-from headscope.report.layout.style import FigureStyle, enlarge, figure_style
+from headscope.report.layout.output import FigureStyle, enlarge, figure_style
 from tests.makers.figures import LAYOUTS, STRUCTURES, boxes, every_figure, overlapping, structure, texts
 
 

@@ -17,13 +17,13 @@ from typer.testing import CliRunner
 from headscope.cli.main import app
 from headscope.errors import ConfigError, DataError
 from headscope.heads import Site
-from headscope.model.capture import capture
+from headscope.model.taps import capture
 from headscope.report.figures.confidence import confidence_figure, load_confidence
 from headscope.report.readers.run import RunError
-from headscope.training.composed import find_variant
 from headscope.training.data.batches import collate, epoch_plan
 from headscope.training.position import TrainingPosition
 from headscope.training.trainer import train
+from headscope.training.variant import find_variant
 from tests.oracles import lessons
 from tests.oracles.confidence_rows import sentence_score
 

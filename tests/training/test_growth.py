@@ -194,13 +194,13 @@ def test_the_forks_divisor_is_zero_for_two_heads() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gamma": -1.0}, "--gamma is -1.0; it must not be negative"),
-        ({"start_after": 31.0}, "--start-after is 31.0; it is a share of the run"),
-        ({"ratios": (1.0, 2.0)}, "--ratios 1,2: give one factor, or three for encoder-self, decoder-self, cross"),
-        ({"ratios": (1.0, -1.0, 1.0)}, "none of them negative"),
-        ({"norm_cap": 0.0}, "--norm-cap is 0.0"),
-        ({"compat": "fork"}, "--compat fork needs --gamma"),
-        ({"compat": "fork", "gamma": 40.0, "norm_cap": 3.0}, "--norm-cap is not in the fork"),
+        ({"gamma": -1.0}, "--gamma.*-1.0"),
+        ({"start_after": 31.0}, "--start-after.*31.0"),
+        ({"ratios": (1.0, 2.0)}, "--ratios 1,2.*encoder-self, decoder-self, cross"),
+        ({"ratios": (1.0, -1.0, 1.0)}, "negative"),
+        ({"norm_cap": 0.0}, "--norm-cap.*0.0"),
+        ({"compat": "fork"}, "--compat.*--gamma"),
+        ({"compat": "fork", "gamma": 40.0, "norm_cap": 3.0}, "--norm-cap.*fork"),
     ],
 )
 def test_options_of_mixing_that_mean_nothing(options: dict[str, Any], message: str) -> None:
@@ -283,7 +283,7 @@ def test_disagreement_adds_the_mean_cosine_of_every_target_token(tmp_path: Path)
     assert found.loss - plain.loss == pytest.approx(2 * cosine * found.tokens, rel=1e-9)
     batch = lessons.lesson(run)[0]
     contexts: list[float] = []
-    from headscope.model.capture import capture
+    from headscope.model.taps import capture
 
     with torch.no_grad(), capture(run.model, ("context",)) as heads:
         run.model(batch.source, batch.target, source_mask=batch.source_mask, target_mask=batch.target_mask)

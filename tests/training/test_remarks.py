@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from headscope.training.composed import find_variant
 from headscope.training.train_loop import Silent
 from headscope.training.trainer import TrainingResult, train
+from headscope.training.variant import find_variant
 from tests.oracles import lessons
 
 pytestmark = pytest.mark.slow

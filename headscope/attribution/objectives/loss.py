@@ -15,9 +15,9 @@ from headscope.attribution.objectives.base import (
     objective,
 )
 from headscope.data.encoded import IGNORED, Batch
+from headscope.data.labels import no_labels
 from headscope.distributed import upload
 from headscope.errors import CheckpointError
-from headscope.evaluation.labels import no_labels
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.formats.base import Checkpoint
 

@@ -19,7 +19,7 @@ from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 
 Masks = Sequence[Sequence[HeadId]]
 Step = Callable[[int], None]

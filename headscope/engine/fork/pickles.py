@@ -38,10 +38,10 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall
-from headscope.model.capture import observing
-from headscope.model.decoding.beams import search
 from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.base import head_matrices
+from headscope.model.native.beams import search
+from headscope.model.taps import observing
 
 Rows = Literal["corpus", "batch", "generate"]
 ROWS: tuple[Rows, ...] = get_args(Rows)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.distributed import upload
+from headscope.engine.heads.earlier_keys import EarlierKeys
 from headscope.engine.heads.rows import TIE, DenseRows, Match, SharedTensors, placed
 from headscope.errors import HeadscopeError
 from headscope.model.streaming.context import block_weights
@@ -136,7 +137,12 @@ class StreamedRows:
     def _kept_pairs(self, match: Match, keys: Tensor) -> PairWeights | None:
         """`_pairs` for all layers of the batch; None if they would be too many beside those of other patterns."""
         kept: list[Tensor] = self.shared.get("kept pairs", None, list)
-        pairs = self._pairs(match, keys, min(KEPT // 2, KEPT - sum(others.nbytes for others in kept)))
+        most = min(KEPT // 2, KEPT - sum(others.nbytes for others in kept))
+        if isinstance(match, EarlierKeys) and self.seen.spans is not None and self.seen.real is None:
+            listed = match.listed(self.seen.spans, most)
+            pairs = None if listed is None else PairWeights(upload(listed[0], keys.device), listed[1].tolist())
+        else:
+            pairs = self._pairs(match, keys, most)
         kept.extend([] if pairs is None else [pairs.places])
         return pairs
 
@@ -151,7 +157,7 @@ class StreamedRows:
                 return None
         places = torch.cat(found, dim=1)
         firsts = torch.arange(self.scores.size[2] + 1, dtype=torch.int32, device=places.device) * len(keys)
-        return PairWeights(places, firsts)
+        return PairWeights(places, torch.searchsorted(places[0].contiguous(), firsts).tolist())
 
     def _places(self, pairs: Tensor) -> Tensor:
         """Sentence, query and key [3 n] of pairs [2 n]."""
@@ -188,16 +194,13 @@ class StreamedRows:
 
 @dataclass(frozen=True)
 class PairWeights:
-    """Matches of a pattern: query · b + sentence, and key [2 n], in this order; `firsts` [t+1] is query · b."""
+    """Matches of a pattern: query · b + sentence, and key [2 n], in this order.
+
+    `begins` [t+1] says where the matches of each query begin, and where the last one's end.
+    """
 
     places: Tensor
-    firsts: Tensor
-
-    @cached_property
-    def begins(self) -> list[int]:
-        """Where the matches of each query begin, and where the last one's end."""
-        begins: list[int] = torch.searchsorted(self.places[0].contiguous(), self.firsts).tolist()
-        return begins
+    begins: list[int]
 
 
 @dataclass(frozen=True)

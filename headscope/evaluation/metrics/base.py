@@ -20,8 +20,8 @@ import torch
 
 from headscope.bootstrap import GROUPS, Array, Bootstrap, Estimate, GroupSums, interval
 from headscope.data.corpus import Corpus
+from headscope.data.labels import no_labels
 from headscope.errors import ConfigError
-from headscope.evaluation.labels import no_labels
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, likelihood
 from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.translation import translate_lines

@@ -34,7 +34,7 @@ from headscope.formats.fairseq.from_native import (
 )
 from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgraded
 from headscope.formats.native import native_state, opened_dtype
-from headscope.formats.torch_files import is_torch_file, read_tensors, read_torch
+from headscope.formats.pickles import is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.nonfinite import refuse_damaged_file

@@ -15,9 +15,9 @@ from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
 from headscope.formats.huggingface.generation import Predicting
-from headscope.formats.huggingface.removal.merging import pooled_model
-from headscope.formats.huggingface.removal.shrink import shrink_model, zeroed_model
+from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
+from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
 from headscope.model.discovery import text_config
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.stored_weights import why_not_changed
@@ -214,7 +214,7 @@ class HuggingFaceCheckpoint(Predicting):
         if self._reads != "input_ids":
             raise CheckpointError(
                 f"{self.path} (model type {self.model_type!r}) takes {self._reads}, not text, so there is nothing to "
-                "analyse a text with; `headscope show` and headscope.model.capture work on it"
+                "analyse a text with; `headscope show` and headscope.model.taps work on it"
             )
         if self.tokenizer is None:
             raise CheckpointError(

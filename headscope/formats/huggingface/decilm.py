@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 
 from headscope.errors import CheckpointError
 from headscope.formats.huggingface.modeling_decilm import DeciLMConfig, width_of
-from headscope.formats.huggingface.removal.shrink import Narrowing
+from headscope.formats.huggingface.shrink import Narrowing
 
 MODEL_TYPE = DeciLMConfig.model_type
 _OWN = ("model_type", "architectures", "auto_map", "block_configs", "num_key_value_heads")

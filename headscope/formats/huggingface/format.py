@@ -15,8 +15,13 @@ from headscope.formats.exports import Conversion, Probe
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.native_models.from_native import converted
 from headscope.formats.huggingface.opening import CONFIG, is_adapter, model_folder, open_model
-from headscope.formats.huggingface.plain_class import in_plain_class, padded_in_plain_class, says_head_width
-from headscope.formats.huggingface.selfcontained import plain_name, write_folder
+from headscope.formats.huggingface.selfcontained import (
+    in_plain_class,
+    padded_in_plain_class,
+    plain_name,
+    says_head_width,
+    write_folder,
+)
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 
 OPENS_OWN_CODE = (

@@ -31,9 +31,9 @@ from headscope.files.hub import is_cached
 from headscope.files.reading import file_digest, read_json, read_object
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.head_parts import check_kept_heads
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.placement import check_devices, check_quantisation, placement
-from headscope.formats.huggingface.removal.kept_heads import check_kept_heads
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.model.interface import reads_sound

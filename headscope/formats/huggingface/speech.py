@@ -24,8 +24,8 @@ from headscope.formats.base import SideName
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.generation import alignment_heads
 from headscope.heads import HeadId
-from headscope.model.capture import capture
 from headscope.model.interface import features_shape
+from headscope.model.taps import capture
 
 POSITION = 0.02  # seconds
 SILENCE = -1.5  # (log10(1e-10) + 4) / 4, which Whisper's features are where there is no sound

@@ -20,7 +20,7 @@ from headscope.files.reading import read_json
 from headscope.files.serialize import from_plain, read_toml
 from headscope.formats.story_of_heads.arrays import SOURCE, TARGET, Arrays
 from headscope.heads import Site
-from headscope.model.decoding.beams import SearchConfig
+from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 NORMS: Mapping[str, Literal["pre", "post"]] = {"nlda": "pre", "ldan": "post"}

@@ -1,7 +1,7 @@
 """The native Transformer: encoder–decoder or decoder-only, as its `TransformerConfig` says.
 
 It declares its own attention (`declared_attention`, `attention_projections`), so nothing has to be probed, and
-it decodes step by step with a cache (`begin`, `step`; see `headscope.model.decoding.beams`).
+it decodes step by step with a cache (`begin`, `step`; see `headscope.model.native.beams`).
 """
 
 from __future__ import annotations

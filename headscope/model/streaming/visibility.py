@@ -5,7 +5,7 @@ A whole mask of 32,000 positions has four GB. What is there for one block at a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -110,10 +110,7 @@ class LazyMask(Tensor):
         if self.known is not None:
             return self.known
         b, _, t, s = self.shape
-        parts = [_spans(self.block(queries, slice(0, s))[:, 0]) for queries in query_blocks(t, b * s * CELL_SCANNED)]
-        if any(part is None for part in parts):
-            return None
-        return Spans(*(torch.cat([getattr(part, end) for part in parts], dim=1) for end in ("first", "end")))
+        return _spans(self.block(queries, slice(0, s))[:, 0] for queries in query_blocks(t, b * s * CELL_SCANNED))
 
 
 def causal_mask(positions: int, real: Tensor | None, *, device: torch.device) -> LazyMask:
@@ -134,17 +131,29 @@ def causal_mask(positions: int, real: Tensor | None, *, device: torch.device) ->
 
 def spans_of(real: Tensor) -> Spans | None:
     """The real keys [b s] of every sentence as one span [b 1]. Returns None if padding lies between them."""
-    return _spans(real.bool()[:, None])
+    return _spans([real.bool()[:, None]])
 
 
-def _spans(visible: Tensor) -> Spans | None:
-    """Spans of visible [b t s]. Returns None if there are gaps. Of a device it is the only thing that is read."""
-    s = visible.shape[-1]
-    bounds = [visible.sum(dim=-1), *(part.to(torch.uint8).argmax(dim=-1) for part in (visible, visible.flip(-1)))]
-    count, first, from_end = torch.stack(bounds).cpu()
-    if ((count > 0) & (s - from_end - first != count)).any():
-        return None
-    return Spans(first, first + count)
+def _spans(blocks: Iterable[Tensor]) -> Spans | None:
+    """Spans of visible [b t s], which comes in blocks of queries. Returns None if there are gaps.
+
+    A device is read once, when all blocks are through; on a CPU the first gap ends the walk.
+    """
+    found = []
+    for visible in blocks:
+        bounds = [visible.sum(dim=-1), *(part.to(torch.uint8).argmax(dim=-1) for part in (visible, visible.flip(-1)))]
+        found.append(torch.stack([*bounds, torch.full_like(bounds[0], visible.shape[-1])]))  # [4 b q]
+        if visible.device.type == "cpu" and _with_gaps(found[-1]):
+            return None
+    together = torch.cat(found, dim=2).cpu()
+    count, first, *_ = together
+    return None if _with_gaps(together) else Spans(first, first + count)
+
+
+def _with_gaps(bounds: Tensor) -> bool:
+    """Whether some query's keys do not lie side by side; of counts, first keys, those from the end, and sizes."""
+    count, first, from_end, size = bounds
+    return bool(((count > 0) & (size - from_end - first != count)).any())
 
 
 def _whole(value: Any) -> Any:

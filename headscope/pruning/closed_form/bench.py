@@ -15,7 +15,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import anchor_texts, beside, capped, opened, second_text, subwords
 from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, least_harm
 from headscope.pruning.closed_form.compensate import (

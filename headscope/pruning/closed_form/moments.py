@@ -21,7 +21,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, Objective, Objecti
 from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.distributed import ALONE, Processes
+from headscope.distributed import ALONE, Processes, upload
 from headscope.engine.gram_matrix import gram
 from headscope.engine.plan import gives_labels, refuse_unread_target
 from headscope.errors import CheckpointError, NumericalError
@@ -30,9 +30,9 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import CallTracker, eval_mode, track_calls
 from headscope.model.forward import refuse_overflow
-from headscope.model.gradients import frozen_parameters, gradients_of
 from headscope.model.nonfinite import sums_are_finite
 from headscope.model.projections import WeightOwners
+from headscope.model.taps import frozen_parameters, gradients_of
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
@@ -218,15 +218,15 @@ class ContextTap:
 
     def rows(self, place: Place, values: Tensor) -> Tensor:
         """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
-        batch = self.batch
+        batch = self.batch.on_host  # which tokens are real is known there
         text = batch.source if batch.target is None or place[0] is Site.ENCODER_SELF else batch.target
         if values.shape[:-1].numel() != text.real.numel():
             raise CheckpointError(
                 f"{place[0]}.{place[1]} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "
                 "its moments cannot be counted token by token"
             )
-        rows = values.detach().reshape(-1, values.shape[-1])[text.real.flatten()]
-        return rows.to(self.device).double()
+        places = upload(text.real.flatten().nonzero()[:, 0], values.device)
+        return values.detach().reshape(-1, values.shape[-1]).index_select(0, places).to(self.device).double()
 
 
 class _Collector(ContextTap):

@@ -27,9 +27,14 @@ from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.anchors import WeightedText
 from headscope.pruning.closed_form.compensate import ModuleRefit, RefittedCopy, heads_by_module, unreached
 from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
-from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, feed_forward_outputs
+from headscope.pruning.closed_form.output_projections import (
+    AllRead,
+    FeedForwardOutput,
+    OutputProjection,
+    StreamTap,
+    feed_forward_outputs,
+)
 from headscope.pruning.closed_form.refit import SolvedRefit, refit_to_targets
-from headscope.pruning.closed_form.residual_stream import AllRead, StreamTap
 from headscope.pruning.options.refit import RefitOptions
 
 LinearPart = OutputProjection | FeedForwardOutput

@@ -1,21 +1,160 @@
-"""`analyze --write-alignment`: name the cross heads that align in the settings of a model, where engines read them."""
+"""`analyze --write-alignment`: name the cross heads that align in the settings of a model, where engines read them.
+
+`return_attention` of CTranslate2 averages the first `alignment_heads` of `alignment_layer`. It has no other way to say
+which, so the heads of that layer are put in another order, which changes no output. The file model.bin (version 6) is a
+list of named arrays (python/ctranslate2/specs/model_spec.py, `_serialize`).
+"""
 
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 import transformers
+from numpy.typing import NDArray
 
 from headscope.errors import CheckpointError, ConfigError
-from headscope.files.reading import read_object
-from headscope.files.writing import write_json
+from headscope.files.reading import read_bytes, read_object
+from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.heads import HeadId, Layout, Site
-from headscope.pruning.engines.ctranslate2.alignment import align, is_ctranslate2, read_model
+
+WEIGHTS, CONFIG, ORDER = "model.bin", "config.json", "headscope_alignment"
+VERSION, SPEC = 6, "TransformerSpec"
+TYPES = ("float32", "int8", "int16", "int32", "float16", "uint16")
+"""numpy types by CTranslate2's numbers; bfloat16 is moved as the two bytes that it is."""
+FUSED = {0: 1, 1: 2}
+"""How many matrices the input projections of attention to the encoder hold: queries, keys and values."""
+
+
+@dataclass
+class ModelFile:
+    """The arrays of a model.bin by name, and names that stand for another array."""
+
+    revision: int
+    arrays: dict[str, tuple[int, NDArray[Any]]]
+    aliases: dict[str, str]
+
+    def own(self, name: str) -> NDArray[Any] | None:
+        """An array that no other name stands for, to be changed; None where there is none of this name."""
+        name_of = self.aliases.pop(name, name)
+        if name_of not in self.arrays:
+            return None
+        kind, values = self.arrays[name_of]
+        if name_of != name:
+            self.arrays[name] = kind, values.copy()
+        for other in [alias for alias, of in self.aliases.items() if of == name]:
+            del self.aliases[other]
+            self.arrays[other] = kind, values.copy()
+        return self.arrays[name][1]
+
+    @property
+    def layout(self) -> Layout:
+        """Number of cross heads of every layer."""
+        name = "decoder/num_heads"
+        heads, layers = int(self.arrays[self.aliases.get(name, name)][1]), 0
+        names = {*self.arrays, *self.aliases}
+        while f"decoder/layer_{layers}/attention/linear_0/weight" in names:
+            layers += 1
+        return {(Site.CROSS, layer): heads for layer in range(layers)}
+
+
+def is_ctranslate2(folder: Path) -> bool:
+    """Whether a folder holds a model of CTranslate2."""
+    return os.path.isfile(folder / WEIGHTS) and os.path.isfile(folder / CONFIG)
+
+
+def read_model(folder: Path) -> ModelFile:
+    """The arrays of a translation model; CheckpointError where the folder holds another one."""
+    data, place = read_bytes(folder / WEIGHTS, error=CheckpointError, limit=(folder / WEIGHTS).stat().st_size), 0
+
+    def take(form: str) -> Any:
+        nonlocal place
+        (value,) = struct.unpack_from(form, data, place)
+        place += struct.calcsize(form)
+        return value
+
+    def text() -> str:
+        return str(take(f"{take('<H')}s")[:-1].decode())
+
+    try:
+        if take("<I") != VERSION or text() != SPEC:
+            raise CheckpointError(f"{folder} is no translation model of CTranslate2 (model.bin, version {VERSION})")
+        model = ModelFile(take("<I"), {}, {})
+        for _ in range(take("<I")):
+            name = text()
+            shape = [take("<I") for _ in range(take("B"))]
+            kind, size = take("B"), take("<I")
+            values = np.frombuffer(data, TYPES[kind], count=size // np.dtype(TYPES[kind]).itemsize, offset=place)
+            model.arrays[name] = kind, values.reshape(shape).copy()
+            place += size
+        model.aliases = {text(): text() for _ in range(take("<I"))}
+    except (struct.error, ValueError, IndexError) as error:
+        raise CheckpointError(f"{folder / WEIGHTS} is truncated or broken; write the folder again") from error
+    return model
+
+
+def write_model(model: ModelFile, path: Path) -> None:
+    """Write a model.bin."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<H", len(value.encode()) + 1) + value.encode() + b"\0"
+
+    parts = [struct.pack("<I", VERSION), text(SPEC), struct.pack("<II", model.revision, len(model.arrays))]
+    for name, (kind, values) in sorted(model.arrays.items()):
+        shape = b"".join(struct.pack("<I", size) for size in values.shape)
+        parts += [text(name), struct.pack("B", values.ndim), shape, struct.pack("<BI", kind, values.nbytes)]
+        parts.append(values.tobytes())
+    parts.append(struct.pack("<I", len(model.aliases)))
+    parts += [text(alias) + text(of) for alias, of in model.aliases.items()]
+    path.write_bytes(b"".join(parts))
+
+
+def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
+    """Let `return_attention` of a model be the mean over those of `heads` that are in the layer of the first.
+
+    Returns them. ConfigError for heads that the model has not. They are counted as in the checkpoint that the folder
+    was made of, also where this was done before: config.json keeps the order.
+    """
+    model, config = read_model(folder), read_object(folder / CONFIG, error=CheckpointError)
+    count = model.layout.get((Site.CROSS, heads[0].layer), 0)
+    if any(head.head >= count for head in heads):
+        raise ConfigError(f"{folder} has {count} cross heads in layer {heads[0].layer}; they are of another model")
+    before = config.get(ORDER)
+    if isinstance(before, dict):
+        _reorder(model, int(before["layer"]), np.argsort(before["order"]).tolist())
+    chosen = [head for head in heads if head.layer == heads[0].layer]
+    first = [head.head for head in chosen]
+    order = [*first, *(number for number in range(count) if number not in first)]
+    _reorder(model, heads[0].layer, order)
+    for name, value in (("alignment_layer", heads[0].layer), ("alignment_heads", len(chosen))):
+        model.arrays[f"decoder/{name}"] = TYPES.index("int16"), np.array(value, dtype=np.int16)
+        model.aliases.pop(f"decoder/{name}", None)
+    write_atomically(folder / WEIGHTS, lambda path: write_model(model, path))
+    write_json(folder / CONFIG, {**config, ORDER: {"layer": heads[0].layer, "order": order}})
+    return chosen
+
+
+def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
+    """Put the cross heads of a layer in another order: rows of W_Q, W_K, W_V, columns of W_O."""
+    place = f"decoder/layer_{layer}/attention/linear_"
+    for number, matrices in FUSED.items():
+        for part in ("weight", "weight_scale", "bias"):
+            values = model.own(f"{place}{number}/{part}")
+            if values is not None and values.ndim:  # a scale of all rows is one number
+                heads = values.reshape(matrices, len(order), -1)
+                values[...] = heads[:, order].reshape(values.shape)
+    output = model.own(f"{place}2/weight")  # [d h·k]
+    assert output is not None
+    output[...] = output.reshape(len(output), len(order), -1)[:, order].reshape(output.shape)
+
 
 SETTINGS = "generation_config.json"
 LABEL = "aligned:predicted"

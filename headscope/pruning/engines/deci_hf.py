@@ -20,8 +20,7 @@ from headscope.formats.huggingface.modeling_decilm import MULTIPLE, DeciLMConfig
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
-from headscope.pruning.engines.continued import proved
-from headscope.pruning.engines.decoder_layers import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer
+from headscope.pruning.engines.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, proved
 from headscope.pruning.model_inputs import InputTexts
 
 FOLDER, MODULE = "deci-hf", "modeling_decilm"

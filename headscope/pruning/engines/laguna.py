@@ -26,8 +26,7 @@ from headscope.formats.exports import Card, write_card
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
-from headscope.pruning.engines.continued import proved
-from headscope.pruning.engines.decoder_layers import PARTS, DecoderLayer, decoder_layer
+from headscope.pruning.engines.decoders import PARTS, DecoderLayer, decoder_layer, proved
 from headscope.pruning.model_inputs import InputTexts
 
 FOLDER, SERVERS = "laguna", "laguna-server"

@@ -20,14 +20,13 @@ from headscope.errors import ConfigError, NumericalError, TrainingError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import eval_mode
-from headscope.model.gating import closed, gated
 from headscope.model.mixing.base import mixings_of
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
+from headscope.model.taps import closed, gated
 from headscope.model.threads import threads_for_pass
+from headscope.pruning.learning.examples import LabelLoss, PruningLoss, TrainingExamples
 from headscope.pruning.learning.learner import GateLearner
-from headscope.pruning.learning.training_examples import TrainingExamples
-from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss
 from headscope.pruning.options.shared import Freeze
 from headscope.training.data.batches import Numbers
 

@@ -14,10 +14,10 @@ from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError
 from headscope.files.folders import Workplace, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import OutputKind, contents, inputs_of
-from headscope.files.writing import write_atomically
+from headscope.files.tables import write_csv
 from headscope.progress import Progress, no_progress
+from headscope.pruning.learning.examples import QUANTITIES
 from headscope.pruning.learning.learn import finished, resumable, run_learning
-from headscope.pruning.learning.training_loss import QUANTITIES
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.selection import CHOICE
 from headscope.version import VERSION
@@ -65,7 +65,7 @@ def run_lambdas(
         rows = [_row(record, strength) for record, strength in zip(records.values(), strengths, strict=True)]
         table = pd.DataFrame(rows)
         if processes.main:
-            write_atomically(workspace.path / TABLE, lambda path: table.to_csv(path, index=False))
+            write_csv(workspace.path / TABLE, table)
             workspace.seal({"headscope": VERSION, "lambdas": list(strengths)})
             workspace.finish()
             records = {folder: contents(folder, CHOICE).record for folder in records}

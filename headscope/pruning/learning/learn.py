@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from headscope.config.option import changed, flag, identity
+from headscope.data.batching import DEFAULT_TOKENS
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, ConfigError
@@ -23,14 +24,19 @@ from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
 from headscope.progress import Progress, no_progress
+from headscope.pruning.learning.examples import (
+    LabelLoss,
+    PruningLoss,
+    TrainingExamples,
+    training_examples,
+    training_loss,
+)
 from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learner import GateLearner
-from headscope.pruning.learning.training_examples import TrainingExamples, training_examples
-from headscope.pruning.learning.training_loss import LabelLoss, PruningLoss, training_loss
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.shared import Freeze, PruningOptions
 from headscope.pruning.selection import CHOICE, STATE, Selection, open_selection, selection_signature, write_selection
-from headscope.training.files.state import load_record, restoring
+from headscope.training.files.checkpoints import load_record, restoring
 
 POINTS = 50  # of the trajectory
 
@@ -193,7 +199,7 @@ def recipe_of(
         warmup=config.warmup,
         smoothing=config.label_smoothing,
         clip=config.clip,
-        tokens=config.batch_tokens,
+        tokens=config.batch_tokens or DEFAULT_TOKENS,
         seed=config.seed,
     )
 

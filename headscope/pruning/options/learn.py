@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from headscope.config.inputs import OUTPUT
+from headscope.bounds import WHOLE
+from headscope.config.inputs import MODEL, OUTPUT
 from headscope.config.option import option
 from headscope.engine.declarations import Declared, declared
 from headscope.errors import ConfigError
@@ -49,6 +50,9 @@ class LearnConfig(SelectionConfig):
     """How gates are learnt, and how the model learns with them; `method` has the options of their learner."""
 
     method: Any
+    batch_tokens: int | None = option(
+        2048, "Token positions in the batch of an update.", panel=MODEL, minimum=1, maximum=WHOLE
+    )
     updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1, common=True)
     gate_lr: float | None = option(None, GATE_LR, panel=LEARNING)
     log_every: int | None = option(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import SEED, WHOLE
-from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
+from headscope.config.inputs import DATA, OUTPUT, BatchTokens, CheckpointOptions, ValidatedTextFiles
 from headscope.config.option import check_options, option, plain_options
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
@@ -26,7 +26,7 @@ Freeze = Literal["none", "encoder", "decoder", "model"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadChoice(ValidatedTextFiles, CheckpointOptions):
+class HeadChoice(BatchTokens, ValidatedTextFiles, CheckpointOptions):
     """The options that every command shares that says which heads go: which may, and the text that decides."""
 
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
@@ -45,7 +45,6 @@ class HeadChoice(ValidatedTextFiles, CheckpointOptions):
         metavar="LIST",
         panel=HEADS,
     )
-    batch_tokens: int = option(2048, "Token positions in a batch.", panel=MODEL, minimum=1, maximum=WHOLE)
     force: bool = option(
         False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
     )

@@ -23,7 +23,7 @@ from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.options.rank import End
 from headscope.pruning.options.refit import DAMPING, OtherText
 from headscope.pruning.scores_file import scores_in

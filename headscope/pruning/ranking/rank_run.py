@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.data.batching import BatchingOptions
+from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
@@ -25,10 +25,9 @@ from headscope.formats.base import FORMATS, Checkpoint
 from headscope.heads import HeadId
 from headscope.progress import Progress, no_progress
 from headscope.pruning.gate_layout import GateLayout, tie_remarks
+from headscope.pruning.learning.examples import PruningLoss, training_examples, training_loss
 from headscope.pruning.learning.finetuning import Tuner, default_freeze, mean_loss, trained_parameters
 from headscope.pruning.learning.learn import loss_of, recipe_of, tune
-from headscope.pruning.learning.training_examples import training_examples
-from headscope.pruning.learning.training_loss import PruningLoss, training_loss
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.refit import DAMPING, as_text
 from headscope.pruning.options.shared import Freeze
@@ -49,6 +48,7 @@ from headscope.pruning.selection import (
     OpenedSelection,
     Selection,
     open_selection,
+    pass_tokens,
     selection_signature,
     write_selection,
 )
@@ -257,7 +257,8 @@ def scores_between(context: ScoringContext, gates: GateLayout, ranked: Ranked) -
 def context_of(config: RankConfig, opened: OpenedSelection, processes: Processes = ALONE) -> ScoringContext:
     """What criteria are asked about: an open checkpoint on the first sentences of an open text."""
     corpus = None if opened.corpus is None else opened.corpus.first(config.score_sentences)
-    batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
+    tokens = config.batch_tokens or pass_tokens(opened, config.objective, seed=config.seed, processes=processes)
+    batching = BatchingOptions(tokens=tokens, limit=config.max_length)
     return ScoringContext(
         opened.checkpoint,
         corpus,
@@ -308,8 +309,8 @@ def _tuned(
     kept = torch.tensor([not set(unit) & removed_heads for unit in gates.units], dtype=torch.float64)
 
     def measured(model: Checkpoint, *, masked: bool = True) -> float:
-        spread = gates.spread(kept) if masked else None
-        return mean_loss(model, valid, tokens=config.batch_tokens, seed=config.seed, gates=spread, loss=loss)
+        spread, tokens = gates.spread(kept) if masked else None, config.batch_tokens or DEFAULT_TOKENS
+        return mean_loss(model, valid, tokens=tokens, seed=config.seed, gates=spread, loss=loss)
 
     quality = {"before": measured(opened.checkpoint, masked=False), "masked": measured(opened.checkpoint)}
     if checkpoint is not opened.checkpoint:

@@ -14,14 +14,14 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
-from headscope.model.gating import masked
-from headscope.pruning.closed_form.allocation import MEASURED, ModuleOrder, measured_allocation
+from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import FORETOLD, anchor_texts
 from headscope.pruning.closed_form.bench import AnchoredMoments, refitted
-from headscope.pruning.closed_form.block_obs import RemovalStep, damp, greedy_order
+from headscope.pruning.closed_form.compensate import MEASURED, ModuleOrder, measured_allocation
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.ranking.criterion import ScoringContext

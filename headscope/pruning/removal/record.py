@@ -15,6 +15,7 @@ from headscope.evaluation.before_after import QualityChange, verdict_words
 from headscope.files.hub import HubTarget, push
 from headscope.formats.base import Checkpoint, Export, SavedFiles
 from headscope.formats.exports import Card, hub_metadata
+from headscope.formats.size import Size
 from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
@@ -23,7 +24,7 @@ from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.options.refit import anchor_name
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.savings import Size, Timing, allowed
+from headscope.pruning.removal.savings import Timing, allowed
 from headscope.pruning.removal.verify import Verification
 from headscope.results import Signature
 from headscope.version import VERSION

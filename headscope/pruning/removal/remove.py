@@ -18,10 +18,10 @@ from torch import Tensor
 
 from headscope.assets import sample
 from headscope.config import CheckpointOptions, Companions
-from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.corpus import Corpus, open_corpus, open_text
+from headscope.data.labels import with_labels
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, quality_change, question
-from headscope.evaluation.labels import open_text, with_labels
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, inputs_of
@@ -29,6 +29,7 @@ from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES, write_card
 from headscope.formats.huggingface.generation import alignment_note
+from headscope.formats.size import size
 from headscope.heads import HeadId, select_heads
 from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
@@ -54,7 +55,7 @@ from headscope.pruning.removal.record import (
     removal_record,
     typed_command,
 )
-from headscope.pruning.removal.savings import Timing, engine_timing, size, timings
+from headscope.pruning.removal.savings import Timing, engine_timing, timings
 from headscope.pruning.removal.verify import require, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.results import Signature, signature_of
@@ -182,36 +183,31 @@ def remove_heads(
             merge = with_measured_counts(checkpoint, merge, fitted.calibration, objective=calibration.objective)
         removal = plan_merge(checkpoint.attention_sites, merge.counts, scores=merge.scores)
     measured = (fitted.held_out if fitted else valid or (corpus and corpus.first(MEASURED))) or otherwise
-    asked, why = quality_question(checkpoint, measured, metric=metric, margin=margin)
-    return shrink(
-        checkpoint,
-        removal,
-        export=chosen,
-        data=data,
-        text=text,
-        calibration=calibration,
-        asked=asked or why,
-        progress=progress,
-    )
+    asked = quality_question(checkpoint, measured, metric=metric, margin=margin)
+    done = shrink(checkpoint, removal, export=chosen, data=data, text=text, calibration=calibration, progress=progress)
+    if isinstance(asked, str):
+        return replace(done, unmeasured=asked)
+    progress("measuring")
+    return replace(done, quality=quality_change(checkpoint, done.checkpoint, asked))
 
 
 def quality_question(
     checkpoint: Checkpoint, corpus: Corpus | None, *, metric: str, margin: str | None
-) -> tuple[Question | None, str]:
-    """What is measured on a text, or why nothing is.
+) -> Question | str:
+    """What is measured on a text, or in words why nothing is.
 
     ConfigError where a `metric` or `margin` is asked for and cannot be had.
     """
     if corpus is None:
         if metric or margin is not None:
             raise ConfigError("--metric and --margin are about text to measure on; give --source, or --valid-source")
-        return None, "quality was not measured: there is no text"
+        return "quality was not measured: there is no text"
     try:
-        return question(checkpoint, corpus, metric=metric, margin=margin), ""
+        return question(checkpoint, corpus, metric=metric, margin=margin)
     except HeadscopeError as error:
         if metric or margin is not None:
             raise
-        return None, f"quality was not measured: {error}"
+        return f"quality was not measured: {error}"
 
 
 def shrink(
@@ -223,15 +219,13 @@ def shrink(
     text: CalibrationText | None = None,
     calibration: Refit | None = None,
     bench: RefitBench | None = None,
-    asked: Question | str = "",
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
     """Build a copy as a plan says and compare it with the whole model; the checkpoint stays as it is.
 
     The whole model has the removed heads masked, or the merged groups' means in the place of each group. With a `text`
-    its output projections are refitted as `calibration` says, by a `bench` if one was made of both already. What is
-    `asked` is measured of both (a text says why nothing is). ConfigError for heads that cannot go, CheckpointError
-    where the copy computes something else.
+    its output projections are refitted as `calibration` says, by a `bench` if one was made of both already.
+    ConfigError for heads that cannot go, CheckpointError where the copy computes something else.
     """
     done, pooled = None, checkpoint.with_pooled_groups(removal) if removal.merged else None
     if text is not None:
@@ -242,25 +236,20 @@ def shrink(
     whole = done.checkpoint if done is not None else pooled or checkpoint
     progress("removing")
     made = export.build(whole, removal)
+    signature = _signature(checkpoint, export, removal, data, done)
+    alignment, before = alignment_note(checkpoint.model, made.model), size(checkpoint, data.feeds)
     progress("comparing")
-    verified = verify(whole, made, removal.removed, data)
-    quality = None
-    if isinstance(asked, Question):
-        progress("measuring")
-        quality = quality_change(checkpoint, made, asked)
     return Shrunk(
         checkpoint=made,
         export=export,
         source={"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         removal=removal,
-        verified=verified,
+        verified=verify(whole, made, removal.removed, data),
         data=data,
-        before=size(checkpoint, data),
-        signature=_signature(checkpoint, export, removal, data, done),
+        before=before,
+        signature=signature,
         compensated=done,
-        quality=quality,
-        unmeasured=asked if isinstance(asked, str) else "",
-        alignment=alignment_note(checkpoint.model, made.model),
+        alignment=alignment,
     )
 
 
@@ -315,7 +304,7 @@ def write_shrunk(
         removal=done.removal,
         verified=verified,
         before=done.before,
-        after=size(done.checkpoint, done.data),
+        after=size(done.checkpoint, done.data.feeds),
         timings=tuple(times),
         notes=(
             *written.notes,

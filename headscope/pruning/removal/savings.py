@@ -1,4 +1,4 @@
-"""What a removal saves: parameters, bytes, floating point operations, cache, and measured time.
+"""What a removal saves: how many times as fast it can be, by what has to be done, and measured time.
 
 Times are wall seconds of the models before and after in turns, each first in every other round, so that a machine whose
 pace changes slows both; both write outputs of the same length.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,98 +19,22 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.heads import Site
+from headscope.formats.size import Size
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import ModelInputs, outputs, with_cache
-from headscope.model.gradients import frozen_parameters
-from headscope.model.interface import suppress_warnings, through_attend
-from headscope.model.native.transformer import Transformer
+from headscope.model.interface import suppress_warnings
+from headscope.model.native.in_parts import generates
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
 from headscope.pruning.model_inputs import InputTexts
-from headscope.pruning.removal.verify import BEAM, decodes_from_cache, parameters, search_some
+from headscope.pruning.removal.verify import BEAM, search_some
 
 MOST_BYTES = 2 << 30  # of logits in a pass that is timed
 FILLED, TEXTS, STEPS = 256, 8, 16
 """Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens written to each."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """How large a model is. `flops` are those of one forward pass over the text that was compared on.
-
-    `cache` are bytes of keys and values for each token of the decoder's own text, `cross_cache` for each token
-    of the source. `attention_flops` and `output_flops` are those within attention modules and the output layer,
-    `read` the bytes of weights that a step of decoding reads: all but rows of an embedding that is no output layer.
-    """
-
-    parameters: int
-    attention_heads: int
-    bytes: int
-    flops: int
-    cache: int
-    cross_cache: int
-    attention_flops: int = 0
-    output_flops: int = 0
-    read: int = 0
-
-
-def size(checkpoint: Checkpoint, data: InputTexts) -> Size:
-    """Count what a model has and does."""
-    model = checkpoint.model
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    own, cross = _cache(checkpoint)
-    counts = sum((flops(checkpoint, batch) for batch in data.feeds), Counter[str]())
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
-    table, read = getattr(rows, "weight", None), weights
-    if isinstance(table, Tensor) and layer is not None and getattr(layer, "weight", None) is not table:
-        read -= table.numel() * table.element_size()  # of which a step reads rows only
-    return Size(
-        parameters=parameters(model),
-        attention_heads=sum(checkpoint.layout.values()),
-        bytes=weights,
-        flops=counts["all"],
-        cache=own,
-        cross_cache=cross,
-        attention_flops=counts["attention"],
-        output_flops=counts["output"],
-        read=read,
-    )
-
-
-def flops(checkpoint: Checkpoint, batch: ModelInputs) -> Counter[str]:
-    """Floating point operations of the matrix products of one forward pass, two for a multiplication and addition.
-
-    Those of "all", within "attention" modules, and of the "output" layer.
-    """
-    model = checkpoint.model
-    counter = FlopCounterMode(display=False)
-    with through_attend(model), frozen_parameters(model), counter:  # the counter follows gradients of what modules get
-        outputs(model, batch)
-    by_module, found = counter.get_flop_counts(), Counter(all=int(counter.get_total_flops()))
-    output = _embedding(model, "get_output_embeddings")
-    for name, part in model.named_modules():
-        kind = "attention" if id(part) in checkpoint.attention_sites.calls else "output" if part is output else ""
-        if kind:
-            found[kind] += sum(by_module.get(f"{type(model).__name__}.{name}", {}).values())
-    return found
-
-
-def _embedding(model: nn.Module, getter: str) -> nn.Module | None:
-    """The input embedding or the output layer of a model; None where it has no such."""
-    if isinstance(model, Transformer):
-        return model.output if getter == "get_output_embeddings" else None
-    try:
-        found: nn.Module | None = getattr(model, getter)()
-    except (AttributeError, NotImplementedError):
-        return None
-    return found
 
 
 def allowed(timing: Timing, before: Size, after: Size) -> float:
@@ -151,7 +74,7 @@ def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: i
         )
         if again():
             measured.append(measure_timing("beam search", sentences, search, again, rounds))
-    if not before.two_sided and decodes_from_cache(before):
+    if before.decodes and not before.two_sided and generates(before.model):
         decoding = decoding_speed(before, after, rounds=rounds)
         measured += [] if decoding is None else [decoding]
     return measured
@@ -171,19 +94,6 @@ def many(feeds: tuple[ModelInputs, ...], rows: int) -> ModelInputs:
     inputs = feeds[len(feeds) // 2]
     count = len(next(iter(inputs.arguments.values())))
     return inputs.rows(torch.arange(rows) % count)
-
-
-def _cache(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Bytes of keys and values per token: of self attention in the decoder, of attention to the encoder."""
-    width = torch.tensor([], dtype=checkpoint.dtype).element_size()
-    sums = dict.fromkeys(Site, 0)
-    if isinstance(checkpoint.model, Transformer):
-        for site, _, _, module in checkpoint.model.attention_modules():
-            sums[site] += module.heads * (module.d_head + module.d_value) * width
-    else:
-        for attention_site in checkpoint.attention_sites.order:  # a layer without heads keeps one stand-in in the cache
-            sums[attention_site.site] += max(attention_site.groups, 1) * 2 * attention_site.width * width
-    return sums[Site.DECODER_SELF], sums[Site.CROSS]
 
 
 # Time.

@@ -1,15 +1,15 @@
-"""The files of finished cells and of scores, with digests: what was damaged since is known, and done again."""
+"""The files of a sweep: those of finished cells and of scores have digests, so what was damaged since is done again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,14 +17,34 @@ import pandas as pd
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import DataError, HeadscopeError
 from headscope.evaluation.metrics.base import METRICS
-from headscope.files.reading import read_object, read_record
+from headscope.files.folders import replacing_folder
+from headscope.files.output_checks import OutputKind, contents
+from headscope.files.reading import read_object, read_objects, read_record
+from headscope.files.replace import discard
+from headscope.files.tables import write_csv
 from headscope.files.writing import write_atomically, write_json
+from headscope.formats.native import DIRECTORY
 from headscope.heads import HeadId, Layout, all_heads
 from headscope.pruning.gate_layout import GateLayout
+from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.scores_file import read_scores
+from headscope.pruning.selection import CHOICE, STATE
 from headscope.pruning.sweep.config import Cell
+from headscope.training.files.outputs import TRAINING
+from headscope.training.from_scratch import FRESH, RUN
 
-CELLS, SCORES = "cells", "scores"
+CELLS, SCORES, RUNS = "cells", "scores", "runs"
+RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
+OF_CELL = OutputKind(
+    "cell", "run of a cell", "", (CHOICE.record, *CHOICE.writes, *DIRECTORY.in_folder(FRESH), *TRAINING.in_folder(RUN))
+)
+SWEEP = OutputKind(
+    "sweep",
+    "run of `headscope prune sweep`",
+    RECORD,
+    (*(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.json"), *OF_CELL.in_folder(f"{RUNS}/*")),
+    extensible=True,
+)
 Record = dict[str, Any]
 NUMBER = (int, float)
 TYPES: Mapping[str, Any] = {
@@ -36,7 +56,7 @@ TYPES: Mapping[str, Any] = {
     "facts": dict,
     "seconds": NUMBER,
 }
-OF_CELL = {"method": (str,), "keep": (int, type(None)), "strength": (*NUMBER, type(None)), "seed": (int, type(None))}
+CELL_TYPES = {"method": (str,), "keep": (int, type(None)), "strength": (*NUMBER, type(None)), "seed": (int, type(None))}
 """Types of a record's values, and of those of its cell."""
 
 
@@ -63,12 +83,16 @@ def _digest(record: Mapping[str, Any]) -> str:
 def read_cell(folder: Path, name: str) -> Record:
     """The record of a finished cell; DataError for a file that is none, or that was changed since it was written."""
     path = cell_path(folder, name)
-    record = read_object(path)
+    return checked(read_object(path), path)
+
+
+def checked(record: Record, path: Path) -> Record:
+    """What a file holds, without the digest, if it is the record of a finished cell; DataError as of `read_cell`."""
     digest = record.pop("sha256", None)  # cells of earlier versions have none
     if digest is not None and digest != _digest(record):
         raise DataError(f"{path} was changed after it was written")
     try:
-        _check(record, name)
+        _check(record, path.stem)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, HeadscopeError) as error:
         detail = " ".join(f"{type(error).__name__}: {error}".split())[:160]
         raise DataError(f"{path} is no finished cell ({detail})") from None
@@ -82,7 +106,7 @@ def _check(record: Record, name: str) -> None:
             raise ValueError(f"{key} is {repr(record[key])[:40]}")
     entries = record["cell"]
     if any(
-        not isinstance(entries.get(key), kind) or isinstance(entries.get(key), bool) for key, kind in OF_CELL.items()
+        not isinstance(entries.get(key), kind) or isinstance(entries.get(key), bool) for key, kind in CELL_TYPES.items()
     ):
         raise ValueError(f"cell is {entries}")
     if Cell(**entries).name != name or type(entries.get("control", False)) is not bool:
@@ -111,12 +135,16 @@ class FinishedCells:
     damaged: Mapping[str, str]
 
 
-def finished_cells(folder: Path, gating: GateLayout, metric: str) -> FinishedCells:
-    """What a directory holds of a sweep over these heads by this metric."""
+def finished_cells(
+    found: Mapping[str, Record | DataError], folder: Path, gating: GateLayout, metric: str
+) -> FinishedCells:
+    """What is `found` in the files of cells in a directory, of a sweep over these heads by this metric."""
     records, damaged = {}, {}
-    for name in cell_names(folder):
+    for name, content in found.items():
         try:
-            records[name] = read_cell(folder, name)
+            if isinstance(content, DataError):
+                raise content
+            records[name] = checked(dict(content), cell_path(folder, name))
         except DataError as error:
             damaged[name] = str(error)
     heads = set(map(str, gating.without([])))
@@ -126,6 +154,37 @@ def finished_cells(folder: Path, gating: GateLayout, metric: str) -> FinishedCel
         if strange or np.shape(record["sums"]) != shapes.most_common(1)[0][0]:
             damaged[name] = f"{cell_path(folder, name)} is of other heads, another metric or another text"
     return FinishedCells({name: record for name, record in records.items() if name not in damaged}, damaged)
+
+
+class Begun(NamedTuple):
+    """A directory that a sweep was begun in: its record, and what its files of cells hold."""
+
+    folder: Path
+    record: Mapping[str, Any]
+    cells: Mapping[str, Record | DataError]
+
+
+def sweeps_begun(config: SweepConfig) -> list[Begun]:
+    """The directories of sweeps that may be gone on with: `config.out`, unless it is replaced, and OUT.new."""
+    new = replacing_folder(config.out)
+    holding = [(folder, contents(folder, SWEEP)) for folder in ([new] if config.force else [config.out, new])]
+    return [
+        Begun(folder, held.record, read_objects(folder / CELLS))
+        for folder, held in holding
+        if held.kind == SWEEP.name or (folder == config.out and RECORD in held.files)  # damaged: it is said
+    ]
+
+
+def clear_cells(folder: Path, missing: Sequence[Cell], again: Iterable[str]) -> None:
+    """Remove the records of cells that are done again, and of their runs those that cannot be gone on with."""
+    for path in (cell_path(folder, cell.name) for cell in missing):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise DataError(f"{path} cannot be removed ({error.strerror}); do that yourself") from None
+    for run in (folder / RUNS / name for name in again):
+        if not (run / STATE).is_file():  # there is nothing to resume
+            discard(run, OF_CELL)
 
 
 # Scores of heads.
@@ -140,7 +199,7 @@ def write_scores(path: Path, scores: Scores, layout: Layout) -> None:
     """Keep scores of all heads, and the digest of their file."""
     rows = [(head.site.value, head.layer, head.head, scores.get(head)) for head in all_heads(layout)]
     table = pd.DataFrame(rows, columns=["site", "layer", "head", "score"])
-    write_atomically(path, lambda place: table.to_csv(place, index=False))
+    write_csv(path, table)
     write_json(scores_digest_path(path), {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
 
 

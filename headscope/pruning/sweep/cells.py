@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
@@ -22,13 +23,12 @@ from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.evaluation.before_after import no_baseline
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
-from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
-from headscope.model.gating import masked
+from headscope.model.taps import masked
+from headscope.pruning.learning.examples import training_objective
 from headscope.pruning.learning.learn import run_learning
-from headscope.pruning.learning.training_loss import training_objective
 from headscope.pruning.options.learn import LEARNERS, LearnConfig
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.sweep import SweepConfig
@@ -36,15 +36,14 @@ from headscope.pruning.ranking.criterion import ScoringContext
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, orders_of, refitted_checkpoint
-from headscope.pruning.selection import MODEL, STATE, OpenedSelection, Selection, open_selection
-from headscope.pruning.sweep.cell_files import SCORES, Journal, kept_scores, read_cell, write_scores
-from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of, is_drawn
-from headscope.pruning.sweep.functions import Labeller, labeller
+from headscope.pruning.selection import MODEL, STATE, OpenedSelection, Selection, open_selection, pass_tokens
+from headscope.pruning.sweep.cell_files import RUNS, SCORES, Journal, kept_scores, read_cell, write_scores
+from headscope.pruning.sweep.config import UNPRUNED, Cell, cells_of, criterion_of
+from headscope.pruning.sweep.functions import Labeller, labeller, read_functions
 from headscope.pruning.sweep.kept_models import keep_model, model_file, on_one_device
 from headscope.training.config import TrainConfig
 from headscope.training.from_scratch import RUN, native_only, read_recipe, train_from_scratch
 
-RUNS = "runs"
 Refitted = Callable[[Sequence[HeadId]], Checkpoint]
 """Makes of heads that go the model whose output projections make up for them."""
 
@@ -60,21 +59,24 @@ class SweepContext:
         self, config: SweepConfig, opened: OpenedSelection | None = None, *, refit: Refitted | None = None
     ) -> None:
         self.config, self.refit = config, refit
-        check_inputs(config.out, inputs_of(config))
+        self.criteria = {name: criterion_of(name) for name in config.methods if name not in config.learnt}
         self.opened = opened or open_selection(config, trains=config.trains)
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
-        corpus = self.opened.valid
-        assert corpus is not None
-        self.metric = choose_metric(config.metric, self.checkpoint, **corpus.comes_with)
+        corpus, valid = self.opened.corpus, self.opened.valid
+        assert valid is not None
         if config.trains:
-            assert self.opened.corpus is not None
-            training_objective(config.objective, self.checkpoint, self.opened.corpus)
-        reading = LikelihoodOptions(config.batch_tokens, self.opened.limit, "truncate", config.hiding, config.seed)
+            assert corpus is not None
+            training_objective(config.objective, self.checkpoint, corpus)
+        self.metric = choose_metric(config.metric, self.checkpoint, **valid.comes_with)
+        self.bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
+        tokens = config.batch_tokens or pass_tokens(self.opened, config.objective, seed=config.seed)
+        self.batching = BatchingOptions(tokens=tokens, limit=config.max_length)
+        reading = LikelihoodOptions(tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
-        self.data = ValidationText(corpus, reading, search, config.text, intact=self.checkpoint)
+        self.data = ValidationText(valid, reading, search, config.text, intact=self.checkpoint)
         self.cells = cells_of(config, self.gating, self.is_drawn)
         for method, _ in self.rankings(self.cells):
-            if self.opened.corpus is None and criterion_of(method)[0].reads_text:
+            if corpus is None and self.criteria[method][0].reads_text:
                 raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
 
     def rankings(self, cells: Sequence[Cell]) -> list[tuple[str, int]]:
@@ -88,25 +90,30 @@ class SweepContext:
         return METRICS.get(self.metric).title
 
     def why_no_baseline(self, unpruned: Array) -> str | None:
-        """Why no loss can be judged against sums of the unpruned model [g c], None where it can."""
-        metric, margin = METRICS.get(self.metric), self.config.tolerance
-        bootstrap = Bootstrap(seed=self.config.seed, replicates=self.config.bootstrap)
-        floor = metric.floor(self.checkpoint, self.data)
-        return no_baseline(metric, unpruned, bootstrap, margin=margin, floor=floor)
+        """Why no loss can be judged against sums of the unpruned model [g c], None where it can.
 
-    def check_baseline(self, unpruned: Array) -> None:
-        """ConfigError where --margin asks for a verdict that the unpruned model allows none of."""
-        if self.config.margin is not None and (why := self.why_no_baseline(unpruned)):
+        ConfigError where `--margin` asks for such a verdict.
+        """
+        metric, margin = METRICS.get(self.metric), self.config.tolerance
+        floor = metric.floor(self.checkpoint, self.data)
+        why = no_baseline(metric, unpruned, self.bootstrap, margin=margin, floor=floor)
+        if why and self.config.margin is not None:
             raise ConfigError(f"--margin {self.config.margin}: {why}")
+        return why
 
     @property
     def directions(self) -> dict[str, str]:
         """Which end each method that ranks removes first, and why."""
-        return {method: str(criterion_of(method)[1]) for method, _ in self.rankings(self.cells)}
+        return {method: str(self.criteria[method][1]) for method, _ in self.rankings(self.cells)}
 
     def is_drawn(self, method: str) -> bool:
-        """Whether a ranking follows from the seed, on this checkpoint by this objective."""
-        return is_drawn(method, self.checkpoint, self.objective, measured=self.config.allocate == "measured")
+        """Whether a ranking follows from the seed, on this checkpoint by this objective.
+
+        Where it is measured how many heads a layer keeps, the objective decides too.
+        """
+        hides = self.objective is not None and self.objective.alters(self.checkpoint)
+        criterion, _ = self.criteria[method]
+        return criterion.draws(self.checkpoint, self.objective) or (self.config.allocate == "measured" and hides)
 
     @cached_property
     def objective(self) -> Objective | None:
@@ -129,6 +136,8 @@ class SweepContext:
         path, layout = self.scores_path(method, seed), self.checkpoint.layout
         scores = kept_scores(path, layout)
         if scores is None:
+            if path.exists():
+                self.opened.remarks.append(f"{path} was changed after it was written; heads were scored again")
             scores = self._scored(method, seed, step)
             write_scores(path, scores, layout)
         return scores
@@ -140,7 +149,7 @@ class SweepContext:
 
     def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
-        criterion, direction = criterion_of(method)
+        criterion, direction = self.criteria[method]
         scores = direction.apply(criterion.scores(context))
         if self.config.allocate != "measured":
             return scores
@@ -157,14 +166,18 @@ class SweepContext:
     def scoring(self) -> ScoringContext:
         """What heads are scored on, and how it is read; one for all cells."""
         corpus, config = self.opened.corpus, self.config
-        batching = BatchingOptions(tokens=config.batch_tokens, limit=config.max_length)
         return ScoringContext(
             self.checkpoint,
             None if corpus is None else corpus.first(config.score_sentences),
-            batching,
+            self.batching,
             candidates=self.opened.gating.gated_heads,
             whole_groups=not self.opened.gating.groups,
         )
+
+    @cached_property
+    def functions(self) -> pd.DataFrame | None:
+        """The labels of heads in the run of `analyze` that is named; ConfigError where it has none."""
+        return None if self.config.functions is None else read_functions(self.config.functions, self.checkpoint)
 
     @cached_property
     def labeller(self) -> Labeller | None:
@@ -172,6 +185,7 @@ class SweepContext:
         run = self.config.functions if self.config.relabel else None
         return None if run is None else labeller(run, self.checkpoint)
 
+    @cached_property
     def recipe(self) -> TrainConfig:
         """How the controls are trained; CheckpointError for a checkpoint whose architecture cannot be."""
         native_only(self.checkpoint)
@@ -204,7 +218,7 @@ def run_cell(context: SweepContext, cell: Cell) -> dict[str, Any]:
     with masked(pruned.checkpoint.model, pruned.off):
         scores = METRICS.get(context.metric).score(pruned.checkpoint, context.data)
     if cell.method == UNPRUNED:
-        context.check_baseline(scores.sums)
+        context.why_no_baseline(scores.sums)
     labels = {}
     if context.labeller is not None and not cell.control and cell.method != UNPRUNED:
         labels["labels"] = context.labeller.labels(pruned.checkpoint, pruned.off)
@@ -314,7 +328,7 @@ def _control(context: SweepContext, cell: Cell) -> PrunedModel:
     assert cell.seed is not None
     kept = map(HeadId.parse, read_cell(context.config.out, cell.folder)["kept"])
     removed = context.gating.without(list(kept))
-    whole, options = native_only(context.checkpoint), replace(context.recipe(), seed=cell.seed)
+    whole, options = native_only(context.checkpoint), replace(context.recipe, seed=cell.seed)
     trained = train_from_scratch(whole, removed, options, context.folder(cell))
     return PrunedModel(trained.checkpoint, removed, [], {"updates": trained.updates, "checkpoint": trained.name})
 

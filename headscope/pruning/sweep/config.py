@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from headscope.attribution.objectives.base import Objective
 from headscope.errors import ConfigError
-from headscope.formats.base import Checkpoint
 from headscope.pruning.gate_layout import GateLayout
 from headscope.pruning.options.learn import learners
 from headscope.pruning.options.rank import End
@@ -51,10 +49,8 @@ class Cell:
 def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], bool]) -> list[Cell]:
     """All cells of a sweep, the unpruned model first, controls last; rankings that are not drawn have one seed.
 
-    ConfigError for unknown methods and for sizes that the gated sites cannot have.
+    ConfigError for sizes that the gated sites cannot have.
     """
-    for method in (name for name in config.methods if name not in config.learnt):
-        criterion_of(method)
     sizes = sorted({*config.keep, *(nearest_keep(gating, share, config.allocate) for share in config.fractions)})
     for keep in sizes:
         check_keep(gating, keep, config.allocate)
@@ -88,9 +84,3 @@ def criterion_of(method: str) -> tuple[Criterion, Direction]:
             f"{name}:highest if those with high ones do"
         )
     return criterion, criterion.direction(ends.get(end))
-
-
-def is_drawn(method: str, checkpoint: Checkpoint, objective: Objective | None, *, measured: bool = False) -> bool:
-    """Whether a ranking follows from the seed; with `measured` the objective decides how many heads a layer keeps."""
-    hides = objective is not None and objective.alters(checkpoint)
-    return criterion_of(method)[0].draws(checkpoint, objective) or (measured and hides)

@@ -60,10 +60,10 @@ def keep_model(checkpoint: Checkpoint, removed: Sequence[HeadId], folder: Path, 
 
 def without_heads(checkpoint: Checkpoint, removed: Sequence[HeadId]) -> Shrunk:
     """A copy of a checkpoint without heads, or with zeros in their place, compared with the model under the mask."""
-    data = texts(checkpoint, None, None, sentences=COMPARED)
 
     def made(name: str | None) -> Shrunk:
         export = choose_export(name, checkpoint)
+        data = texts(checkpoint, None, None, sentences=COMPARED)
         plan = plan_removal(checkpoint.attention_sites, removed, whole_groups=export.whole_groups)
         return shrink(checkpoint, plan, export=export, data=data)
 

@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
@@ -32,47 +32,40 @@ from headscope.config.option import changed, flag, identity
 from headscope.distributed import IndependentProcesses
 from headscope.errors import ConfigError, DataError, TrainingError
 from headscope.files.folders import Workplace, replacing_folder, workplace
-from headscope.files.output_checks import OutputKind, contents, inputs_of
-from headscope.files.reading import read_record
-from headscope.files.replace import discard
-from headscope.files.writing import write_atomically, write_json
-from headscope.formats.native import DIRECTORY
+from headscope.files.output_checks import check_inputs, inputs_of
+from headscope.files.reading import read_objects, read_record
+from headscope.files.tables import write_csv
+from headscope.files.writing import write_json
 from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.sweep import SweepConfig
-from headscope.pruning.selection import CHOICE, STATE, selection_signature
+from headscope.pruning.selection import selection_signature
 from headscope.pruning.sweep.cell_files import (
     CELLS,
-    SCORES,
+    RECORD,
+    SURVIVORS,
+    SWEEP,
+    TABLE,
+    Begun,
+    Record,
     cell_names,
     cell_path,
+    clear_cells,
     finished_cells,
-    kept_scores,
+    sweeps_begun,
     write_cell,
 )
-from headscope.pruning.sweep.cells import RUNS, SweepContext, run_cell
+from headscope.pruning.sweep.cells import SweepContext, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
-from headscope.pruning.sweep.functions import read_functions
 from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
 from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors, verdict_lines, verdicts
 from headscope.results import Signature
-from headscope.training.files.outputs import TRAINING
-from headscope.training.from_scratch import FRESH, RUN, recipe_digest
+from headscope.training.from_scratch import recipe_digest
 from headscope.version import VERSION
 
-RECORD, TABLE, SURVIVORS = "sweep.json", "sweep.csv", "survivors.csv"
-OF_CELL = OutputKind(
-    "cell", "run of a cell", "", (CHOICE.record, *CHOICE.writes, *DIRECTORY.in_folder(FRESH), *TRAINING.in_folder(RUN))
-)
-SWEEP = OutputKind(
-    "sweep",
-    "run of `headscope prune sweep`",
-    RECORD,
-    (*(TABLE, SURVIVORS, f"{CELLS}/*.json", f"{SCORES}/*.csv", f"{SCORES}/*.json"), *OF_CELL.in_folder(f"{RUNS}/*")),
-    extensible=True,
-)
 GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}
 """Options that may change while cells are added to a directory; all others that shape numbers must not."""
+SAID = ("verdicts", "conclusions", "directions", "remarks")
 POLL = 0.5  # seconds
 Task = Cell | tuple[str, int]
 """A cell, or the scores of heads by one criterion and seed."""
@@ -130,78 +123,82 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
     torchrun every process calls this and does its share of the cells; the first waits for the others.
     """
     with IndependentProcesses() as processes, ExitStack() as stack:
-        begun: list[tuple[SweepContext, Workplace]] = []  # of the first process
+        begun: list[tuple[SweepContext, Workplace, Mapping[str, Any]]] = []  # of the first process
 
         def begin() -> tuple[Path, list[Cell]]:
-            context, resume = prepared(config)
-            inputs = inputs_of(config)
-            workspace = stack.enter_context(
-                workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
-            )
-            context.config = replace(config, out=workspace.path)
-            write_record(context)
-            begun.append((context, workspace))
-            return workspace.path, _missing(context)
+            before, inputs = sweeps_begun(config), inputs_of(config)
+            check_inputs(config.out, inputs)
+            context = opened_sweep(config)
+            record = sweep_record(context)
+            cells, resume = to_go_on_with(before, record, config)
+            missing, again = _missing(context, cells, resume or config.out)
+            place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
+            workspace = stack.enter_context(place)
+            write_json(workspace.path / RECORD, SWEEP.described(record))
+            clear_cells(workspace.path, missing, again)
+            begun.append((context, workspace, record))
+            return workspace.path, missing
 
         folder, missing = processes.agree(begin)
-        context = begun[0][0] if begun else SweepContext(replace(config, out=folder))
+        context = begun[0][0] if begun else SweepContext(config)
+        context.config = replace(config, out=folder)
         share = processes.share([cell.folder for cell in missing])  # a control goes with what it is a control of
+        stopped: KeyboardInterrupt | None = None
         try:
             do_cells(context, [cell for cell in missing if cell.folder in share], progress=progress)
             while begun and not all(cell_path(folder, cell.name).is_file() for cell in missing):
                 time.sleep(POLL)
-        except KeyboardInterrupt:
-            if begun and cell_names(folder):
-                write_conclusion(context)
-            raise
+        except KeyboardInterrupt as interrupt:
+            stopped = interrupt
+        if stopped and not (begun and cell_names(folder)):
+            raise stopped
         if not begun:
             return Sweep(context, pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), main=False)
-        result = write_conclusion(context)
+        result = write_conclusion(context, begun[0][2])  # of an interrupted sweep as far as it went
+        if stopped:
+            raise stopped
         begun[0][1].finish()
         context.config = replace(context.config, out=config.out)
         return result
 
 
-def _missing(context: SweepContext) -> list[Cell]:
-    """The cells that are to be done: those without a record, and those whose record was damaged, with a remark.
+def opened_sweep(config: SweepConfig) -> SweepContext:
+    """What the config names, opened, and checked before anything is learnt as far as that can be."""
+    context = SweepContext(config)
+    _ = context.functions, context.labeller
+    if config.keep_models:
+        check_keeping(on_one_device(context.checkpoint, config), context.gating)
+    return context
 
-    The control of a cell that is done again is too, as other heads may stay.
+
+def to_go_on_with(
+    begun: Sequence[Begun], record: Mapping[str, Any], config: SweepConfig
+) -> tuple[Mapping[str, Record | DataError], Path | None]:
+    """The cells and the directory of the same sweep (None: there is none); ConfigError where `out` holds another."""
+    others = {each.folder: difference(each.folder, record, each.record) for each in begun}
+    for each in begun:
+        if others[each.folder] is None:
+            return each.cells, each.folder
+    if config.out in others:
+        raise ConfigError(others[config.out])
+    return {}, None
+
+
+def _missing(
+    context: SweepContext, cells: Mapping[str, Record | DataError], folder: Path
+) -> tuple[list[Cell], set[str]]:
+    """The cells that are to be done, and the names of their runs.
+
+    Those without a record, and those whose record was damaged, with a remark. The control of a cell that is done again
+    is too, as other heads may stay.
     """
-    folder = context.config.out
-    found = finished_cells(folder, context.gating, context.metric)
+    found = finished_cells(cells, folder, context.gating, context.metric)
     again = {cell.folder for cell in context.cells if cell.name not in found.records and not cell.control}
     missing = [cell for cell in context.cells if cell.name not in found.records or cell.folder in again]
     names = {cell.name for cell in missing}
-    for path in (cell_path(folder, name) for name in names):
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise DataError(f"{path} cannot be removed ({error.strerror}); do that yourself") from None
-    for run in (folder / RUNS / name for name in again):
-        if not (run / STATE).is_file():  # there is nothing to resume
-            discard(run, OF_CELL)
     fate = {True: "the cell was done again", False: "left out: name its method, size and seed to do it again"}
     context.opened.remarks += [f"{why}; {fate[name in names]}" for name, why in found.damaged.items()]
-    return missing
-
-
-def prepared(config: SweepConfig) -> tuple[SweepContext, Path | None]:
-    """Open everything and check it; also the directory of the same sweep to go on with, if there is one."""
-    context = SweepContext(config)
-    if config.from_scratch:
-        context.recipe()
-    if config.functions is not None:
-        read_functions(config.functions, context.checkpoint)
-    _ = context.labeller
-    if config.keep_models:
-        check_keeping(on_one_device(context.checkpoint, config), context.gating)
-    new = replacing_folder(config.out)
-    for folder in [new] if config.force else [config.out, new]:
-        if contents(folder, SWEEP).kind == SWEEP.name and difference(folder, context) is None:
-            return context, folder
-    if not config.force and (config.out / RECORD).is_file():
-        raise ConfigError(difference(config.out, context))
-    return context, None
+    return missing, again
 
 
 def cells_kept(config: SweepConfig) -> tuple[Path, int]:
@@ -213,23 +210,16 @@ def cells_kept(config: SweepConfig) -> tuple[Path, int]:
 
 def do_cells(context: SweepContext, cells: Sequence[Cell], *, progress: Progress = no_progress) -> None:
     """Do cells and keep their records: scores of heads first, controls last."""
-    scores: list[Task] = []
-    for ranking in context.rankings(cells):
-        path = context.scores_path(*ranking)
-        if kept_scores(path, context.checkpoint.layout) is None:
-            scores.append(ranking)
-            if path.exists():
-                context.opened.remarks.append(f"{path} was changed after it was written; heads were scored again")
     pruned: list[Task] = [cell for cell in cells if not cell.control]
     controls: list[Task] = [cell for cell in cells if cell.control]
     with progress("sweep", len(cells)) as step, _workers(context) as do:
-        for phase, count in ((scores, 0), (pruned, 1), (controls, 1)):
+        for phase, count in ((context.rankings(cells), 0), (pruned, 1), (controls, 1)):
             for _ in do(phase):
                 step(count)
 
 
 def do_task(context: SweepContext, task: Task) -> None:
-    """One cell, or the scores of one criterion."""
+    """One cell, or the scores of one criterion unless they are kept."""
     if isinstance(task, Cell):
         write_cell(context.config.out, task, run_cell(context, task))
     else:
@@ -248,7 +238,7 @@ def _workers(context: SweepContext) -> Iterator[Callable[[Sequence[Task]], Itera
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_enter, initargs=(context.config, threads))
     try:
-        yield lambda tasks: _in_pool(pool, tasks)
+        yield lambda tasks: _in_pool(pool, tasks, context.opened.remarks)
         pool.shutdown()
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
@@ -258,10 +248,11 @@ def _workers(context: SweepContext) -> Iterator[Callable[[Sequence[Task]], Itera
         raise
 
 
-def _in_pool(pool: ProcessPoolExecutor, tasks: Sequence[Task]) -> Iterator[None]:
+def _in_pool(pool: ProcessPoolExecutor, tasks: Sequence[Task], remarks: list[str]) -> Iterator[None]:
     try:
         for future in as_completed([pool.submit(_do_in_worker, task) for task in tasks]):
-            yield future.result()
+            remarks += future.result()
+            yield
     except BrokenProcessPool:
         raise TrainingError(
             "a process of --jobs was killed, perhaps for want of memory; what is finished is kept: run the same "
@@ -284,19 +275,24 @@ def _enter(config: SweepConfig, threads: int) -> None:
     _CONFIG[:] = [config]
 
 
-def _do_in_worker(task: Task) -> None:
+def _do_in_worker(task: Task) -> list[str]:
+    """Returns the remarks that came with it."""
     if not _CONTEXT:  # opened once in each process
         _CONTEXT.append(SweepContext(_CONFIG[0]))
+    context = _CONTEXT[0]
+    known = len(context.opened.remarks)
     with process_settings():  # the process is the sweep's own
-        do_task(_CONTEXT[0], task)
+        do_task(context, task)
+    return context.opened.remarks[known:]
 
 
-def _record(context: SweepContext) -> dict[str, Any]:
+def sweep_record(context: SweepContext) -> dict[str, Any]:
+    """What a directory of cells is of: with it they are known, and gone on with."""
     config, opened = context.config, context.opened
     corpora = {"source": opened.corpus, "valid": opened.valid}
     digests = {name: corpus and f"{corpus.digest}-{corpus.count}" for name, corpus in corpora.items()}
     if config.from_scratch:
-        digests["recipe"] = recipe_digest(context.recipe())
+        digests["recipe"] = recipe_digest(context.recipe)
     if context.labeller is not None:
         digests["labels"] = context.labeller.digest
     return {
@@ -317,9 +313,8 @@ def _record(context: SweepContext) -> dict[str, Any]:
     }
 
 
-def difference(folder: Path, context: SweepContext) -> str | None:
-    """In what options, texts or checkpoint the cells that a directory holds differ; None: in nothing."""
-    record, saved = _record(context), read_record(folder / RECORD)
+def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
+    """In what options, texts or checkpoint the cells of a directory differ by its `saved` record; None: in nothing."""
     options, digests = saved.get("options"), saved.get("digests")
     if not isinstance(options, dict) or not isinstance(digests, dict):
         return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
@@ -340,11 +335,6 @@ def difference(folder: Path, context: SweepContext) -> str | None:
     return None
 
 
-def write_record(context: SweepContext, **more: Any) -> None:
-    """Say what a directory of cells is: with it they are known, and gone on with."""
-    write_json(context.config.out / RECORD, SWEEP.described(_record(context) | more))
-
-
 def _signature(context: SweepContext) -> Signature:
     config, valid = context.config, context.data.corpus
     how = {"metric": context.metric}
@@ -361,29 +351,25 @@ def _signature(context: SweepContext) -> Signature:
     return Signature({**made.entries, "boot": str(config.bootstrap)})
 
 
-def write_conclusion(context: SweepContext) -> Sweep:
-    """The tables of all cells that a directory holds, written there."""
+def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
+    """The tables of all cells that a directory holds, written there, also into its `record`."""
     config = context.config
-    found = finished_cells(config.out, context.gating, context.metric)
+    cells = read_objects(config.out / CELLS)
+    found = finished_cells(cells, config.out, context.gating, context.metric)
     names = dict.fromkeys([*(cell.name for cell in context.cells), *found.records])  # those of earlier calls come last
     if broken := [name for name in names if name in found.damaged]:
         raise DataError(f"{found.damaged[broken[0]]}; the same command does it again")
     records = [found.records[name] for name in names if name in found.records]
-    functions = None if config.functions is None else read_functions(config.functions, context.checkpoint)
-    sites = context.gating.per_site()
+    kept, sites = survivors(records, context.functions), context.gating.per_site()
+    notes = kept_remarks(records, config.out) if config.keep_models else []
     unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
     baseline = None if unpruned is None else context.why_no_baseline(unpruned)
-    if unpruned is not None:
-        context.check_baseline(unpruned)
-    measured = MeasuredCells.of(records, config, margin=None if baseline else config.tolerance)
-    table = make_table(measured, sites, functions)
-    kept = survivors(records, functions)
-    for name, frame in ((TABLE, table), (SURVIVORS, kept)):
-        write_atomically(config.out / name, lambda path, frame=frame: frame.to_csv(path, index=False))  # type: ignore[misc]
-    notes = kept_remarks(records, config.out) if config.keep_models else []
+    measured = MeasuredCells.of(records, context.bootstrap, margin=None if baseline else config.tolerance)
+    table = make_table(measured, sites, context.functions)
     result = Sweep(context, table, kept, verdicts(measured, sites), baseline, notes)
-    record = result.record()
-    said = {name: record[name] for name in ("verdicts", "conclusions", "directions", "remarks")}
+    for name, frame in ((TABLE, table), (SURVIVORS, kept)):
+        write_csv(config.out / name, frame)
     labelled = None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint")
-    write_record(context, **said, labelled=labelled)
+    record = {**record} | {name: result.record()[name] for name in SAID} | {"labelled": labelled}
+    write_json(config.out / RECORD, SWEEP.described(record))
     return result

@@ -28,7 +28,6 @@ from headscope.evaluation.non_inferiority import (
     why_open,
 )
 from headscope.heads import HeadId
-from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 
 Record = Mapping[str, Any]
@@ -49,9 +48,8 @@ class MeasuredCells:
     margin: float | None = None
 
     @classmethod
-    def of(cls, records: Sequence[Record], config: SweepConfig, *, margin: Margin | None) -> MeasuredCells:
-        """Resamples are those of `config.seed`, the same for every cell."""
-        bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
+    def of(cls, records: Sequence[Record], bootstrap: Bootstrap, *, margin: Margin | None) -> MeasuredCells:
+        """Resamples are the same for every cell."""
         sums = [(METRICS.get(record["metric"]), np.array(record["sums"])) for record in records]
         values = [resampled(metric, rows, bootstrap) for metric, rows in sums]
         made = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
@@ -94,8 +92,8 @@ def make_table(measured: MeasuredCells, sites: Mapping[str, int], functions: pd.
     sweep's directory.
     """
     kinds = None if functions is None else kinds_by_head(functions)
-    rows = [_row(measured, number, sites) | _functions(record, kinds) for number, record in enumerate(measured.records)]
-    return with_seeds(rows)
+    counts = [_functions(record, kinds) for record in measured.records]
+    return with_seeds([_row(measured, number, sites) | counted for number, counted in enumerate(counts)])
 
 
 def with_seeds(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -107,6 +105,7 @@ def _row(measured: MeasuredCells, number: int, sites: Mapping[str, int]) -> dict
     record, values, unpruned = measured.records[number], measured.values[number], measured.unpruned
     cell = Cell(**record["cell"])
     heads = Counter(name.partition(".")[0] for name in record["kept"])
+    verdict = verdict_columns(measured.verdict([number]))
     comparison = asdict(compare(values, values if unpruned is None else measured.values[unpruned]))
     if unpruned is None:
         comparison |= dict.fromkeys(("difference", "difference_low", "difference_high", "p"), float("nan"))
@@ -121,7 +120,7 @@ def _row(measured: MeasuredCells, number: int, sites: Mapping[str, int]) -> dict
         **{f"kept_{site}": heads[site] for site in sites},
         "metric": record["metric"],
         **comparison,
-        **verdict_columns(measured.verdict([number])),
+        **verdict,
         "loss": total / count,
         "lambda": record["facts"].get("lambda_paper", float("nan")),
         "minutes": record["seconds"] / 60,

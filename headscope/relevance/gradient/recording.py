@@ -18,8 +18,8 @@ from headscope.attribution.objectives.base import precise
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, replace_products, tapped
 from headscope.model.discovery import AttentionSite, eval_mode, track_calls
-from headscope.model.gradients import frozen_parameters
 from headscope.model.mixing.experts import experts_of
+from headscope.model.taps import frozen_parameters
 from headscope.relevance.gradient.operations import Operations, composite_modules
 from headscope.relevance.gradient.rules import (
     ActiveRules,

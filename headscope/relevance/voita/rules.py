@@ -27,18 +27,16 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.relevance.voita.attention import (
+from headscope.relevance.voita.operations import (
     AttentionRule,
+    CoreRule,
     attention_inputs,
     by_group,
     by_head,
     core_attention,
     gradient_attention,
-    ratio_attention,
-)
-from headscope.relevance.voita.core_rule import (
-    CoreRule,
     positive_and_negative,
+    ratio_attention,
     stabilised,
     through_linear,
     through_norm,

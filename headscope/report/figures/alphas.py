@@ -13,9 +13,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from headscope.report.layout.grid import centred_limits, draw_cells, tick_step
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, RULE, TICK, Page
 from headscope.report.layout.panels import Panels
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.fork import ForkRun
 from headscope.report.readers.run import AnalysisRun, MissingTable, RunError
 

@@ -19,8 +19,8 @@ from headscope.bounds import WHOLE
 from headscope.config import option
 from headscope.errors import CheckpointError, ConfigError, check_one_given
 from headscope.heads import HeadId, Site, describe_heads, select_heads
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, even_width, flow, shorten, text_width
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import RUN, PlotFigure
 
@@ -110,7 +110,7 @@ def _section(run: AnalysisRun, name: str, *texts: str) -> dict[str, Any]:
 def _line(run: AnalysisRun, index: int) -> Sentence:
     """Line `index` of the run's texts."""
     from headscope.config import TextFiles
-    from headscope.evaluation.labels import open_text
+    from headscope.data.corpus import open_text
 
     data = dict(_section(run, "data", "source", "target", "source2", "labels", "clean", "parse"))
     typed = _section(run, "options").get("typed") or {}

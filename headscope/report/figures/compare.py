@@ -15,7 +15,6 @@ from headscope.config import option
 from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.report.figures.headmap import WIDEST
-from headscope.report.layout.families import legend_entries
 from headscope.report.layout.grid import (
     ABOVE,
     BELOW,
@@ -31,9 +30,9 @@ from headscope.report.layout.grid import (
     measure_limits,
     parse_range,
 )
-from headscope.report.layout.legend import Legend
+from headscope.report.layout.legend import Legend, legend_entries
+from headscope.report.layout.output import widest
 from headscope.report.layout.page import BAR, GREY, LABEL, Page, flow, shorten, text_width
-from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import RUN, PlotFigure
 

@@ -18,9 +18,9 @@ from headscope.errors import DataError
 from headscope.files.reading import read_object
 from headscope.report.layout.grid import parse_range
 from headscope.report.layout.legend import COLORS, Entry, Legend
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import Dashes, Page, Swatch
 from headscope.report.layout.panels import chart, share_limits
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.fork import confidence_rows, confidence_run
 from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import PlotFigure, Source

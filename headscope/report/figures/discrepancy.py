@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from headscope.errors import ConfigError
 from headscope.report.figures.similarity import layer_matrices
 from headscope.report.layout.legend import COLORS, Entry, Legend
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import INK, Page, Swatch
 from headscope.report.layout.panels import chart
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import PlotFigure
 

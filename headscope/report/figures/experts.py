@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from headscope.heads import SITES
 from headscope.report.figures.training import SHARES, TrainingHistory
 from headscope.report.layout.legend import SITE_COLORS, Legend
+from headscope.report.layout.output import panel_width, widest
 from headscope.report.layout.page import (
     BAR,
     GREY,
@@ -31,7 +32,6 @@ from headscope.report.layout.page import (
     text_width,
 )
 from headscope.report.layout.panels import chart, share_limits, short_number
-from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import TRAINED, PlotFigure
 

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from headscope.errors import ConfigError
 from headscope.report.layout.grid import tick_step
 from headscope.report.layout.legend import Entry, Legend
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import LABEL, PALE, TICK, Page
 from headscope.report.layout.panels import Panels
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun, MissingTable
 
 PARTS = {

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from headscope.config import option
 from headscope.report.layout.legend import Entry, Legend, method_style
+from headscope.report.layout.output import panel_width, widest
 from headscope.report.layout.page import (
     INK,
     LABEL,
@@ -25,7 +26,6 @@ from headscope.report.layout.page import (
     wrap,
 )
 from headscope.report.layout.panels import chart, share_limits, short_number
-from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import AnalysisRun, MissingTable
 from headscope.report.registry import PlotFigure
 

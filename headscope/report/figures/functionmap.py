@@ -14,11 +14,10 @@ from headscope.config import option
 from headscope.description.sentences import leading_group
 from headscope.engine.declarations import HeadFunction, head_functions
 from headscope.report.figures.explained import PARTS
-from headscope.report.layout.families import Function, contrast, fit, legend_entries
 from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
-from headscope.report.layout.legend import Legend
+from headscope.report.layout.legend import Function, Legend, contrast, fit, legend_entries
+from headscope.report.layout.output import widest
 from headscope.report.layout.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
-from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import PlotFigure
 

@@ -16,8 +16,8 @@ from headscope.errors import ConfigError
 from headscope.heads import SITES
 from headscope.report.figures.attention import SentenceOptions, sentence_maps
 from headscope.report.layout.grid import ABOVE, BELOW, LEFT, tick_step
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, RULE, Page, flow, shorten
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import RUN, PlotFigure
 

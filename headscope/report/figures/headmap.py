@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from headscope.config import option
 from headscope.engine.declarations import Measure, measure_of, overview_measures
 from headscope.errors import ConfigError
-from headscope.report.layout.families import legend_entries
 from headscope.report.layout.grid import (
     ABOVE,
     BELOW,
@@ -30,9 +29,9 @@ from headscope.report.layout.grid import (
     measure_limits,
     parse_range,
 )
-from headscope.report.layout.legend import Legend
+from headscope.report.layout.legend import Legend, legend_entries
+from headscope.report.layout.output import widest
 from headscope.report.layout.page import BAR, LABEL, Page, flow, shorten, text_width
-from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import RUNS, PlotFigure
 

@@ -13,8 +13,8 @@ from headscope.engine.declarations import Measure, measure_of, measured_columns
 from headscope.engine.evidence.function_need import need_over_models
 from headscope.errors import ConfigError
 from headscope.report.layout.legend import COLORS, Entry, Legend
+from headscope.report.layout.output import widest
 from headscope.report.layout.page import GREY, LABEL, TICK, Page, Swatch, flow, shorten, text_width
-from headscope.report.layout.style import widest
 from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import RUNS, PlotFigure
 

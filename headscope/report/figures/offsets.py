@@ -11,12 +11,11 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from headscope.engine.declarations import head_functions
-from headscope.report.layout.families import Function, functions_of
 from headscope.report.layout.grid import draw_cells
-from headscope.report.layout.legend import Legend
+from headscope.report.layout.legend import Function, Legend, functions_of
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import PanelLayer, Panels
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun
 
 REACH = 10  # offsets shown one by one at most; what is beyond goes into a tail on either side

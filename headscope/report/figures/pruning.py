@@ -12,14 +12,11 @@ from matplotlib.figure import Figure
 from headscope.config import option
 from headscope.errors import ConfigError
 from headscope.report.layout.legend import Entry, Legend
+from headscope.report.layout.output import panel_width, widest
 from headscope.report.layout.page import Page, even_width, flow
 from headscope.report.layout.panels import chart, share_limits
-from headscope.report.layout.style import panel_width, widest
-from headscope.report.pruning.functions import functions_kept
-from headscope.report.pruning.gates import gates
-from headscope.report.pruning.panel import Made, PruningPanel
-from headscope.report.pruning.places import layers, sites
-from headscope.report.pruning.quality import quality
+from headscope.report.pruning.heads import Made, PruningPanel, gates, layers, sites
+from headscope.report.pruning.quality import functions_kept, quality
 from headscope.report.readers.pruning_runs import PruningRun, with_labels
 from headscope.report.registry import PlotFigure, Source
 

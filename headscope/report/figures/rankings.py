@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from headscope.config import option
 from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
-from headscope.report.layout.families import contrast
-from headscope.report.layout.legend import SITE_COLORS, Entry, Legend
+from headscope.report.layout.legend import SITE_COLORS, Entry, Legend, contrast
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, PALE, TICK, Page, text_width
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun, MissingTable
 from headscope.report.registry import PlotFigure
 

@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
-from headscope.report.layout.families import contrast
 from headscope.report.layout.grid import draw_cells, tick_step
-from headscope.report.layout.legend import Legend
+from headscope.report.layout.legend import Legend, contrast
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import Panels
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun
 
 CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much

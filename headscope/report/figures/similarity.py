@@ -15,9 +15,9 @@ from headscope.engine.declarations import Measure, pair_measures
 from headscope.errors import ConfigError
 from headscope.registry import unknown
 from headscope.report.layout.grid import draw_cells, measure_limits, parse_range, tick_step
+from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, Page
 from headscope.report.layout.panels import Panels
-from headscope.report.layout.style import cell_pitch, widest
 from headscope.report.readers.run import AnalysisRun
 
 LEFT, ABOVE, BELOW = 0.36, 0.2, 0.3

@@ -20,9 +20,9 @@ from headscope.files.reading import read_json
 from headscope.files.tables import read_csv
 from headscope.heads import SITES
 from headscope.report.layout.legend import COLORS, Entry, Legend
+from headscope.report.layout.output import panel_width, widest
 from headscope.report.layout.page import INK, LABEL, Page, Swatch, flow, text_width
 from headscope.report.layout.panels import chart, share_limits
-from headscope.report.layout.style import panel_width, widest
 from headscope.report.readers.run import RunError
 from headscope.report.registry import TRAINED, PlotFigure
 

@@ -13,9 +13,9 @@ from headscope.config import option
 from headscope.errors import ConfigError
 from headscope.report.figures.training import TrainingHistory
 from headscope.report.layout.legend import COLORS, Entry, Legend
+from headscope.report.layout.output import widest
 from headscope.report.layout.page import INK, Page, Swatch
 from headscope.report.layout.panels import chart
-from headscope.report.layout.style import widest
 from headscope.report.registry import TRAINED, PlotFigure
 
 WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 4.0, 2.4, 0.55, 0.24, 0.4

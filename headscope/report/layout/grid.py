@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from headscope.engine.declarations import Measure
 from headscope.errors import ConfigError
-from headscope.report.layout.families import Function, contrast, fit, functions_of
+from headscope.report.layout.legend import Function, contrast, fit, functions_of
+from headscope.report.layout.output import cell_pitch
 from headscope.report.layout.page import BAR, LABEL, PALE, RULE, TICK, text_width
-from headscope.report.layout.style import cell_pitch
 from headscope.report.readers.run import AnalysisRun
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from headscope.errors import ConfigError
-from headscope.report.layout.style import MARGIN, FigureStyle, current_style, enlarge
+from headscope.report.layout.output import MARGIN, FigureStyle, current_style, enlarge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

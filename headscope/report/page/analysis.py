@@ -12,7 +12,7 @@ import pandas as pd
 
 from headscope.engine.declarations import Declaration, measure_of, measured_columns, pair_measures
 from headscope.files.tables import Bytes, Example
-from headscope.report.layout.families import functions_of
+from headscope.report.layout.legend import functions_of
 from headscope.report.page.numbers import rounded, rounded_all, scale
 from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable, sides_of
 

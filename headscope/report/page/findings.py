@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from headscope.report.layout.families import functions_of
+from headscope.report.layout.legend import functions_of
 from headscope.report.page.importance import best_ranking, head_names, importances, median_agreement, needed, numbers
 from headscope.report.page.numbers import LOSS, counted, with_interval, words
 

@@ -1,7 +1,7 @@
 """Pickles of the MHR fork as runs that figures can draw, confidence, similarity and alpha files, and those that
 headscope writes in the same nesting (RUN/pickles/MEASURE.pkl).
 
-They are read with `headscope.formats.numpy_pickles`: numpy arrays and containers, nothing else, nothing executed.
+They are read with `headscope.formats.pickles`: numpy arrays and containers, nothing else, nothing executed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.errors import DataError
-from headscope.formats.numpy_pickles import array_of, read_pickle, rows_of
+from headscope.formats.pickles import array_of, read_pickle, rows_of
 from headscope.heads import Site
 from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, RunError, load_run
 

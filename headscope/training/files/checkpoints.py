@@ -1,22 +1,33 @@
-"""Checkpoints of a run: DIR/last, DIR/best, DIR/averaged, and the weights that averages are made of."""
+"""Checkpoints of a run (DIR/last, DIR/best, DIR/averaged, the weights that averages are made of) and its exact resume.
+
+Everything that decides how training goes on is in one file that is replaced at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headscope.config import Companions
-from headscope.errors import CheckpointError, reason_of
+from headscope.config import Companions, flag, plain_value
+from headscope.distributed import random_state, set_random_state
+from headscope.errors import CheckpointError, ConfigError, reason_of
 from headscope.files.replace import recover, replacing
-from headscope.files.writing import write_atomically
+from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.decoding.beams import SearchConfig
+from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
+from headscope.training.config import TrainConfig
+from headscope.training.losses import Sums
+from headscope.training.position import TrainingPosition, length
 from headscope.training.run_state import TrainingRun
 
 WEIGHTS, CONFIDENCE = "weights", "confs"
@@ -93,3 +104,176 @@ def average(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
             if value.is_floating_point():
                 totals[key] = value.double() + totals.get(key, 0)
     return {key: (totals[key] / count).to(like.dtype) if key in totals else like for key, like in last.items()}
+
+
+@dataclass
+class Progress:
+    """Plain numbers, saved with the training state.
+
+    `best` is the best value so far (lower is better: BLEU is kept negated) at update `best_update`; `since_best`
+    counts validations after it, `validations` all of them. `kept` are updates whose weights are kept for the
+    average, `values` their values; `nll` and `bleu` are the last validation's. `window` sums what was trained since
+    the last line of metrics.csv.
+    """
+
+    best: float | None = None
+    best_update: int = 0
+    since_best: int = 0
+    validations: int = 0
+    kept: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    nll: float | None = None
+    bleu: float | None = None
+    window: Sums = Sums()  # noqa: RUF009 — a tuple
+    seconds: float = 0.0
+    latest: dict[str, float] = field(default_factory=dict)
+
+    def validated(self, value: float, update: int) -> bool:
+        """Note a validation; whether it is the best so far."""
+        self.validations += 1
+        better = self.best is None or value < self.best
+        if better:
+            self.best, self.best_update, self.since_best = value, update, 0
+        else:
+            self.since_best += 1
+        return better
+
+    def keep(self, value: float, update: int, *, count: int, best: bool) -> bool:
+        """Whether the weights of this update belong to the average, of the last or the best `count`."""
+        entries = [*zip(self.values, self.kept, strict=True), (value, update)]
+        order = sorted(entries) if best else sorted(entries, key=lambda entry: -entry[1])
+        kept = sorted(order[:count], key=lambda entry: entry[1])
+        self.values, self.kept = [entry[0] for entry in kept], [entry[1] for entry in kept]
+        return update in self.kept
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self) | {"window": list(self.window)}
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> Progress:
+        """Inverse of `plain`."""
+        known = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
+        return cls(**known | {"window": Sums(*values["window"])})
+
+
+FILE, VERSION = "state.pt", 1
+# files may have moved: what is in them is compared
+FILES = {"out", "source", "target", "valid_source", "valid_target", "tokenizer", "init", "dicts", "bpe"}
+ENDS = {"max_updates", "max_epochs", "patience"}
+MAY_CHANGE = FILES | ENDS | {"preset", "save_every", "tensorboard", "device", "threads", "compile", "average"}
+
+
+def save_state(run: TrainingRun, progress: Progress, settings: Mapping[str, Any]) -> None:
+    """Write DIR/state.pt; the file is whole, the old or the new one, whenever the process ends."""
+    random = run.processes.all(random_state(run.device))
+    if not run.processes.main:
+        return
+    content = {
+        "version": VERSION,
+        "settings": dict(settings),
+        "data": run.data.digest,
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scaler": run.scaler.state_dict(),
+        "moment": asdict(run.position),
+        "progress": progress.plain(),
+        "random": random,
+        "generator": run.generator.get_state(),
+        "variant": dict(run.variant.state_dict()),
+    }
+    write_atomically(run.config.out / FILE, lambda path: save_torch(content, path))
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """What `save_state` wrote, on the CPU. Returns None if it has not yet. CheckpointError for a broken file."""
+    if not (folder / FILE).exists():
+        return None
+    state = load_record(folder / FILE, advice="train anew with --force")
+    if state.get("version") != VERSION:
+        raise CheckpointError(f"{folder / FILE} is of another version of headscope; finish the run with that one")
+    lacking = [name for name in ("settings", "data", "model", "progress", "random", "variant") if name not in state]
+    if lacking or not isinstance(state["settings"], dict) or not isinstance(state["random"], list):
+        raise CheckpointError(f"{folder / FILE} is no whole state of a training; train anew with --force")
+    return state
+
+
+def load_record(path: Path, *, advice: str) -> dict[str, Any]:
+    """A dictionary that torch.save wrote, on the CPU; CheckpointError, ending with `advice`, for anything else.
+
+    Nothing of the file is executed.
+    """
+    try:
+        record = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's unpickler lets through whatever damaged bytes make of its instructions
+        raise CheckpointError(f"{path} cannot be read ({reason_of(error, most=120)}); {advice}") from None
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path} holds no record of a run; {advice}")
+    return record
+
+
+@contextmanager
+def restoring(path: Path, *, advice: str) -> Iterator[None]:
+    """CheckpointError in one line where what a file holds does not fit the run that it is to go on with."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        detail = f"{type(error).__name__}: {reason_of(error, most=120)}"
+        raise CheckpointError(f"{path} is damaged or of another run ({detail}); {advice}") from None
+
+
+def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
+    """ConfigError where a run is to go on with options that would have made it another run."""
+    defaults = {option.name: plain_value(option.default) for option in fields(TrainConfig)}
+    before = defaults | state["settings"]  # an older state lacks newer options
+    changed = [
+        f"{flag(name)} (was {before.get(name)}, is {value})"
+        for name, value in settings.items()
+        if name not in MAY_CHANGE and before.get(name) != value
+    ]
+    if changed:
+        raise ConfigError(
+            f"--resume: the run in {folder} was begun with other options: {', '.join(changed)}; "
+            "give the same ones, or another --out"
+        )
+
+
+def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
+    """Bring a fresh run to where the state was saved; it then goes on as if it had never stopped.
+
+    With other limits than it was begun with it ends there, and schedules go by the length planned at first.
+    ConfigError for another text, another number of processes, and a length that its learning rate does not reach.
+    """
+    if state["data"] != run.data.digest:
+        raise ConfigError(
+            f"--resume: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
+            "give the same files, or another --out"
+        )
+    if len(state["random"]) != run.processes.world:
+        raise ConfigError(
+            f"--resume: the run was begun by {len(state['random'])} processes, these are {run.processes.world}; "
+            "start as many"
+        )
+    with restoring(run.config.out / FILE, advice="train anew with --force"):
+        run.model.load_state_dict(state["model"])
+        run.optimizer.load_state_dict(state["optimizer"])
+        run.scaler.load_state_dict(state["scaler"])
+        run.position = TrainingPosition(**state["moment"])  # with the length that was planned at first
+        _check_length(run)
+        run.generator.set_state(state["generator"])
+        run.variant.load_state_dict(state["variant"])
+        set_random_state(state["random"][run.processes.rank], run.device)
+        return Progress.from_plain(state["progress"])
+
+
+def _check_length(run: TrainingRun) -> None:
+    """ConfigError where a cosine rate has come down to 0 before the end that is wanted now."""
+    config, planned = run.config, run.position.planned_length
+    requested = length(config.max_updates, config.epochs, run.position.updates_per_epoch)
+    if config.schedule != "cosine" or config.min_lr or planned is None or requested is None or requested <= planned:
+        return
+    raise ConfigError(
+        f"--resume: the cosine rate of the run in {config.out} was planned to fall to --min-lr 0 by update {planned}, "
+        f"so that up to update {requested} nothing more would be learnt; end it there, or begin another run with "
+        f"--init {config.out / 'last'}"
+    )

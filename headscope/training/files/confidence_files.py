@@ -23,11 +23,10 @@ from headscope.engine.run_files import nested
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
 from headscope.results import write_pickle
-from headscope.training.composed import VariantChain
 from headscope.training.files.checkpoints import CONFIDENCE
 from headscope.training.position import TrainingPosition
-from headscope.training.swaps.selection import SCORES, observed_heads, sides_of
-from headscope.training.variant import Gradients, Variant
+from headscope.training.swap_scores import SCORES, observed_heads, sides_of
+from headscope.training.variant import Gradients, Variant, VariantChain
 
 if TYPE_CHECKING:
     from headscope.training.data.batches import TrainingBatch

@@ -21,7 +21,7 @@ from headscope.formats.native import FILES
 from headscope.training.config import TrainConfig
 from headscope.training.data.prepare import FOLDER as DATA
 from headscope.training.files import checkpoints
-from headscope.training.files.state import FILE as STATE
+from headscope.training.files.checkpoints import FILE as STATE
 
 METRICS = "metrics.csv"
 COLUMNS = (

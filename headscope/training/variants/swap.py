@@ -15,8 +15,8 @@ from headscope.training.variant import Variant, per_site, variant
 
 if TYPE_CHECKING:
     from headscope.training.run_state import TrainingRun
-    from headscope.training.swaps.selection import Phase, Scores, SwapTiming
-    from headscope.training.swaps.swaps import ForkSwap, Swap
+    from headscope.training.swap_scores import Phase, Scores, SwapTiming
+    from headscope.training.swaps import ForkSwap, Swap
 
 WAYS = ("none", "hard", "soft", "random", "local")
 LETTERS = {"H": "hard", "S": "soft", "R": "random", "L": "local"}
@@ -88,7 +88,7 @@ class SwapOptions(NoOptions):
 
     def timing(self, site: Site) -> SwapTiming:
         """When a site swaps. The fork's end is 0, never, unless it is given."""
-        from headscope.training.swaps.selection import SwapTiming
+        from headscope.training.swap_scores import SwapTiming
 
         start, frequency, rest = (
             per_site("", values)[site] for values in (self.dynamic_start, self.dynamic_frequency, self.dynamic_rest)
@@ -109,9 +109,9 @@ class SwapHeads(Variant):
     """Query, key and value projections of two heads change places, between epochs.
 
     A schedule's swaps happen before the first update of their epoch. Dynamic ones are decided after an epoch's
-    validation, by scores on the validation text (`headscope.training.swaps.selection`), and undone after a while
-    (`headscope.training.swaps.selection`). `compat` "fork" follows the published program in widths, layer names,
-    mixing matrices and pairings (`headscope.training.swaps.swaps`); what it loses at a restart is kept here.
+    validation, by scores on the validation text (`headscope.training.swap_scores`), and undone after a while
+    (`headscope.training.swap_scores`). `compat` "fork" follows the published program in widths, layer names,
+    mixing matrices and pairings (`headscope.training.swaps`); what it loses at a restart is kept here.
 
     In a model that mixes heads (`mixing+swap`) the matrices stay, as the output projection does: a head takes the
     other's row and column. The published program swaps whole matrices when heads 0 are swapped, by an oversight;
@@ -129,8 +129,8 @@ class SwapHeads(Variant):
         self.scheduled = 0
 
     def prepare(self, run: TrainingRun) -> None:
-        from headscope.training.swaps.selection import Phase
-        from headscope.training.swaps.swaps import check_fork_width, check_separate
+        from headscope.training.swap_scores import Phase
+        from headscope.training.swaps import check_fork_width, check_separate
 
         options = self.options
         check_separate(*(module for *_, module in run.model.attention_modules()))
@@ -150,7 +150,7 @@ class SwapHeads(Variant):
 
     def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
         """The schedule, checked against the model and the length of the run."""
-        from headscope.training.swaps.swaps import fork_parts, read_fork_schedule, read_schedule
+        from headscope.training.swaps import fork_parts, read_fork_schedule, read_schedule
 
         if self.options.compat == "fork" and path.suffix != ".toml":
             fork_swaps = read_fork_schedule(path)
@@ -177,7 +177,7 @@ class SwapHeads(Variant):
             self.scheduled += len(planned)
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
-        from headscope.training.swaps.selection import Phase, decide
+        from headscope.training.swap_scores import Phase, decide
 
         scores: dict[Site, Scores] | None = None
         for site, history in self.histories.items():
@@ -197,7 +197,7 @@ class SwapHeads(Variant):
             self.histories[site] = SwapHistory(phase, history.swapped + len(swaps))
 
     def _swap(self, run: TrainingRun, swaps: Sequence[Swap | ForkSwap]) -> None:
-        from headscope.training.swaps.swaps import ForkSwap, Swap, swap_heads, swap_heads_like_fork
+        from headscope.training.swaps import ForkSwap, Swap, swap_heads, swap_heads_like_fork
 
         if self.options.compat == "fork":
             fork_swaps = [ForkSwap.of(swap) if isinstance(swap, Swap) else swap for swap in swaps]
@@ -209,7 +209,7 @@ class SwapHeads(Variant):
 
     def _scores(self, run: TrainingRun) -> dict[Site, Scores]:
         """Scores on the validation text; the first process's, which all then use."""
-        from headscope.training.swaps.selection import head_scores
+        from headscope.training.swap_scores import head_scores
 
         run.model.eval()
         with run.autocast():
@@ -222,7 +222,7 @@ class SwapHeads(Variant):
             )
 
     def _choose(self, run: TrainingRun, site: Site, scores: Mapping[Site, Scores]) -> list[Swap]:
-        from headscope.training.swaps.selection import FORK_SELECTIONS, SELECTIONS, SwapScores
+        from headscope.training.swap_scores import FORK_SELECTIONS, SELECTIONS, SwapScores
 
         ways = FORK_SELECTIONS if self.options.compat == "fork" else SELECTIONS
         encoder = run.model.config.encoder
@@ -275,8 +275,8 @@ class SwapHeads(Variant):
         return {"scheduled": self.scheduled, "histories": histories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        from headscope.training.swaps.selection import Phase
-        from headscope.training.swaps.swaps import Swap
+        from headscope.training.swap_scores import Phase
+        from headscope.training.swaps import Swap
 
         self.scheduled = state["scheduled"]
         for name, site_state in state.get("histories", state.get("courses")).items():  # the latter in older ones

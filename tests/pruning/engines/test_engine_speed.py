@@ -75,9 +75,9 @@ def test_ctranslate2_is_timed_from_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, r"--time-engines times engines of --export, one of .*gguf.*; give one"),
-        ({"export": ("native",)}, "give one"),
-        ({"export": ("onnx",), "rounds": 0}, "--rounds of at least 1, not 0"),
+        ({}, "--time-engines.*--export.*gguf"),
+        ({"export": ("native",)}, "--export"),
+        ({"export": ("onnx",), "rounds": 0}, "--rounds.*1.*0"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

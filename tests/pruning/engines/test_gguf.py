@@ -17,13 +17,11 @@ from tokenizers import pre_tokenizers
 import headscope as hs
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.export import Gguf
-from headscope.pruning.engines.gguf.layers import LlamaDecoder, interleaved
-from headscope.pruning.engines.gguf.rotary import rotary_of
-from headscope.pruning.engines.gguf.vocabulary import SPLITS, vocabulary_of
-from headscope.pruning.engines.gguf.writer import write_gguf
+from headscope.pruning.engines.gguf.layers import LlamaDecoder, interleaved, rotary_of
+from headscope.pruning.engines.gguf.writer import SPLITS, vocabulary_of, write_gguf
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
@@ -241,12 +239,12 @@ def test_all_that_yarn_says_is_in_the_file(
             "qwen3",
             {"attention_bias": True},
             RAGGED,
-            "laguna reads no bias of attn_k, attn_output.*It could without biases",
+            "attn_k, attn_output",
         ),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}}, RAGGED, "dynamic"),
         ("llama", {"hidden_act": "gelu"}, RAGGED, "hidden_act gelu"),
-        ("qwen3", {"rope_parameters": YARN | {"beta_slow": 0.1}}, UNIFORM, r"no yarn frequencies with beta_slow 0\.1"),
-        ("mistral", {"sliding_window": 1}, UNIFORM, "sliding_window must be 2"),
+        ("qwen3", {"rope_parameters": YARN | {"beta_slow": 0.1}}, UNIFORM, r"beta_slow.*0\.1"),
+        ("mistral", {"sliding_window": 1}, UNIFORM, "sliding_window.*2"),
     ],
 )
 def test_what_llama_cpp_cannot_say_is_refused_with_the_nearest(

@@ -14,7 +14,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.model.gating import masked
+from headscope.model.taps import masked
 from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.engines.onnx_decoder import exported
 from headscope.pruning.model_inputs import texts

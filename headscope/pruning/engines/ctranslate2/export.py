@@ -1,21 +1,30 @@
-"""`--export ctranslate2`: a folder for CTranslate2, which translates with it before it is kept."""
+"""`--export ctranslate2`: a folder for CTranslate2, which translates with it before it is kept.
+
+The model becomes a specification of CTranslate2 (specs/transformer_spec.py), which writes itself. Each stack has one
+number of heads, and a width of heads of its own. What stands between ids and the first layer (scale, bias, projection)
+is folded into one table where CTranslate2 has no place for it.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.errors import CheckpointError, one_line
+from headscope.errors import CheckpointError, ConfigError, one_line
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.generation import alignment_heads
 from headscope.model.forward import ModelInputs, outputs
+from headscope.model.native.layers import sinusoids
+from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.pruning.engines.alignment import align
 from headscope.pruning.engines.base import (
     FULL,
     QUANTITY,
@@ -26,16 +35,159 @@ from headscope.pruning.engines.base import (
     engine,
     refuse_difference,
 )
-from headscope.pruning.engines.ctranslate2.alignment import align
-from headscope.pruning.engines.ctranslate2.specification import specification
-from headscope.pruning.engines.ctranslate2.translations import source_tokens, translated
 from headscope.pruning.engines.ctranslate2.translators import (
+    Translator,
     TranslatorTokens,
     check_translator,
+    source_tokens,
+    translated,
     translator_of,
     write_splitters,
 )
 from headscope.pruning.model_inputs import InputTexts
+
+DEFAULT_LENGTH = 1024  # rows of a table for sinusoids without a limit
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "silu": "SWISH", "tanh": "Tanh"}
+
+
+def specification(translator: Translator) -> Any:
+    """The `TransformerSpec` of a model, ready to be saved; ConfigError where CTranslate2 has no such model."""
+    from ctranslate2.specs import transformer_spec
+
+    config, state = translator.config, translator.state
+    assert config.encoder is not None
+    if reasons := misfits(config):
+        raise ConfigError(f"CTranslate2 has no such model: {'; '.join(reasons)}")
+    encoder = transformer_spec.TransformerEncoderSpec(**_options(config.encoder, len(config.encoder.self_heads)))
+    decoder = transformer_spec.TransformerDecoderSpec(**_options(config.decoder, len(config.decoder.self_heads)))
+    _set_stack(encoder, encoder.embeddings[0], "encoder", config.encoder, state)
+    _set_stack(decoder, decoder.embeddings, "decoder", config.decoder, state)
+    decoder.start_from_zero_embedding = config.start == "zero"
+    before, weight = state.get("before_output.weight"), state["output.weight"].double()
+    decoder.projection.weight = _array(weight if before is None else weight @ before.double())
+    if "output.bias" in state:
+        decoder.projection.bias = _array(state["output.bias"])
+    spec = transformer_spec.TransformerSpec(encoder, decoder)
+    _set_tokens(spec, translator)
+    spec.config.add_attribute("layer_norm_epsilon", config.decoder.norm_epsilon)
+    spec.validate()
+    spec.optimize()
+    return spec
+
+
+def misfits(config: TransformerConfig) -> list[str]:
+    """What of a model CTranslate2 cannot say."""
+    assert config.encoder is not None
+    stacks = {"encoder": config.encoder, "decoder": config.decoder}
+    reasons = []
+    for side, stack in stacks.items():
+        counts = (*stack.self_heads, *stack.cross_heads)
+        if len(set(counts)) > 1 or 0 in counts:
+            reasons.append(
+                f"layers of its {side} have {', '.join(map(str, counts))} heads, and a stack has one number of them "
+                "(`prune rank --allocate uniform` chooses heads so)"
+            )
+        facts = {
+            f"values of its {side} have a width of their own (d_value)": stack.d_value not in (None, stack.d_head),
+            f"heads of its {side} read slices of the input (head_input)": stack.head_input == "slice",
+            f"its {side} has the activation {stack.activation}": stack.activation not in ACTIVATIONS,
+            f"its {side} has a norm after post-norm layers": stack.norm == "post" and stack.final_norm,
+        }
+        reasons += [reason for reason, holds in facts.items() if holds]
+    if config.encoder.norm_epsilon != config.decoder.norm_epsilon:
+        reasons.append("norms of its two stacks have different epsilons")
+    return reasons
+
+
+def _options(stack: StackConfig, layers: int) -> dict[str, Any]:
+    from ctranslate2.specs import common_spec
+
+    return {
+        "num_layers": layers,
+        "num_heads": stack.most_heads,
+        "head_dim": stack.d_head,
+        "pre_norm": stack.norm == "pre",
+        "no_final_norm": not stack.final_norm,
+        "activation": common_spec.Activation[ACTIVATIONS[stack.activation]],
+        "layernorm_embedding": stack.embedding_norm,
+    }
+
+
+def _set_stack(spec: Any, embeddings: Any, side: str, stack: StackConfig, state: Mapping[str, Tensor]) -> None:
+    name = f"{side}.embeddings"
+    embeddings.weight, spec.scale_embeddings = _table(name, stack, state)
+    spec.position_encodings.encodings = _positions(name, stack, state)
+    if stack.embedding_norm:
+        _set_norm(spec.layernorm_embedding, f"{name}.norm", state)
+    if stack.final_norm:
+        _set_norm(spec.layer_norm, f"{side}.norm", state)
+    for number, layer in enumerate(spec.layer):
+        place = f"{side}.layers.{number}"
+        _set_attention(layer.self_attention, f"{place}.self_attention", state, parts=("query key value", "output"))
+        if stack.cross_heads:
+            cross = ("query", "key value", "output")
+            _set_attention(layer.attention, f"{place}.cross_attention", state, parts=cross)
+        _set_norm(layer.ffn.layer_norm, f"{place}.ffn_norm", state)
+        _set_linear(layer.ffn.linear_0, [f"{place}.ffn.inner"], state)
+        _set_linear(layer.ffn.linear_1, [f"{place}.ffn.outer"], state)
+
+
+def _table(name: str, stack: StackConfig, state: Mapping[str, Tensor]) -> tuple[Any, Any]:
+    """Embeddings [V d] and what they are multiplied by; bias and projection are part of the table."""
+    table, scale = state[f"{name}.tokens.weight"].double(), stack.d_model**0.5 if stack.scale_embedding else 1.0
+    bias, projection = state.get(f"{name}.bias"), state.get(f"{name}.projection.weight")
+    if bias is None and projection is None:
+        return _array(table), np.float32(scale)
+    table = table * scale if bias is None else table * scale + bias.double()
+    return _array(table if projection is None else table @ projection.double().T), np.float32(1.0)
+
+
+def _positions(name: str, stack: StackConfig, state: Mapping[str, Tensor]) -> Any:
+    """Rows from the first position of a text on."""
+    rows, offset = state.get(f"{name}.positions.weight"), stack.position_offset
+    like = state[f"{name}.tokens.weight"]
+    if rows is None:
+        length = (stack.max_positions or DEFAULT_LENGTH) + offset
+        rows = sinusoids(length, stack.d_model, dtype=like.dtype, device=like.device)
+        rows = rows * (stack.positions == "sinusoidal")
+    return _array(rows[offset:])
+
+
+def _set_attention(spec: Any, name: str, state: Mapping[str, Tensor], *, parts: tuple[str, ...]) -> None:
+    """Matrices that read the same input are one, in the order of query, key and value; the norm of the sublayer."""
+    for linear, fused in zip(spec.linear, parts, strict=True):
+        _set_linear(linear, [f"{name}.{part}" for part in fused.split()], state)
+    _set_norm(spec.layer_norm, f"{name}_norm", state)
+
+
+def _set_linear(spec: Any, names: list[str], state: Mapping[str, Tensor]) -> None:
+    spec.weight = np.concatenate([_array(state[f"{name}.weight"]) for name in names])
+    biases = [state.get(f"{name}.bias") for name in names]
+    if any(bias is not None for bias in biases):
+        weights = [state[f"{name}.weight"] for name in names]
+        filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        spec.bias = np.concatenate([_array(values) for values in filled])
+
+
+def _set_norm(spec: Any, name: str, state: Mapping[str, Tensor]) -> None:
+    spec.gamma, spec.beta = _array(state[f"{name}.weight"]), _array(state[f"{name}.bias"])
+
+
+def _array(values: Tensor) -> Any:
+    return np.ascontiguousarray(values.detach().float().cpu().numpy())
+
+
+def _set_tokens(spec: Any, translator: Translator) -> None:
+    tokens = translator.tokens
+    for side, own in (("source", tokens.source), ("target", tokens.target)):
+        if len(set(own)) < len(own):
+            raise ConfigError(f"two ids of the {side} vocabulary have the same subword; CTranslate2 cannot list them")
+    spec.register_source_vocabulary(tokens.source)
+    spec.register_target_vocabulary(tokens.target)
+    spec.config.unk_token, spec.config.eos_token = tokens.unknown, tokens.end
+    spec.config.bos_token = spec.config.decoder_start_token = tokens.start
+    spec.config.add_source_eos = tokens.adds_end
+
 
 FOLDER = "ctranslate2"
 TIMED = 32  # tokens that each translation has where it is timed

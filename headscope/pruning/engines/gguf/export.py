@@ -30,8 +30,7 @@ from headscope.pruning.engines.base import (
 )
 from headscope.pruning.engines.gguf import llama_cpp
 from headscope.pruning.engines.gguf.layers import FAMILIES, LLAMA, LlamaDecoder, check_family, context_length
-from headscope.pruning.engines.gguf.vocabulary import GgufVocabulary
-from headscope.pruning.engines.gguf.writer import write_gguf
+from headscope.pruning.engines.gguf.writer import GgufVocabulary, write_gguf
 from headscope.pruning.model_inputs import InputTexts, prompts
 
 FILE = "model.gguf"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from headscope.attribution.objectives.base import Objective
 from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
-from headscope.pruning.closed_form.block_obs import weigh
 from headscope.pruning.closed_form.output_projections import output_projections
+from headscope.pruning.closed_form.refit import weigh
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, removal_order
 

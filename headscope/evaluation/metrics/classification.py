@@ -1,0 +1,99 @@
+"""What classifiers are measured by: accuracy (also of tokens), macro-F1, and the loss."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+
+from headscope.bootstrap import Array
+from headscope.data.batching import Omissions
+from headscope.data.encoded import IGNORED
+from headscope.evaluation.likelihood import Likelihood, labelled
+from headscope.evaluation.metrics.base import Floor, LikelihoodMetric, ValidationText, metric, total_and_count
+from headscope.formats.base import Checkpoint
+
+
+@metric
+class Accuracy(LikelihoodMetric):
+    """Hits over labels, or over tokens."""
+
+    name = "accuracy"
+    title = "accuracy"
+    order = 50
+
+    def sums(self, read: Likelihood) -> Array:
+        return total_and_count(read.right)
+
+    def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
+        counts = label_counts(checkpoint, data)
+        unit = "token" if checkpoint.predicts == "words" else "label"
+        return Floor(max(counts.values()) / counts.total(), f"the share of the most frequent {unit}")
+
+    def title_of(self, checkpoint: Checkpoint) -> str:
+        return {"words": "token accuracy", "tags": "word accuracy"}.get(checkpoint.predicts, self.title)
+
+
+def label_counts(checkpoint: Checkpoint, data: ValidationText) -> Counter[int]:
+    """How often each label is the right one; where the corpus has none, each token that the model is to predict."""
+    if data.corpus.has_labels:
+        return Counter(label for line in data.corpus for label in (line.labels.ids if line.labels else ()))
+    parts = labelled(checkpoint, data.corpus, data.reading, Omissions())
+    return Counter(label for part in parts for label in part.labels[part.labels != IGNORED].tolist())
+
+
+@metric
+class MacroF1(LikelihoodMetric):
+    """Mean of 2 right / (predicted + wanted) over the labels that are predicted or wanted at least once.
+
+    That is scikit-learn's `f1_score(average="macro")` without `labels`. Of token classifiers it is over words, not
+    over spans as CoNLL's own F1 is. Sums are [label 3]: how often each was right, predicted and wanted.
+    """
+
+    name = "macro-f1"
+    title = "macro-F1"
+    order = 60
+    words = False
+
+    def sums(self, read: Likelihood) -> Array:
+        counts: Array = read.classes.total[: read.classes.used].flatten(2).numpy()
+        return counts
+
+    def of(self, sums: Array) -> Array:
+        return macro_f1(sums.reshape(len(sums), -1, 3))
+
+    def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
+        counts = label_counts(checkpoint, data)
+        share = max(counts.values()) / counts.total()
+        return Floor(2 * share / (1 + share) / len(counts), "what the most frequent label alone reaches")
+
+
+def macro_f1(counts: Array) -> Array:
+    """Macro-F1 [n] of counts [n label 3]; NaN where nothing was labelled."""
+    right, predicted, wanted = np.moveaxis(counts, -1, 0)
+    some = predicted + wanted > 0
+    with np.errstate(invalid="ignore"):
+        f1 = np.where(some, 2 * right / np.where(some, predicted + wanted, 1), 0.0)
+        values: Array = f1.sum(axis=-1) / some.sum(axis=-1)
+        return values
+
+
+@metric
+class Loss(LikelihoodMetric):
+    """Σ -log p / labels, in nats."""
+
+    name = "loss"
+    title = "loss (nats)"
+    order = 40
+    higher_is_better = False
+    words = False
+    says_loss = True
+
+    def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
+        counts = label_counts(checkpoint, data)
+        shares = [count / counts.total() for count in counts.values()]
+        return Floor(-sum(share * math.log(share) for share in shares), "what the shares of the labels alone reach")
+
+    def columns(self, values: Array) -> dict[str, Array]:
+        return {}  # every table of likelihoods has nll_per_token

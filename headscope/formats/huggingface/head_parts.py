@@ -1,0 +1,380 @@
+"""Every part of an attention module that goes with a head or with a key/value group: what a removal cuts.
+
+`headscope.model.projections` has the matrices of heads, for analyses. This has more, because more goes with a head:
+rows that make its gate (Qwen3-Next), entries of a norm over all heads (OLMo 2), rows that are read beside states which
+all heads share (DeepSeek's MLA). All is found from gradients: a row belongs to a head if what it computes reaches this
+head's states and no other's.
+
+A smaller model's config names in `kept_heads` which heads of the first checkpoint are left, by site and layer. That
+comes from a file, so it is compared with the weights before anything counts on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from transformers.pytorch_utils import Conv1D
+
+from headscope.errors import CheckpointError, ConfigError
+from headscope.heads import Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.discovery import AttentionSites, CallTracker, base_of, eval_mode, find_attention, probe_inputs
+from headscope.model.interface import through_attend
+from headscope.model.projections import (
+    Slices,
+    columns_of,
+    graph_nodes,
+    hooked_matrices,
+    is_product,
+    output_axis,
+    weight_of,
+)
+from headscope.model.removal_plan import RemovalPlan
+from headscope.model.taps import frozen_parameters, unclipped
+
+MOST_HEADS = 10**6
+NumbersOfHeads = dict[str, dict[str, list[int]]]
+
+
+def check_kept_heads(model: nn.Module, path: str, sites: AttentionSites) -> None:
+    """CheckpointError where `config.kept_heads` of a narrowed model cannot be of its weights.
+
+    Every layer needs as many different numbers as it has heads, below the number that its plain class has.
+    """
+    kept = getattr(model.config, "kept_heads", None)
+    if problem := _problem(kept, sites, _heads_before(model, sites)):
+        raise CheckpointError(
+            f"{path}: kept_heads in config.json is damaged: {problem}; take the folder as `prune remove` wrote it"
+        )
+
+
+def _problem(kept: Any, sites: AttentionSites, before: dict[tuple[Site, int], int] | None) -> str:
+    """What is wrong with the numbers of heads; "" if nothing is. `before`: how many there were, where that is known."""
+    if not isinstance(kept, dict) or not all(isinstance(layers, dict) for layers in kept.values()):
+        return f"{_short(kept)} is no table of heads by site and layer"
+    known = {site.value for site, _ in sites.layout}
+    places = {(site.value, str(layer)): (site, layer) for site, layer in sites.layout}
+    stored = {(str(site), layer): numbers for site, layers in kept.items() for layer, numbers in layers.items()}
+    unknown = [site for site in kept if site not in {site.value for site in Site}]
+    unknown += [f"{site}.{layer}" for site, layer in stored if site in known and (site, layer) not in places]
+    if unknown:
+        return f"there is no {unknown[0]!r} in the model"
+    for name, (site, layer) in places.items():
+        heads, numbers = sites.layout[site, layer], stored.get(name)
+        most = MOST_HEADS if before is None else before.get((site, layer), heads)
+        if not isinstance(numbers, list) or any(type(number) is not int for number in numbers):
+            return f"{site}.{layer} needs a list of {heads} numbers, and has {_short(numbers)}"
+        if len(numbers) != heads or len(set(numbers)) != heads or not all(0 <= number < most for number in numbers):
+            return f"{site}.{layer} has {heads} heads, and {_short(numbers)} are not {heads} numbers below {most}"
+    return ""
+
+
+def _heads_before(model: nn.Module, sites: AttentionSites) -> dict[tuple[Site, int], int] | None:
+    """Heads in the plain class, where a layer has fewer now: its output projection has so many times fewer columns.
+
+    That is in the attention module, or beside it (BERT). None for a model that was not opened from a file.
+    """
+    plain: Any = getattr(model, "plain_shapes", None)
+    if plain is None:
+        return None
+    names = {id(parameter): name for name, parameter in base_of(model).named_parameters()}
+    before: dict[tuple[Site, int], int] = {}
+    for module in model.modules():
+        for site in sites.calls.get(id(module), ()):
+            around = model.get_submodule(site.name.rpartition(".")[0])
+            shares = [(now, whole) for part in (module, around) for now, whole in _columns(part, names, plain)]
+            now, whole = shares[0] if shares else (1, 1)
+            before[site.site, site.layer] = site.heads * whole // now
+    return before
+
+
+def _columns(part: nn.Module, names: dict[int, str], plain: dict[str, tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """Of every matrix that reads fewer numbers than in the plain class: how many it reads, now and there."""
+    for module in part.modules():
+        weight = getattr(module, "weight", None)
+        shape = plain.get(names.get(id(weight), ""), ())
+        axis = 1 - output_axis(module)
+        if len(shape) == 2 and weight is not None and shape[axis] > weight.shape[axis]:
+            yield int(weight.shape[axis]), shape[axis]
+
+
+def _short(value: Any) -> str:
+    try:
+        return repr(value)[:60]
+    except ValueError:  # a number of more digits than Python prints
+        return "something else"
+
+
+def renumbered(before: NumbersOfHeads | None, removal: RemovalPlan) -> NumbersOfHeads:
+    """{site: {layer: numbers}} of the heads that stay, as the checkpoint counted them that was pruned first."""
+    numbers: NumbersOfHeads = {}
+    for (site, layer), kept in removal.kept.items():
+        old = (before or {}).get(site.value, {}).get(str(layer))
+        numbers.setdefault(site.value, {})[str(layer)] = [head if old is None else old[head] for head in kept]
+    return numbers
+
+
+SiteLayer = tuple[Site, int]
+
+SHARED = "its heads share parts of it: states are normalised or mixed across heads"
+NO_WEIGHT = "it is no plain matrix of weights, such as one that experts choose"
+NO_GRADIENT = "it is computed where no gradient reaches it"
+MASKED_TAKES = "--export masked takes any"
+BETWEEN = "what it reads are not the contexts of the heads: a norm or a mixture over heads stands between"
+
+
+@dataclass(frozen=True)
+class StateParts:
+    """The parameters that one kind of states (queries, keys, values, gates) is made of, by head or by group.
+
+    `rows` of matrices and `entries` of other parameters go with their unit. `selected` are the weights of a norm over
+    all units: it needs all of them, so nothing before it can go (`whole`), and what stays is selected behind it.
+    `own` are parameters of one unit alone, by unit: modules in a list that has one for each (StableLM's norms).
+    `why` says what is in the way where the parts of the units cannot be told.
+    """
+
+    rows: tuple[Slices, ...] = ()
+    entries: tuple[Slices, ...] = ()
+    selected: Slices | None = None
+    whole: tuple[Tensor, ...] = ()
+    own: tuple[tuple[Tensor, ...], ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class HeadParts:
+    """The parts of one (site, layer). `output` are the columns of W_O; None where what it reads mixes heads.
+
+    `bias` makes the position bias of scores from the layer's input (Inkling), one of its own for each head.
+
+    A group can only go where nobody else needs its keys and values: `readers` are other layers that compute with them
+    too (Gemma 3n), and `makes_mask` says that the mask of other heads is made of them (Doge).
+    """
+
+    query: StateParts
+    key: StateParts
+    value: StateParts
+    gate: StateParts = StateParts()
+    bias: StateParts = StateParts()
+    output: Slices | None = None
+    readers: tuple[SiteLayer, ...] = ()
+    makes_mask: bool = False
+
+    @property
+    def unknown(self) -> tuple[str, str] | None:
+        """The name of the first part that cannot be told, and what is in the way; None if all can."""
+        sides = {"query": self.query, "key": self.key, "value": self.value, "gate": self.gate}
+        sides["position bias"] = self.bias
+        unknown = next(((name, side.why) for name, side in sides.items() if side.why), None)
+        return unknown or (None if self.output else ("output", BETWEEN))
+
+
+def unknown_part(parts: HeadParts | None, site: Site, layer: int) -> ConfigError:
+    """The error of a layer whose heads have parts that cannot be told, with what is in the way."""
+    part, why = (parts.unknown if parts is not None else None) or ("output", BETWEEN)
+    masks = parts is not None and parts.output is not None
+    works = MASKED_TAKES if masks else "headscope can only mask them (evaluate --mask)"
+    return ConfigError(
+        f"heads of {site}.{layer} cannot be removed: which part of its {part} projection belongs to which head "
+        f"cannot be told ({why}); {works}"
+    )
+
+
+def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
+    """The parts of every (site, layer) of a transformers model, found by one probe with gradients."""
+    attention_sites = find_attention(model)
+    tracker = CallTracker(attention_sites)
+    found: dict[SiteLayer, HeadParts] = {}
+    waiting: list[tuple[SiteLayer, Tensor]] = []
+
+    def tap(call: AttentionCall, context: Tensor) -> None:
+        attention_site = tracker.attention_site(call.module)
+        if attention_site is not None and attention_site.heads:
+            site_layer = (attention_site.site, attention_site.layer)
+            query, key, value = (_side(states) for states in (call.query, call.key, call.value))
+            makes_mask = any(_reaches(states, call.mask) for states in (call.key, call.value))
+            found[site_layer] = HeadParts(query, key, value, bias=_position_bias(call), makes_mask=makes_mask)
+            waiting[:] = [(site_layer, context)]
+
+    def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if waiting and inputs and isinstance(inputs[0], Tensor) and isinstance(module, nn.Linear | Conv1D):
+            site_layer, context = waiting[0]
+            gate = _gate(context, inputs[0])
+            if gate is not None:
+                output = columns_of(module, context.shape[1], context.shape[3])
+                found[site_layer] = replace(found[site_layer], gate=gate, output=output)
+                waiting.clear()
+
+    with (
+        eval_mode(model),
+        through_attend(model),
+        hooked_matrices(model, receive),
+        frozen_parameters(model, trainable=True),
+        torch.enable_grad(),
+        unclipped(),
+        tapped(tap),
+    ):
+        base_of(model)(**probe_inputs(model))
+    for calls in attention_sites.calls.values():  # of one module: without gradients in some calls (HRM's first cycles)
+        places = [place for site in calls if (place := (site.site, site.layer)) in found]
+        known = next((found[place] for place in places if not found[place].unknown), None)
+        found |= {place: known for place in places if known is not None and found[place].unknown}
+    return _with_readers(found)
+
+
+def _side(states: Tensor) -> StateParts:
+    """The parts of states [1 h t k]."""
+    if states.grad_fn is None:
+        return StateParts(why=NO_GRADIENT)
+    units = list(states[0])
+    products, leaves = _sources(states.grad_fn)
+    rows, others = [], []
+    for product in products:
+        source = weight_of(product)
+        if source is None:
+            return StateParts(why=NO_WEIGHT)
+        # Only back to the product itself: where layers share a matrix, its own gradient sums over all of them.
+        slices = _units(units, GradientEdge(product, 0), *source)
+        rows += [] if slices is None else [slices]
+        others += [source[0]] if slices is None else []
+    entries = tuple(slices for leaf in leaves if (slices := _units(units, leaf, leaf, 0)) is not None)
+    if rows:
+        return StateParts(rows=tuple(rows), entries=entries, own=_own(units, leaves))
+    if len(entries) == 1 and entries[0].weight.ndim == 1 and others:
+        return StateParts(selected=entries[0], whole=tuple(others))
+    return StateParts(why=SHARED)
+
+
+def _own(units: list[Tensor], leaves: list[Tensor]) -> tuple[tuple[Tensor, ...], ...]:
+    """The parameters that reach one unit and no other, by unit; nothing where there are none, or a single unit."""
+    if len(units) == 1 or not leaves:
+        return ()
+    noise = torch.Generator().manual_seed(0)
+    pushed = [(unit * torch.randn(unit.shape, generator=noise).to(unit)).sum() for unit in units]
+    reached = [torch.autograd.grad(push, leaves, retain_graph=True, allow_unused=True) for push in pushed]
+    readers = [[bool(found is not None and found.any()) for found in of_leaf] for of_leaf in zip(*reached, strict=True)]
+    own = tuple(
+        tuple(leaf for leaf, reads in zip(leaves, readers, strict=True) if reads[unit] and sum(reads) == 1)
+        for unit in range(len(units))
+    )
+    return own if any(own) else ()
+
+
+def _position_bias(call: AttentionCall) -> StateParts:
+    """The rows of a module's own matrices that make each head's position bias [b h t s]; none where a table is (T5).
+
+    A bank of profiles, which all heads share, may stand between the bias and those rows.
+    """
+    bias, own = call.options.position_bias, {id(parameter) for parameter in call.module.parameters()}
+    if bias is None or bias.grad_fn is None:
+        return StateParts()
+    rows: list[Slices] = []
+    products: list[Any] = []
+
+    def stop(node: Any) -> bool:
+        source = weight_of(node) if is_product(node) else None
+        if source is None or id(source[0]) not in own:
+            return is_product(node)
+        products.append(node)
+        slices = _units(list(bias[0]), GradientEdge(node, 0), *source)
+        rows.extend([] if slices is None else [slices])
+        return slices is not None
+
+    for _ in graph_nodes(bias.grad_fn, stop=stop):
+        pass
+    return StateParts(rows=tuple(rows), why="" if rows or not products else SHARED)
+
+
+def _reaches(states: Tensor, mask: Tensor | None) -> bool:
+    """Whether an additive mask is made of these states."""
+    if mask is None or not mask.requires_grad or not states.requires_grad:
+        return False
+    return torch.autograd.grad(mask.sum(), states, retain_graph=True, allow_unused=True)[0] is not None
+
+
+def _units(heads: list[Tensor], source: Any, weight: Tensor, axis: int) -> Slices | None:
+    """The indices of each unit along an axis of a weight. Returns None if units share any (or have none)."""
+    noise = torch.Generator().manual_seed(0)
+    units = []
+    for head in heads:
+        push = torch.randn(head.shape, generator=noise).to(head)
+        (gradient,) = torch.autograd.grad((head * push).sum(), source, retain_graph=True, allow_unused=True)
+        if gradient is None:
+            return None
+        along = gradient.ndim - 1 if isinstance(source, GradientEdge) else axis
+        units.append(gradient.abs().movedim(along, 0).reshape(gradient.shape[along], -1).sum(dim=1).nonzero()[:, 0])
+    together = torch.cat(units)
+    if {len(unit) for unit in units} != {len(units[0])} or not len(units[0]):
+        return None
+    if len(heads) > 1 and len(together.unique()) != len(together):
+        return None
+    return Slices(weight, axis, tuple(units))
+
+
+def _gate(context: Tensor, x: Tensor) -> StateParts | None:
+    """What makes the factors of a context [1 h t k] on its way to x [1 t h·k]. Returns None if x is no such product."""
+    flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
+    if x.shape != flat.shape:
+        return None
+    if torch.equal(x, flat):
+        return StateParts()
+    if x.grad_fn is None or context.grad_fn is None:
+        return None
+    push = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)
+    gradient: Tensor | None = torch.autograd.grad((x * push).sum(), context, retain_graph=True, allow_unused=True)[0]
+    if gradient is None:
+        return None
+    factors = gradient.transpose(1, 2).flatten(2) / push
+    if not torch.allclose(factors * flat, x, rtol=1e-4, atol=1e-6 * float(x.detach().abs().max())):
+        return None
+    branch = _beside(x.grad_fn, context.grad_fn)
+    width = context.shape[3]
+    heads = [x[..., head * width : (head + 1) * width] for head in range(context.shape[1])]
+    return StateParts(why=NO_WEIGHT) if branch is None else _gate_side(heads, branch)
+
+
+def _gate_side(heads: list[Tensor], branch: Any) -> StateParts:
+    products, _ = _sources(branch)
+    found = [
+        _units(heads, GradientEdge(product, 0), *source) if (source := weight_of(product)) else None
+        for product in products
+    ]
+    rows = tuple(slices for slices in found if slices is not None)
+    return StateParts(rows=rows, why="" if len(rows) == len(found) == 1 else SHARED)
+
+
+def _beside(node: Any, context: Any) -> Any:
+    """The other factor of the product nearest to `node` that multiplies the context."""
+    for current in graph_nodes(node, stop=lambda _: False):
+        if type(current).__name__ == "MulBackward0":
+            parents = [parent for parent, _ in current.next_functions if parent is not None]
+            others = [parent for parent in parents if context not in set(graph_nodes(parent, stop=is_product))]
+            return others[0] if len(others) == 1 < len(parents) else None
+    return None
+
+
+def _sources(node: Any) -> tuple[list[Any], list[Tensor]]:
+    """The matrix products nearest to a node of the autograd graph on all its ways, and the parameters before them."""
+    visited = list(graph_nodes(node, stop=is_product))
+    leaves = [current.variable for current in visited if hasattr(current, "variable")]
+    return [current for current in visited if is_product(current)], leaves
+
+
+def _with_readers(found: dict[SiteLayer, HeadParts]) -> dict[SiteLayer, HeadParts]:
+    """The same, with layers that compute with the keys and values of another layer told of each other."""
+    readers: dict[int, list[SiteLayer]] = {}
+    for site_layer, parts in found.items():
+        for slices in parts.key.rows[:1]:
+            readers.setdefault(id(slices.weight), []).append(site_layer)
+    result = dict(found)
+    for layers in readers.values():
+        queries = {id(slices.weight) for site_layer in layers for slices in found[site_layer].query.rows[:1]}
+        for site_layer in layers if len(queries) == len(layers) > 1 else ():  # not where the layers are one module
+            others = tuple(other for other in layers if other != site_layer)
+            result[site_layer] = replace(result[site_layer], readers=others)
+    return result

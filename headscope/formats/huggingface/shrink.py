@@ -1,0 +1,399 @@
+"""A transformers model with fewer heads: rows and columns cut out, the sizes that its code reads set right.
+
+Which rows and columns are whose comes from `headscope.model.projections`, so there is no table of
+architectures; which whole numbers the attention code reads is a short list of attribute names. What that list
+does not cover comes out different from the masked model, and `headscope.pruning.removal.verify` refuses it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.errors import ConfigError
+from headscope.formats.huggingface.generation import renumber_alignment
+from headscope.formats.huggingface.head_parts import (
+    MASKED_TAKES,
+    HeadParts,
+    StateParts,
+    check_kept_heads,
+    head_parts,
+    renumbered,
+    unknown_part,
+)
+from headscope.formats.huggingface.narrowing import narrow
+from headscope.formats.huggingface.selfcontained import EMPTY, is_narrowed
+from headscope.heads import Site
+from headscope.model.discovery import AttentionSite, base_of, find_attention
+from headscope.model.projections import Slices, has_added_bias, output_axis
+from headscope.model.removal_plan import RemovalPlan
+
+HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
+GROUPS = ("num_key_value_heads", "num_kv_heads")
+SHARING = ("num_key_value_groups",)
+WIDTHS = ("all_head_size", "inner_dim", "split_size")
+IF_READ = ("embed_dim",)  # widths that matter only where the attention's own code reads them
+OF_CONFIG = ("num_attention_heads", "num_key_value_heads")
+PER_HEAD = ("sinks",)  # parameters [h] of an attention module
+BIAS = "relative_attention_bias"  # an embedding [buckets, h]
+
+
+@dataclass
+class Narrowing:
+    """What `headscope.formats.huggingface.narrowing.narrow` needs, and which indices of which parameter stay.
+
+    `keep` maps a parameter's name to (axis, indices) pairs, `picked` the name of a list of modules to the numbers of
+    those that stay.
+    """
+
+    keep: dict[str, list[tuple[int, Tensor]]] = field(default_factory=dict)
+    picked: dict[str, list[int]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, int]] = field(default_factory=dict)
+    configs: dict[str, dict[str, int]] = field(default_factory=dict)
+    zeros: dict[str, int] = field(default_factory=dict)
+    biases: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+    bias_heads: dict[str, list[int]] = field(default_factory=dict)
+    unshared: list[str] = field(default_factory=list)
+    selected: dict[str, list[int]] = field(default_factory=dict)
+    added_biases: list[str] = field(default_factory=list)
+
+    def table(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+        """As config.json holds it; `parameters` are the model's, before the cut."""
+        shapes = {}
+        for name, cuts in self.keep.items():
+            shape = list(parameters[name].shape)
+            for axis, indices in cuts:
+                shape[axis] = len(indices)
+            shapes[name] = shape
+        names = [entry.name for entry in fields(self) if entry.name not in ("keep", "picked")]
+        lists = {name: len(numbers) for name, numbers in self.picked.items()}
+        return {"shapes": shapes, "lists": lists, **{name: getattr(self, name) for name in names}}
+
+
+def shrink_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
+    """A copy of a transformers model without the removed heads; its config says what became of them.
+
+    `config.kept_heads` has the numbers of the heads that stay, as the first checkpoint counted them;
+    `config.narrowed` is what `narrow` needs to build such a model. ConfigError where the rows or columns of a
+    head cannot be told.
+    """
+    if is_narrowed(model.config):
+        check_kept_heads(model, "this model", find_attention(model))
+    smaller = copy.deepcopy(model)
+    done = narrowing_of(model, removal)
+    base, source = base_of(smaller), dict(base_of(model).named_parameters(remove_duplicate=False))
+    table = done.table(source)
+    narrow(smaller, table, empty=EMPTY)
+    with torch.no_grad():
+        for name, cuts in done.keep.items():
+            values = source[name].detach()
+            for axis, indices in cuts:
+                values = values.index_select(axis, indices.to(values.device))
+            base.get_parameter(name).copy_(values)
+        for name, numbers in done.picked.items():
+            for place, number in enumerate(numbers):
+                for parameter, values in base.get_submodule(f"{name}.{place}").named_parameters():
+                    values.copy_(source[f"{name}.{number}.{parameter}"])
+    whole: Any = smaller
+    if len(source) > len(dict(base_of(model).named_parameters())):  # layers that are tied (Zamba2)
+        whole.tie_weights()
+    config: Any = whole.config
+    config.kept_heads = renumbered(config.kept_heads if is_narrowed(config) else None, removal)
+    config.narrowed = _merged(getattr(config, "narrowed", None), table)
+    renumber_alignment(whole, removal)
+    return smaller.train(model.training)
+
+
+def zeroed_model(model: nn.Module, removal: RemovalPlan) -> nn.Module:
+    """A copy of the same size whose removed heads have zeros in their columns of the output projection."""
+    zeroed = copy.deepcopy(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parts = head_parts(model)
+    with torch.no_grad():
+        for head in removal.removed:
+            located = parts.get((head.site, head.layer))
+            if located is None or located.output is None:
+                raise unknown_part(located, head.site, head.layer)
+            output = located.output
+            weight = zeroed.get_parameter(names[id(output.weight)])
+            weight.index_fill_(output.axis, output.units[head.head].to(weight.device), 0.0)
+    return zeroed
+
+
+def narrowing_of(model: nn.Module, removal: RemovalPlan) -> Narrowing:
+    """What has to change in a model for a removal; nothing for layers that keep all their heads."""
+    base = base_of(model)
+    modules = dict(base.named_modules())
+    parts, attention_sites = head_parts(model), find_attention(model)
+    cutter = _Cutter(base, removal)
+    module_names = {id(module): name for name, module in modules.items()}
+    for identity, calls in attention_sites.calls.items():
+        attention_site = calls[0]
+        place = (attention_site.site, attention_site.layer)
+        if len(removal.kept[place]) < attention_site.heads or place in removal.merged:
+            cutter.cut(module_names[identity], attention_site, parts.get(place))
+    _position_biases(cutter.done, modules, module_names, attention_sites.calls, removal)
+    cutter.done.added_biases = [name for name, module in modules.items() if has_added_bias(module)]
+    return cutter.done
+
+
+class _Cutter:
+    """Collects what changes, attention module by attention module."""
+
+    def __init__(self, base: nn.Module, removal: RemovalPlan) -> None:
+        self.done = Narrowing()
+        self.removal = removal
+        self.modules = dict(base.named_modules(remove_duplicate=False))
+        self.names: dict[int, list[str]] = {}  # several where layers are tied
+        for name, parameter in base.named_parameters(remove_duplicate=False):
+            self.names.setdefault(id(parameter), []).append(name)
+
+    def cut(self, name: str, attention_site: AttentionSite, parts: HeadParts | None) -> None:
+        site, layer = attention_site.site, attention_site.layer
+        kept, groups = self.removal.kept[site, layer], self.removal.groups[site, layer]
+        if parts is None or parts.unknown:
+            raise unknown_part(parts, site, layer)
+        assert parts.output is not None
+        if kept:
+            self._check_readers(attention_site, parts)
+            if (site, layer) in self.removal.merged:
+                self._reordered(parts, kept, groups)
+            else:
+                self._narrowed(parts, kept, groups)
+        else:
+            self._emptied(name, parts, parts.output)
+        module = self.modules[name]
+        for parameter in PER_HEAD:
+            if isinstance(getattr(module, parameter, None), nn.Parameter):
+                self.done.keep[f"{name}.{parameter}"] = [(0, torch.tensor(kept or (0,)))]
+        self.done.attributes[name] = _attributes(module, attention_site, max(len(kept), 1), max(len(groups), 1))
+        counts = zip(OF_CONFIG, (max(len(kept), 1), max(len(groups), 1)), strict=True)
+        if read := {attribute: count for attribute, count in counts if f"self.config.{attribute}" in _code(module)}:
+            self.done.configs[name] = read
+
+    def _check_readers(self, attention_site: AttentionSite, parts: HeadParts) -> None:
+        """ConfigError where a group would go whose keys and values others need."""
+        place = attention_site.site, attention_site.layer
+        groups = self.removal.groups[place]
+        if len(groups) == attention_site.groups:
+            return
+        others = [reader for reader in parts.readers if self.removal.groups[reader] != groups]
+        if not others and not parts.makes_mask:
+            return
+        named = ", ".join(f"{site}.{layer}" for site, layer in others)
+        reason = "make the attention mask of its other heads" if parts.makes_mask else f"are those of {named} too"
+        same = "" if parts.makes_mask else "the same whole groups there, "
+        raise ConfigError(
+            f"whole groups of {place[0]}.{place[1]} cannot be removed, because their keys and values {reason}; remove "
+            f"{same}as many heads of each group, or all heads of the layer (--export masked takes any)"
+        )
+
+    def _narrowed(self, parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]) -> None:
+        """Keep all rows (of W_Q, W_K, W_V and their biases) and columns (of W_O) but those of units that go."""
+        removed: dict[str, tuple[int, set[int]]] = {}
+        for slices, stays in _slices_of(parts, kept, groups):
+            for name in self.names[id(slices.weight)]:
+                _, indices = removed.setdefault(name, (slices.axis, set()))
+                indices.update(
+                    row for unit, rows in enumerate(slices.units) if unit not in stays for row in rows.tolist()
+                )
+        for name, (axis, indices) in removed.items():
+            self._keep(name, axis, [row for row in range(self._size(name, axis)) if row not in indices])
+        for side, stays in _sides_of(parts, kept, groups):
+            self._select(side, stays)
+
+    def _reordered(self, parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]) -> None:
+        """Put the units that stay in the first places of their parameters, in the order of `kept` and `groups`."""
+        sources: dict[str, tuple[int, Tensor]] = {}  # by parameter: axis, and which index comes to stand in each place
+        for slices, stays in _slices_of(parts, kept, groups):
+            for name in self.names[id(slices.weight)]:
+                _, source = sources.setdefault(name, (slices.axis, torch.arange(self._size(name, slices.axis))))
+                for place, unit in enumerate(stays):
+                    source[slices.units[place].cpu()] = slices.units[unit].cpu()
+                for indices in slices.units[len(stays) :]:
+                    source[indices.cpu()] = -1
+        for name, (axis, source) in sources.items():
+            self._keep(name, axis, source[source >= 0].tolist())
+        for side, stays in _sides_of(parts, kept, groups):
+            self._select(side, stays)
+
+    def _keep(self, name: str, axis: int, rows: list[int]) -> None:
+        """Keep these indices of a parameter, and of the bias beside a matrix whose outputs they are."""
+        if rows == list(range(self._size(name, axis))):
+            return  # all of them: a norm that heads share is also that of a single key/value head
+        owner, _, parameter = name.rpartition(".")
+        module, remaining = self.modules[owner], torch.tensor(rows)
+        self.done.keep[name] = [(axis, remaining)]
+        of_outputs = axis == output_axis(module)
+        if parameter == "weight" and of_outputs and isinstance(getattr(module, "bias", None), nn.Parameter):
+            self.done.keep[f"{owner}.bias"] = [(0, remaining)]
+
+    def _size(self, name: str, axis: int) -> int:
+        owner, _, parameter = name.rpartition(".")
+        return int(self.modules[owner].get_parameter(parameter).shape[axis])
+
+    def _select(self, side: StateParts, stays: tuple[int, ...]) -> None:
+        """Behind a norm over all units those that stay are selected; of modules with one for each, theirs stay."""
+        if side.own:
+            self._pick(side.own, stays)
+        if side.selected is not None:
+            for owner in self._owners(side.selected.weight):
+                self.done.selected[owner] = torch.cat([side.selected.units[unit] for unit in stays]).tolist()
+
+    def _pick(self, own: tuple[tuple[Tensor, ...], ...], stays: tuple[int, ...]) -> None:
+        """Of lists with a module for each unit those of units that stay; ConfigError for one that is in no list."""
+        numbers = [dict(self._listed(name) for weight in weights for name in self.names[id(weight)]) for weights in own]
+        for name in numbers[0]:
+            picked = [of_unit.get(name) for of_unit in numbers]
+            self.done.picked[name] = [number for unit in stays if (number := picked[unit]) is not None]
+
+    def _listed(self, name: str) -> tuple[str, int]:
+        """The list of modules that a parameter is in, and the number of its module there."""
+        parts = name.split(".")
+        for end in range(len(parts) - 1, 0, -1):
+            owner = ".".join(parts[:end])
+            if isinstance(self.modules.get(owner), nn.ModuleList):
+                return owner, int(parts[end])
+        raise ConfigError(f"{name} belongs to one head alone, and no list of modules has one for each; {MASKED_TAKES}")
+
+    def _emptied(self, name: str, parts: HeadParts, output: Slices) -> None:
+        """Zeros for one stand-in head instead of its states; keys and values stay where others need them."""
+        if len(self.names[id(output.weight)]) > 1:
+            raise ConfigError(
+                f"{name} has the same weights as other layers, and not all heads of such can be removed; leave one, or "
+                "take --export masked"
+            )
+        needed = parts.makes_mask or bool(parts.readers)
+        rows: dict[str, set[int]] = {}
+        for side in (parts.query, parts.gate, parts.bias, *(() if needed else (parts.key, parts.value))):
+            for slices in side.rows:
+                for owner in self._owners(slices.weight):
+                    rows.setdefault(owner, set()).update(slices.units[0].tolist())
+            for slices in side.entries:
+                for parameter in self.names[id(slices.weight)]:
+                    self._keep(parameter, slices.axis, slices.units[0].tolist())
+            if side.own:
+                self._pick(side.own, (0,))
+            if side.selected is not None:
+                for weight in (side.selected.weight, *side.whole):
+                    rows |= {owner: set(side.selected.units[0].tolist()) for owner in self._owners(weight)}
+        self.done.zeros |= {owner: len(indices) for owner, indices in rows.items()}
+        self.done.biases += self._owners(output.weight)
+        self.done.empty.append(name)
+
+    def _owners(self, weight: Tensor) -> list[str]:
+        """The modules whose weight this is."""
+        return [name.rpartition(".")[0] for name in self.names[id(weight)]]
+
+
+def _sides_of(
+    parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]
+) -> tuple[tuple[StateParts, tuple[int, ...]], ...]:
+    """The parts of queries, gates, position biases, keys and values, with the units of each that stay."""
+    return (parts.query, kept), (parts.gate, kept), (parts.bias, kept), (parts.key, groups), (parts.value, groups)
+
+
+def _slices_of(
+    parts: HeadParts, kept: tuple[int, ...], groups: tuple[int, ...]
+) -> list[tuple[Slices, tuple[int, ...]]]:
+    """Every parameter that units have a part of, with the units that stay."""
+    assert parts.output is not None
+    sides = _sides_of(parts, kept, groups)
+    return [*((slices, stays) for side, stays in sides for slices in (*side.rows, *side.entries)), (parts.output, kept)]
+
+
+def _attributes(module: Any, attention_site: AttentionSite, heads: int, groups: int) -> dict[str, int]:
+    """New values of the whole numbers that an attention module has under a known name."""
+    widths = (*WIDTHS, *(name for name in IF_READ if f"self.{name}" in _code(module)))
+    before = {
+        HEADS: attention_site.heads,
+        GROUPS: attention_site.groups,
+        SHARING: attention_site.heads // attention_site.groups,
+        widths: attention_site.heads * attention_site.width,
+    }
+    after = {HEADS: heads, GROUPS: groups, SHARING: heads // groups, widths: heads * attention_site.width}
+    return {
+        name: after[names]
+        for names, value in before.items()
+        for name in names
+        if type(getattr(module, name, None)) is int and getattr(module, name) == value
+    }
+
+
+def _code(module: nn.Module) -> str:
+    """The source of a module's forward pass; empty where there is none to read."""
+    try:
+        return inspect.getsource(inspect.unwrap(type(module).forward))
+    except (OSError, TypeError):
+        return ""
+
+
+def _position_biases(
+    done: Narrowing,
+    modules: Mapping[str, nn.Module],
+    module_names: Mapping[int, str],
+    calls: Mapping[int, tuple[AttentionSite, ...]],
+    removal: RemovalPlan,
+) -> None:
+    """Columns of relative position biases: a layer's own, or those of its stack's first layer (T5)."""
+    for site in Site:
+        layers = {
+            module_names[key]: removal.kept[site, sites[0].layer]
+            for key, sites in calls.items()
+            if sites[0].site is site
+        }
+        owners = [name for name in layers if isinstance(getattr(modules[name], BIAS, None), nn.Embedding)]
+        changed = any(name in done.attributes for name in layers)
+        biased = any(hasattr(modules[name], "compute_bias") for name in layers)
+        if not (changed and biased):
+            continue
+        if not owners:
+            done.unshared += [name for name in layers if _takes_bias(modules[name])]
+        elif len(owners) == len(layers):
+            for name in owners:
+                done.keep[f"{name}.{BIAS}.weight"] = [(1, torch.tensor(layers[name] or (0,)))]
+        else:
+            _shared_bias(done, modules, layers, owners[0])
+
+
+def _takes_bias(module: nn.Module) -> bool:
+    """Whether a layer is given the position bias of another one (not in UMT5)."""
+    return "position_bias" in inspect.signature(inspect.unwrap(type(module).forward)).parameters
+
+
+def _shared_bias(
+    done: Narrowing, modules: Mapping[str, Any], layers: Mapping[str, tuple[int, ...]], owner: str
+) -> None:
+    before = {name: getattr(modules[name], "bias_heads", None) for name in layers}
+    if any(heads is not None for heads in before.values()):  # pruned once before: the table stays as it is
+        for name, kept in layers.items():
+            columns = before[name]
+            assert columns is not None
+            done.bias_heads[name] = [columns[head] for head in kept]
+        return
+    union = sorted({head for kept in layers.values() for head in kept}) or [0]
+    done.keep[f"{owner}.{BIAS}.weight"] = [(1, torch.tensor(union))]
+    if any(list(kept) != union for kept in layers.values()):
+        for name, kept in layers.items():
+            done.bias_heads[name] = [union.index(head) for head in kept]
+
+
+def _merged(before: Mapping[str, Any] | None, table: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of a model that was pruned before, with what changed since."""
+    old = before or {}
+    merged: dict[str, Any] = {}
+    for name, new in table.items():
+        earlier = old.get(name, type(new)())
+        merged[name] = {**earlier, **new} if isinstance(new, dict) else list(dict.fromkeys([*earlier, *new]))
+    emptied = set(merged["zeros"]) | set(merged["biases"])
+    merged["shapes"] = {
+        name: shape for name, shape in merged["shapes"].items() if name.rpartition(".")[0] not in emptied
+    }
+    return merged

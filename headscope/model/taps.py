@@ -1,0 +1,271 @@
+"""Taps on every head: its tensors read, its context multiplied by a gate, and gradients with respect to it.
+
+`with capture(model, wanted) as heads: model(…)` reads queries, keys, values, weights and contexts. `observing` calls a
+function for each attention call (what analyses use: nothing is kept); `capture` keeps the tensors named in `wanted`
+(for one sentence, a test, a figure).
+
+`with gated(model, gates): …` multiplies contexts by gates. A gate acts between weights·V (after mixing, if the model
+mixes heads) and the output projection, as in Voita et al. 2019, §5 and Michel et al. 2019, §2.3: gate one is exactly
+the unmodified model, gate zero equals zeroing the head's slice of the output projection. The output projection's bias
+is not gated. A *mask* (`masked`) closes heads before mixing, as the MHR fork masks heads. Without mixing both are the
+same.
+
+Gradients of one number per sentence with respect to every head's context take one backward pass. The contexts of the
+lowest layers are the leaves of the graph and parameters need no gradients, so the backward pass ends at the first
+attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from headscope.errors import ConfigError
+from headscope.heads import HeadId, Layout, Site, describe_heads
+from headscope.model.attention import AttentionCall, repeat_groups, tapped
+from headscope.model.discovery import AttentionSite, find_attention, track_calls
+from headscope.model.stored_weights import computing_dtype, is_offloaded
+
+LAYERS = 12  # layers that a repr lists
+FIELDS = ("query", "key", "value", "weights", "context")
+
+
+@contextmanager
+def observing(model: nn.Module, see: Callable[[AttentionSite, AttentionCall], None]) -> Iterator[None]:
+    """Within the block `see(attention_site, call)` is called for every attention call of `model`."""
+    with track_calls(model) as tracker:
+
+        def tap(call: AttentionCall, _: Tensor) -> None:
+            attention_site = tracker.attention_site(call.module)
+            if attention_site is not None and attention_site.heads:  # a pruned layer may have none
+                see(attention_site, call)
+
+        with tapped(tap):
+            yield
+
+
+@dataclass
+class Captured:
+    """Captured tensors: `captured["encoder-self", 2]["weights"]` of the last call, `.calls` of all of them.
+
+    A head's name, `captured["encoder-self.2.5"]`, gives its slices: weights [b t s], context [b t k].
+    """
+
+    calls: dict[tuple[Site, int], list[dict[str, Tensor]]] = field(default_factory=dict)
+
+    def __getitem__(self, attention_site: tuple[Site | str, int] | HeadId | str) -> dict[str, Tensor]:
+        if isinstance(attention_site, tuple):
+            return self._last(attention_site)
+        if not isinstance(attention_site, (HeadId, str)):
+            raise ConfigError(f"{attention_site!r:.60} names no layer and no head; write ('cross', 1) or 'cross.1.5'")
+        head = attention_site if isinstance(attention_site, HeadId) else HeadId.parse(attention_site)
+        tensors = self._last((head.site, head.layer))
+        if head.head >= next(iter(tensors.values())).shape[1]:
+            raise ConfigError(f"{head.site}.{head.layer} has no head {head.head}; it was captured with fewer")
+        return {name: tensor[:, head.head] for name, tensor in tensors.items()}
+
+    def __repr__(self) -> str:
+        layers = [f"{site}.{layer}" for site, layer in self.calls]
+        if not layers:
+            return "<Captured nothing yet: run the model within the block>"
+        calls = list(self.calls.values())
+        shown = layers if len(layers) <= LAYERS else [*layers[: LAYERS - 1], "…", layers[-1]]
+        return f"<Captured {', '.join(calls[0][-1])} of {', '.join(shown)}; {max(map(len, calls))} calls at most>"
+
+    def _last(self, attention_site: tuple[Site | str, int]) -> dict[str, Tensor]:
+        """The last call of a (site, layer); ConfigError where there was none."""
+        by_name = {(site.value, layer): calls for (site, layer), calls in self.calls.items()}
+        site = attention_site[0].value if isinstance(attention_site[0], Site) else attention_site[0]
+        if len(attention_site) != 2 or (site, attention_site[1]) not in by_name:
+            captured = (
+                ", ".join(f"{name}.{layer}" for name, layer in by_name) or "nothing: run the model within the block"
+            )
+            raise ConfigError(
+                f"{'.'.join(map(str, (site, *attention_site[1:])))} was not captured; captured: {captured}"
+            )
+        return by_name[site, attention_site[1]][-1]
+
+    def weights(self, site: Site) -> list[Tensor]:
+        """Weights [b h t s] of one site, by layer (the last call's)."""
+        return [
+            self.calls[attention_site][-1]["weights"]
+            for attention_site in sorted(self.calls, key=lambda p: p[1])
+            if attention_site[0] is site
+        ]
+
+
+@contextmanager
+def capture(model: nn.Module, tensors: Iterable[str] = ("weights",)) -> Iterator[Captured]:
+    """Keep tensors of every head while the block runs: weights [b h t s], context, query [b h t k], …
+
+    `tensors` names any of query, key, value, weights, context; keys and values of grouped-query attention
+    are repeated to one per query head. Contexts are those before mixing and gates, weights those before
+    dropout. Memory grows with every call: for a corpus use `observing`. ConfigError for an unknown name.
+    """
+    names = tuple(tensors)
+    if unknown := [name for name in names if name not in FIELDS]:
+        raise ConfigError(f"cannot capture {', '.join(map(str, unknown))}; what can be captured: {', '.join(FIELDS)}")
+    captured = Captured()
+
+    def see(attention_site: AttentionSite, call: AttentionCall) -> None:
+        call_tensors: dict[str, Tensor] = {name: getattr(call, name) for name in names}
+        for name in {"key", "value"} & set(names):
+            call_tensors[name] = repeat_groups(call_tensors[name], attention_site.heads)
+        captured.calls.setdefault((attention_site.site, attention_site.layer), []).append(call_tensors)
+
+    with observing(model, see):
+        yield captured
+
+
+Gates = Mapping[tuple[Site, int], Tensor]
+"""Gates of every gated (site, layer): [h], or [b h] for a gate per sentence."""
+
+
+def closed(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int], Tensor]:
+    """Gates [h] of zero for `heads` and of one for the others of their layers.
+
+    ConfigError for a head that `layout` lacks.
+    """
+    gates: dict[tuple[Site, int], Tensor] = {}
+    for head in heads:
+        site_layer = (head.site, head.layer)
+        if head.head >= layout.get(site_layer, 0):
+            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
+        gates.setdefault(site_layer, torch.ones(layout[site_layer]))[head.head] = 0.0
+    return gates
+
+
+@contextmanager
+def masked(model: nn.Module, heads: Iterable[HeadId]) -> Iterator[None]:
+    """Within the block the context of these heads is zero, before any mixing."""
+    with gated(model, heads, before_mixing=True):
+        yield
+
+
+@contextmanager
+def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: bool = False) -> Iterator[None]:
+    """Within the block every head's context [b h t k] is multiplied by its gate, after mixing or before it.
+
+    `gates` maps (site, layer) to [h] or [b h]; layers that are not named are not gated. An iterable of
+    heads closes these. Gradients flow into the gates. ConfigError where the size of a gate is not the number
+    of heads, and for one that is NaN or infinite.
+    """
+    layout = find_attention(model).layout
+    by_layer = gates if isinstance(gates, Mapping) else closed(gates, layout)
+    _check(by_layer, layout, computing_dtype(model))
+    with track_calls(model) as tracker:
+
+        def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
+            attention_site = tracker.attention_site(call.module)
+            gate = None if attention_site is None else by_layer.get((attention_site.site, attention_site.layer))
+            return None if gate is None else context * gate.to(context)[..., :, None, None]
+
+        with tapped(tap, before_mixing=before_mixing):
+            yield
+
+
+def _check(gates: Gates, layout: Layout, dtype: torch.dtype) -> None:
+    """ConfigError for gates of another size than there are heads, and for those that are not finite in `dtype`."""
+    for (site, layer), gate in gates.items():
+        heads = layout.get((site, layer), 0)
+        if gate.ndim not in (1, 2) or gate.is_complex():
+            kind = "complex numbers" if gate.is_complex() else f"a tensor of shape {list(gate.shape)}"
+            raise ConfigError(f"gates for {site}.{layer} are {kind}; give a number for each head [h] or [b h]")
+        if gate.shape[-1] != heads:
+            raise ConfigError(
+                f"{gate.shape[-1]} gates for {site}.{layer}, which has {heads} heads; "
+                f"the model has {describe_heads(layout)}"
+            )
+    finite = [gate.detach().to(dtype).isfinite().all() for gate in gates.values()]
+    if not finite or bool(torch.stack([each.to(finite[0].device) for each in finite]).all()):  # a GPU waits once
+        return
+    (site, layer), gate = next(entry for entry, each in zip(gates.items(), finite, strict=True) if not each)
+    rows = gate.detach().reshape(-1, gate.shape[-1])  # [b h]
+    row, head = (~rows.to(dtype).isfinite()).nonzero()[0].tolist()
+    raise ConfigError(
+        f"the gate of {site}.{layer}.{head} is {float(rows[row, head])}; gates are finite numbers (of "
+        f"{str(dtype).removeprefix('torch.')}): 1 leaves a head as it is, 0 closes it"
+    )
+
+
+@contextmanager
+def frozen_parameters(model: nn.Module, *, trainable: bool = False) -> Iterator[None]:
+    """Within the block no parameter requires gradients (with `trainable` all do); restored afterwards.
+
+    Of offloaded modules embeddings alone do: a graph would keep the weights of the others. Integers never do.
+    """
+    before = [
+        (module, name, parameter.requires_grad)
+        for module in model.modules()
+        for name, parameter in module.named_parameters(recurse=False)
+    ]
+    for module, name, _ in before:
+        kept = isinstance(module, nn.Embedding) or not is_offloaded(module)
+        _require_gradient(module, name, trainable and kept)
+    try:
+        yield
+    finally:
+        for module, name, flag in before:
+            _require_gradient(module, name, flag)
+
+
+def _require_gradient(module: nn.Module, name: str, flag: bool) -> None:
+    parameter = module.get_parameter(name)
+    if parameter.is_inference():  # what accelerate left in the place of an offloaded weight; it cannot be changed
+        parameter = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
+        module.register_parameter(name, parameter)
+    parameter.requires_grad_(flag and parameter.is_floating_point())
+
+
+class _Unclipped(TorchFunctionMode):
+    """Gives back what is to be clipped as it is, where gradients run through it."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """As torch computes it; of a function that clips, its first argument."""
+        clips = getattr(function, "__name__", "") in _CLIPS and args and isinstance(args[0], Tensor)
+        return args[0] if clips and args[0].requires_grad else function(*args, **(kwargs or {}))
+
+
+_CLIPS = frozenset(["clamp", "clamp_", "clip", "clip_", "clamp_min", "clamp_max", "hardtanh", "hardtanh_"])
+
+
+def unclipped() -> TorchFunctionMode:
+    """Within the block numbers that have gradients are not clipped: what a clip cuts off would seem to come from
+    nowhere (OLMo's `clip_qkv`). Which weight makes which number stays as it is, the numbers do not.
+    """
+    return _Unclipped()
+
+
+@contextmanager
+def differentiable_contexts() -> Iterator[None]:
+    """Within the block gradients are on, and every `AttentionCall.context` is part of the graph.
+
+    These are the contexts before mixing and gates; gates that are active around the block are differentiated through.
+    """
+
+    def tap(call: AttentionCall, _: Tensor) -> None:
+        if not call.context.requires_grad:
+            call.context.requires_grad_()
+
+    with torch.enable_grad(), tapped(tap, before_mixing=True, first=True):
+        yield
+
+
+def gradients_of(values: Tensor, contexts: Sequence[Tensor]) -> list[Tensor]:
+    """d(Σ values)/d(context) for every context [b h t k]; zeros where values [b] do not depend on a context.
+
+    Sentences of a batch are independent, so row i is the gradient of values[i]. Frees the graph.
+    """
+    if not (values.requires_grad and contexts):
+        return [torch.zeros_like(context) for context in contexts]
+    gradients = torch.autograd.grad(values.sum(), list(contexts), allow_unused=True)
+    return [
+        torch.zeros_like(context) if gradient is None else gradient
+        for context, gradient in zip(contexts, gradients, strict=True)
+    ]

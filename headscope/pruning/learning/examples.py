@@ -1,0 +1,312 @@
+"""A text as a checkpoint of any format learns from it, and by what: labels, or the distance to the intact model.
+
+Ids are held in flat arrays; batches are shuffled by seed and epoch.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective, precise
+from headscope.data.batching import own_labels
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
+from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.evaluation.likelihood import hidden_at_random
+from headscope.formats.base import Checkpoint
+from headscope.model.attention import untapped
+from headscope.model.native.transformer import Transformer
+from headscope.model.stored_weights import why_not_changed
+from headscope.training.data.batches import Numbers, TokenizedTexts, cut_batches
+from headscope.training.losses import smoothed_cross_entropy
+
+WINDOW = 4096
+MASKED, SWAPPED = 0.8, 0.1  # of the hidden tokens
+
+
+@dataclass(frozen=True)
+class Hiding:
+    """What a masked language model learns from: the mask's id, and ids that a hidden token may be swapped for."""
+
+    mask: int
+    plain: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TrainingExamples:
+    """What a model reads, and what it must say.
+
+    `source` and `target` are inputs of encoder and decoder (`target` None for models of one side), `special` marks
+    the special ids of `source`, `segments` its token types where it is pairs of texts. `labels` are the decoder's or
+    the corpus's own, made in each epoch anew where there is `hiding`; None where nothing is to be said.
+    `digest` is the corpus's, `truncated` how many sentences were cut at the length limit.
+    """
+
+    source: TokenizedTexts
+    special: TokenizedTexts
+    segments: TokenizedTexts
+    target: TokenizedTexts | None
+    labels: TokenizedTexts | None
+    hiding: Hiding | None
+    digest: str
+    truncated: int
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def plan(self, *, tokens: int, chance: np.random.Generator | None) -> list[Numbers]:
+        """Which sentences go together: of like length; in what order `chance` says (None: as they stand)."""
+        source = self.source.lengths
+        target = source if self.target is None else self.target.lengths
+        order = np.arange(len(self)) if chance is None else chance.permutation(len(self))
+        order = order[np.argsort(source[order], kind="stable")]
+        order = order[np.argsort(target[order], kind="stable")]
+        groups = cut_batches(np.maximum(source, target), order, tokens)
+        return groups if chance is None else [groups[number] for number in chance.permutation(len(groups))]
+
+    def epoch(self, number: int, *, tokens: int, seed: int) -> list[Numbers]:
+        """The plan of an epoch: the same for the same seed and number, whatever came before."""
+        return self.plan(tokens=tokens, chance=np.random.default_rng([seed, number]))
+
+    def batch(self, numbers: Numbers, *, seed: int, epoch: int = 0) -> Batch:
+        """A batch with labels; what is hidden follows from seed, epoch and number of the sentence."""
+        sources = [
+            Encoded(
+                self.source[number].tolist(),
+                [bool(flag) for flag in self.special[number]],
+                segments=self.segments[number].tolist(),
+            )
+            for number in map(int, numbers)
+        ]
+        batch = Batch(indices=torch.as_tensor(numbers), fold=0, source=pad_side(sources))
+        if self.hiding is not None:
+            return _hidden(batch, sources, self.hiding, seed=seed, epoch=epoch)
+        if self.labels is not None:
+            labels = pad_rows([self.labels[int(number)].tolist() for number in numbers], IGNORED)
+            batch = replace(batch, labels=labels)
+        if self.target is None:
+            return batch
+        inputs = [self.target[int(number)].tolist() for number in numbers]
+        return replace(batch, target=pad_side([Encoded(ids, [False] * len(ids)) for ids in inputs]))
+
+
+def training_examples(
+    checkpoint: Checkpoint, corpus: Corpus, *, limit: int, supervised: bool = True
+) -> TrainingExamples:
+    """Encode a corpus; sentences of more than `limit` pieces a side are cut. Without `supervised` there are no labels.
+
+    ConfigError where a translation model has no target text or a model of one side has one, and where there is nothing
+    to say: for encoders without a head, and for classifiers where the corpus has no labels.
+    """
+    check_sides(checkpoint, corpus)
+    if supervised and (checkpoint.predicts == "nothing" or bool(checkpoint.label_names) is not corpus.has_labels):
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} has nothing to say on this text without labels")
+    hides = supervised and checkpoint.predicts == "words" and not checkpoint.decodes
+    hiding = None
+    try:
+        hiding = Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids())) if hides else None
+    except CheckpointError as error:
+        raise ConfigError(f"{error}; text alone teaches it nothing") from None
+    rows: list[tuple[list[int], ...]] = []
+    truncated = 0
+    for source, target, labels in _encoded(checkpoint, corpus, limit, says=supervised and not hides):
+        special = [int(flag) for flag in source.special]
+        rows.append((source.ids, special, list(source.segments), target.ids if target else [], labels))
+        truncated += bool(source.cut or (target is not None and target.cut))
+    if not rows:
+        raise DataError(f"{corpus.name} holds no sentence")
+    sources, specials, segments, targets, all_labels = (TokenizedTexts.of(column) for column in zip(*rows, strict=True))
+    return TrainingExamples(
+        source=sources,
+        special=specials,
+        segments=segments,
+        target=targets if corpus.has_target else None,
+        labels=all_labels if supervised and not hides else None,
+        hiding=hiding,
+        digest=corpus.digest,
+        truncated=truncated,
+    )
+
+
+def check_sides(checkpoint: Checkpoint, corpus: Corpus) -> None:
+    """ConfigError where a translation model has no target text, or a model of one side has one."""
+    kind = f"a model of type {checkpoint.model_type!r}"
+    if checkpoint.needs_target and not corpus.has_target:
+        raise ConfigError(f"{kind} needs --target, the translations")
+    if corpus.has_target and not checkpoint.two_sided:
+        raise ConfigError(f"{kind} reads one side; leave out --target")
+
+
+def _encoded(
+    checkpoint: Checkpoint, corpus: Corpus, limit: int, *, says: bool
+) -> Iterator[tuple[Encoded, Encoded | None, list[int]]]:
+    sentences = iter(corpus)
+    while window := list(islice(sentences, WINDOW)):
+        sources = encode_sources(window, checkpoint, limit=limit)
+        targets: list[Encoded] | list[None] = [None] * len(window)
+        if corpus.has_target:
+            targets = checkpoint.encode([sentence.target or "" for sentence in window], side="target", limit=limit)
+        labels = _labels(checkpoint, window, sources, limit) if says else [[] for _ in window]
+        yield from zip(sources, targets, labels, strict=True)
+
+
+def _labels(checkpoint: Checkpoint, window: list[Sentence], sources: list[Encoded], limit: int) -> list[list[int]]:
+    """What the model should say of sentences: their own labels, or words that a decoder predicts."""
+    if window[0].labels is not None:
+        return [own_labels(*pair, checkpoint) for pair in zip(window, sources, strict=True)]
+    return checkpoint.labels(
+        [sentence.source if sentence.target is None else sentence.target for sentence in window], limit=limit
+    )
+
+
+def _hidden(batch: Batch, sources: list[Encoded], hiding: Hiding, *, seed: int, epoch: int) -> Batch:
+    """15 % of the tokens are to be told; of these 80 % are masked, 10 % swapped (Devlin et al. 2019, appendix A.1)."""
+    ids, labels = batch.source.ids.clone(), torch.full_like(batch.source.ids, IGNORED)
+    for row, (number, source) in enumerate(zip(batch.indices.tolist(), sources, strict=True)):
+        plain = [position for position, special in enumerate(source.special) if not special]
+        positions = hidden_at_random(plain, number, seed=seed + 7919 * epoch) if plain else []
+        chance = np.random.default_rng([seed, epoch, number])
+        for position, lot in zip(positions, chance.random(len(positions)), strict=True):
+            labels[row, position] = ids[row, position]
+            if lot < MASKED:
+                ids[row, position] = hiding.mask
+            elif lot < MASKED + SWAPPED:
+                ids[row, position] = hiding.plain[int(chance.integers(len(hiding.plain)))]
+    return replace(batch, source=replace(batch.source, ids=ids), labels=labels)
+
+
+QUANTITIES = ("nll", "damage")
+
+
+class PruningLoss(ABC):
+    """The loss of a batch. `quantity` is what records call the number that is measured, `title` what a user reads."""
+
+    quantity: ClassVar[str]
+    supervised: ClassVar[bool]
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What the measured number is."""
+
+    @abstractmethod
+    def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
+        """What is learnt by, what is measured (without gradient), each summed over `count` predictions."""
+
+
+@dataclass(frozen=True)
+class LabelLoss(PruningLoss):
+    """Label-smoothed cross-entropy of tokens, of hidden tokens, or of the labels of a classifier."""
+
+    smoothing: float = 0.0
+    what: str = "token"
+    quantity = "nll"
+    supervised = True
+
+    @property
+    def title(self) -> str:
+        return f"-log p of a {self.what}"
+
+    def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
+        return batch_loss(checkpoint, batch, smoothing=self.smoothing)
+
+
+@dataclass(frozen=True)
+class Distillation(PruningLoss):
+    """The damage by an objective that compares states with those of a teacher, the intact model; needs no labels."""
+
+    objective: Objective
+    teacher: Checkpoint
+    quantity = "damage"
+    supervised = False
+
+    @property
+    def title(self) -> str:
+        return f"damage to the {self.objective.name}"
+
+    def of(self, checkpoint: Checkpoint, batch: Batch) -> tuple[Tensor, Tensor, int]:
+        with torch.no_grad(), untapped():
+            intact = self.objective.outcome(self.teacher, batch)
+        altered = self.objective.outcome(checkpoint, batch, intact.aim)
+        damage = self.objective.damage(intact, altered).sum()
+        return damage, damage.detach(), int(intact.counts.sum())
+
+
+def training_loss(
+    checkpoint: Checkpoint, corpus: Corpus, *, objective: str, smoothing: float | None, learns: bool, seed: int
+) -> PruningLoss:
+    """The loss by an objective ("" for what fits the model); where something `learns`, the teacher is a copy.
+
+    `smoothing` None is 0.1 for translation, else 0. ConfigError as of `training_objective`, and for label smoothing
+    where there are no labels.
+    """
+    name = training_objective(objective, checkpoint, corpus)
+    if name == "loss":
+        what = {"classes": "class", "tags": "tag"}.get(checkpoint.predicts, "token")
+        return LabelLoss(default_smoothing(checkpoint) if smoothing is None else smoothing, what)
+    if smoothing:
+        raise ConfigError(f"--label-smoothing {smoothing:g}: {name} is learnt without labels; leave it out")
+    copied = learns and why_not_changed(checkpoint.model) is None  # what cannot learn is its own teacher
+    teacher = checkpoint.with_model(copy.deepcopy(checkpoint.model).eval()) if copied else checkpoint
+    return Distillation(OBJECTIVES.get(name)(seed=seed), teacher)
+
+
+def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str:
+    """The objective that gates learn by: `name`, or where it is empty the loss, without a head `representation`.
+
+    ConfigError where it does not apply, or nothing can be learnt by it, and as of `check_sides`.
+    """
+    check_sides(checkpoint, corpus)
+    if name:
+        choose_objective(name, checkpoint, **corpus.comes_with)
+        if not OBJECTIVES.get(name).trains:
+            fitting = [
+                known
+                for known, cls in OBJECTIVES
+                if cls.trains and cls.applies(checkpoint, **corpus.comes_with) is None
+            ]
+            raise ConfigError(f"--objective {name}: nothing is learnt by it; choose {' or '.join(fitting)}")
+        return name
+    if checkpoint.predicts == "nothing":
+        return "representation"
+    if why := OBJECTIVES.get("loss").applies(checkpoint, **corpus.comes_with):
+        raise ConfigError(
+            f"a model of type {checkpoint.model_type!r} {why}; without it gates learn by --objective representation"
+        )
+    return "loss"
+
+
+def default_smoothing(checkpoint: Checkpoint) -> float:
+    """The label smoothing that suits a checkpoint: 0.1 for translation, else 0."""
+    return 0.1 if checkpoint.needs_target else 0.0
+
+
+def batch_loss(checkpoint: Checkpoint, batch: Batch, *, smoothing: float) -> tuple[Tensor, Tensor, int]:
+    """Label-smoothed cross-entropy, -log p (without gradient), each summed over tokens, and how many there are.
+
+    The vocabulary's logits are made for tokens that are asked for alone in native models.
+    """
+    assert batch.labels is not None
+    labelled = batch.labels != IGNORED
+    labels = batch.labels[labelled]
+    if isinstance(checkpoint.model, Transformer):
+        model, states = checkpoint.model, checkpoint.states(batch)[labelled]
+        states = states if model.before_output is None else model.before_output(states)
+        weight, bias = model.output.weight, model.output.bias
+        loss, nll = smoothed_cross_entropy(states, weight, bias, labels, smoothing=smoothing)
+        return loss, nll, len(labels)
+    logits = checkpoint.logits(batch)[labelled]
+    logits = precise(logits)
+    loss = nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
+    with torch.no_grad():
+        nll = loss if smoothing == 0 else nn.functional.cross_entropy(logits, labels, reduction="sum")
+    return loss, nll.detach(), len(labels)

@@ -1,0 +1,343 @@
+"""From a checkpoint and a text to a folder with a smaller, measured one: what `headscope prune shrink` does.
+
+Rank, allocate, refit, choose the size, remove, verify, evaluate on two texts, write. Heads are ranked and projections
+refitted on one text; how they are refitted is chosen on a second; how good the result is, and whether that is a loss,
+is measured on a third, and on a text of another kind.
+
+The size is the one that is asked for, or the smallest of a fixed sequence that is still as good. Sizes are cells of a
+sweep by one ranking, kept in files as those of `headscope prune sweep` are. They are measured from the largest down and
+no further than the first that is not established to be as good: in this order no verdict needs a correction for the
+others (`headscope.evaluation.non_inferiority`).
+
+The ranking and every size that is
+measured are kept in OUT/sizes, as a sweep keeps its cells, so a run that was interrupted goes on; the folder is then
+built beside its place and swapped in.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
+from headscope.config.option import changed, flag, identity
+from headscope.data.corpus import Corpus
+from headscope.data.lines import Lines
+from headscope.errors import ConfigError
+from headscope.evaluation.before_after import Question, quality_change, question
+from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, established, why_open
+from headscope.files.folders import Build, replacing_folder, workplace
+from headscope.files.hub import hub_target
+from headscope.files.output_checks import OutputKind, check_folder, check_inputs, inputs_of
+from headscope.files.reading import read_objects, read_record
+from headscope.files.writing import write_json
+from headscope.formats.base import Checkpoint, Export
+from headscope.formats.exports import MODEL_FILES
+from headscope.heads import HeadId
+from headscope.model.removal_plan import plan_removal
+from headscope.progress import Progress, no_progress
+from headscope.pruning.closed_form.anchors import second_text
+from headscope.pruning.closed_form.bench import RefitBench
+from headscope.pruning.closed_form.calibration import CalibrationText, split_text
+from headscope.pruning.model_inputs import InputTexts, texts
+from headscope.pruning.options.refit import AUTO, as_text
+from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.ranking.scoring import moments_of
+from headscope.pruning.removal.export import export_for
+from headscope.pruning.removal.record import Removed, Shrunk, pushed
+from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shrink, write_shrunk
+from headscope.pruning.selection import OpenedSelection, open_selection
+from headscope.pruning.sweep.cell_files import CELLS, SWEEP, Record, finished_cells, write_cell
+from headscope.pruning.sweep.cell_files import RECORD as SWEEP_RECORD
+from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
+from headscope.pruning.sweep.config import UNPRUNED, Cell
+from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
+from headscope.pruning.sweep.table import MeasuredCells
+
+COMPARED = 32
+"""Lines of the text on which the smaller model is compared with the masked one."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open checkpoint with its texts: `text` to rank and refit on, and to choose refits by; what is `asked` of both.
+
+    `asked` is on text that nothing was fitted to or chosen by, `second` on a text of another kind (None: there is no
+    metric for it). `compared` are the sentences on which the smaller model must equal the masked one, `sizes` the cells
+    of the sizes that may be tried.
+    """
+
+    config: ShrinkConfig
+    text: CalibrationText
+    asked: Question
+    second: Question | None
+    compared: InputTexts
+    export: Export
+    sizes: SweepContext
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The intact model."""
+        return self.sizes.checkpoint
+
+    def put_sizes(self, folder: Path) -> None:
+        """Go on with the cells in this folder."""
+        self.sizes.config = replace(self.sizes.config, out=folder)
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def open_shrink(config: ShrinkConfig, folder: Path) -> Opened:
+    """Open what the options of the command name; cells are to lie in `folder`."""
+    opened = open_selection(config.sizes(folder, by=config.by or "obs", metric=""), trains=False)
+    valid = opened.valid if config.valid_text is not None else None
+    return opened_with(config, folder, opened, valid, (config.source, config.target))
+
+
+def opened_with(
+    config: ShrinkConfig,
+    folder: Path,
+    opened: OpenedSelection,
+    valid: Corpus | None,
+    lines: tuple[Lines | None, Lines | None],
+) -> Opened:
+    """Divide the text of an open checkpoint and decide by what it is ranked and measured.
+
+    `lines` are those of the text, to compare on. ConfigError where no metric, criterion or export fits.
+    """
+    checkpoint, corpus, export = opened.checkpoint, opened.corpus, export_for(config.export, opened.checkpoint)
+    assert corpus is not None, "the config refuses this"
+    if export.holds is not None and not export.holds(checkpoint):
+        raise ConfigError(
+            f"--export {export.name}: a config of type {checkpoint.model_type!r} cannot say how wide a head is, so its "
+            "heads would get wider as they get fewer; take self-contained"
+        )
+    corpus, judged = divided(corpus, valid, judged=config.valid_sentences)
+    chosen_by = None if config.compensate == AUTO else judged
+    text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
+    if config.searches and judged.count < FEWEST:
+        raise ConfigError(
+            f"{judged.count} sentences to judge on ({judged.name}), and of fewer than {FEWEST} no size is established "
+            "to be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
+        )
+    asked = question(checkpoint, judged, metric=config.metric, margin=config.margin)
+    objective = OBJECTIVES.get(choose_objective(config.objective, checkpoint, **corpus.comes_with))
+    by = config.by or ("obs" if objective.compares else "obs-task")  # about what the model predicts, where it does
+    sizes = SweepContext(
+        config.sizes(folder, by=by, metric=asked.metric), replace(opened, corpus=text.calibration, valid=judged)
+    )
+    if not config.searches and sizes.cells[-1].keep == sizes.gating.heads:
+        raise ConfigError(f"--keep {sizes.gating.heads} are all heads there are; nothing would be removed")
+    return Opened(
+        config=config,
+        text=text,
+        asked=asked,
+        second=_asked_elsewhere(checkpoint, text.calibration, config, asked),
+        compared=texts(checkpoint, *lines, sentences=COMPARED),
+        export=export,
+        sizes=sizes,
+    )
+
+
+def divided(corpus: Corpus, valid: Corpus | None, *, judged: int) -> tuple[Corpus, Corpus]:
+    """A text to choose and calibrate on, and what results are judged on, its lines numbered from 0.
+
+    That is `valid`, else the last fifth of the corpus, at most `judged` lines.
+    """
+    if valid is None:
+        rest = corpus.count - min(judged, corpus.count // 5)
+        corpus, valid = corpus.first(rest), corpus.after(rest)
+    numbered = replace(valid, read=lambda: (line._replace(number=n) for n, line in enumerate(valid.read())))
+    return corpus, numbered
+
+
+def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, asked: Question) -> Question | None:
+    """The same metric on a second text, where that can be, else the one that fits.
+
+    Of random subwords, which nothing can be foretold of, only states are compared; None where these cannot be.
+    """
+    second, foretold = second_text(checkpoint, corpus, as_text(config.check) if config.check else (), seed=config.seed)
+    for metric in (asked.metric, "") if foretold else ("cosine",):
+        try:
+            return question(checkpoint, second, metric=metric, margin=str(asked.margin))
+        except ConfigError:
+            continue
+    return None
+
+
+def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
+    """Score the heads and allocate, unless the scores are kept from before."""
+    ((method, seed),) = context.rankings(context.cells)
+    with progress("ranking heads", len(context.gating.units)) as step:
+        context.scores(method, seed, step=step)
+
+
+def chosen_heads(opened: Opened, *, progress: Progress = no_progress) -> list[HeadId]:
+    """The heads that go: so many as is asked for, else of the size that is searched for.
+
+    Sizes that were measured before are read. ConfigError where the unpruned model is no baseline, or no size is as
+    good.
+    """
+    context, tried = opened.sizes, list[Record]()
+    unpruned, *sized = sorted(context.cells, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
+    if not opened.config.searches:
+        return ranked_out(context, sized[0])
+    folder = context.config.out
+    kept = finished_cells(read_objects(folder / CELLS), folder, context.gating, context.metric).records
+    sized = [cell for cell in sized if cell.keep != context.gating.heads]
+    with progress("measuring sizes", 1 + len(sized)) as step:
+        baseline = _measured(context, unpruned, kept)
+        step(1)
+
+        def verdicts() -> Iterator[NonInferiority]:
+            for cell in sized:
+                tried.append(_measured(context, cell, kept))
+                step(1)
+                if verdict := verdict_on(context, baseline, tried[-1]):
+                    yield verdict
+
+        passed = len(list(established(verdicts())))
+    if not passed:
+        raise ConfigError(_none_is_as_good(opened, baseline, tried[0]))
+    stays = set(tried[passed - 1]["kept"])
+    return [head for head in context.gating.without([]) if str(head) not in stays]
+
+
+def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonInferiority | None:
+    """Whether the model of a cell is as good as the unpruned one; None where that is no baseline."""
+    return MeasuredCells.of([baseline, record], context.bootstrap, margin=context.config.tolerance).verdict([1])
+
+
+def _measured(context: SweepContext, cell: Cell, kept: Mapping[str, Record]) -> Record:
+    """The record of a cell, measured now unless it is kept."""
+    try:
+        if cell.method == UNPRUNED and cell.name in kept:
+            context.why_no_baseline(np.array(kept[cell.name]["sums"]))
+        record = kept.get(cell.name) or run_cell(context, cell)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("--margin", "--max-drop")) from None
+    if cell.name not in kept:
+        write_cell(context.config.out, cell, record)
+    return record
+
+
+def _none_is_as_good(opened: Opened, baseline: Record, largest: Record) -> str:
+    """What to do where not even the largest size passes."""
+    context, sentences = opened.sizes, opened.asked.corpus.count
+    found = verdict_on(context, baseline, largest)
+    assert found is not None, "the baseline was checked"
+    limits = {"worse_limit": found.worse_limit, "margin": found.margin, "detectable": found.detectable}
+    why = f"; {why_open(**limits, text=f'{sentences} sentences')}" if found.verdict == OPEN else ""
+    return (
+        f"not even with {len(largest['kept'])} of {context.gating.heads} heads the loss of {context.metric_title} is "
+        f"established to be within {opened.config.margin}: {found.worse:.3g}, at most {found.worse_limit:.3g} (95 %)"
+        f"{why}; give more text to judge on (--valid-source), a wider --max-drop, or --keep N"
+    )
+
+
+SIZES, PAGE = "sizes", "page.html"
+SMALL = ("keep", "fraction", "max_drop")
+SHRINK = OutputKind(
+    REMOVAL.name,
+    "run of `headscope prune shrink`",
+    RECORD,
+    (*MODEL_FILES, PAGE, *SWEEP.in_folder(SIZES)),
+    unfinished=SWEEP.in_folder(SIZES),
+)
+"""A removal with the sizes that were tried, and a page."""
+
+
+def run_shrink(
+    config: ShrinkConfig, *, draw: Callable[[Path, str], object] | None = None, progress: Progress = no_progress
+) -> Removed:
+    """Make the model of a checkpoint smaller and write it to `config.out`, or go on with what an interrupted run left.
+
+    `draw` makes files of the complete folder, given it and the name that it will have. HeadscopeError for whatever the
+    user can fix.
+    """
+    target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
+    inputs, to, begun = inputs_of(config), Destination.of(config, "prune shrink"), None
+    for folder in [replacing_folder(config.out)] if config.force else [config.out, replacing_folder(config.out)]:
+        if begun is None and (folder / SIZES / SWEEP_RECORD).is_file() and not (folder / RECORD).is_file():
+            begun = folder  # of an interrupted run
+    if begun is None:
+        check_folder(config.out, SHRINK, inputs=inputs, force=config.force)
+    check_inputs(config.out, inputs)
+    opened = open_shrink(config, config.out / SIZES)
+    if begun is not None and (why := _difference(begun / SIZES, opened)):
+        raise ConfigError(f"{why}; give the same, another --out, or --force to begin anew")
+    with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=begun) as place:
+        sizes = place.path / SIZES
+        opened.put_sizes(sizes)
+        write_json(sizes / SWEEP_RECORD, SWEEP.described(sweep_record(opened.sizes) | {"shrink": _identity(config)}))
+        done = small_model(opened, progress=progress)
+
+        def add(folder: Path) -> None:
+            """The sizes that were tried and the page, beside the model."""
+            if config.searches:
+                shutil.copytree(sizes, folder / SIZES)
+                opened.put_sizes(folder / SIZES)
+                write_conclusion(opened.sizes, sweep_record(opened.sizes))
+            if draw is not None:
+                draw(folder, config.out.resolve().name)
+
+        with Build(config.out, SHRINK, inputs=inputs, force=True) as build:
+            removed = write_shrunk(done, to, build, whole=opened.checkpoint, add=add, began=began)
+        if place.path.resolve() != config.out.resolve():
+            place.discard()
+    return pushed(removed, target)
+
+
+def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
+    """The smaller model in memory, with its quality on both texts. ConfigError where no size is as good."""
+    rank(opened.sizes, progress=progress)
+    scoring, refit = opened.sizes.scoring, opened.config.refit
+    bench = RefitBench(
+        opened.checkpoint,
+        opened.text,
+        refit,
+        add_bias=opened.export.adds_bias,
+        batching=scoring.batching,
+        seed=opened.config.seed,
+        moments=None if refit.method == "none" else moments_of(scoring),  # which the ranking has collected
+    )
+    opened.sizes.refit = lambda gone: bench.compensated(list(gone)).checkpoint
+    heads, checkpoint = chosen_heads(opened, progress=progress), opened.checkpoint
+    with progress("removing heads", 2) as step:
+        done = shrink(
+            checkpoint,
+            plan_removal(checkpoint.attention_sites, heads, whole_groups=opened.export.whole_groups),
+            export=opened.export,
+            data=opened.compared,
+            text=opened.text,
+            bench=bench,
+        )
+        done = replace(done, quality=quality_change(checkpoint, done.checkpoint, opened.asked))
+        step(1)
+        if opened.second is not None:
+            done = replace(done, elsewhere=quality_change(checkpoint, done.checkpoint, opened.second))
+        step(1)
+    return done
+
+
+def _identity(config: ShrinkConfig) -> dict[str, Any]:
+    """The options that shape what is measured of a size; how small the model gets may be said anew."""
+    return {name: value for name, value in identity(config).items() if name not in SMALL}
+
+
+def _difference(folder: Path, opened: Opened) -> str:
+    """In what an interrupted run differs from this one; empty: in nothing."""
+    saved, now = read_record(folder / SWEEP_RECORD), _identity(opened.config)
+    options = saved.get("shrink")
+    if not isinstance(options, dict):
+        return f"{folder / SWEEP_RECORD} cannot be read"
+    if others := changed(now, options, ShrinkConfig):
+        name = others[0]
+        return f"the run in {folder.parent} was begun with {flag(name)} {options.get(name)}, now {now[name]}"
+    return (difference(folder, sweep_record(opened.sizes), saved) or "").partition(";")[0]

@@ -1,1 +1,0 @@
-"""The whole way from a checkpoint to a smaller one that was measured."""

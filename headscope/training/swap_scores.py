@@ -1,0 +1,302 @@
+"""Swaps that scores decide about: when one happens, stays and is undone, and which heads it takes (MHR, dynamic).
+
+Scores are a number for every head of a site, small for the weak ones. The rules of `decide` are the fork's; of
+the ways to choose heads, "hard" and "random" are the same in the fork and the paper, "soft" and "local" are not.
+
+The scores, on the validation text:
+- "confidence": mean over queries of the largest weight, special tokens left out on both sides (Voita et al.
+  2019, §4; the analysis of that name).
+- "uniqueness": mean over sentences of Σ_{j≠i} ‖Z_j − Z_i‖ / (h − 1), contexts Z of a sentence as one vector
+  (AvgL2 of Azov & Landau).
+- "base", "advanced", "pairwise": the fork's numbers. Largest weight of a sentence; Σ over keys of the largest
+  weight that any query gives it, over the number of keys less one; Σ_j of the distance between two heads' maps.
+  The last query's weight on the last key is taken as 0, and padding is left out: batches of one are what the fork
+  would give (`headscope.engine.fork.confidence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headscope.engine.fork import confidence as mhr_confidence
+from headscope.errors import ConfigError
+from headscope.heads import HeadId, Site
+from headscope.model.attention import AttentionCall, tapped
+from headscope.model.native.transformer import Transformer
+from headscope.training.data.batches import TrainingBatch
+from headscope.training.swaps import Swap
+
+Scores = Mapping[int, Tensor]
+"""Scores [h] of the heads of each layer of one site."""
+Action = Literal["swap", "undo", "nothing"]
+FORK_HEADS, FORK_LAYERS = 4, 3  # what the fork has in the place of options
+
+
+@dataclass(frozen=True)
+class SwapTiming:
+    """Epochs: the first that may begin swapped, the last (None: all), how long a swap stays, and the rest after it."""
+
+    start: int
+    end: int | None
+    frequency: int
+    rest: int = 1
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where dynamic swapping stands at one site: the swaps that are to be undone, and when they were made."""
+
+    pending: tuple[Swap, ...] = ()
+    last: int = 0
+
+
+def decide(phase: Phase, coming: int, timing: SwapTiming) -> tuple[Action, Phase]:
+    """What happens between two epochs, and the phase after it; for "swap" the caller fills in `pending`.
+
+    `coming` is the epoch that is about to begin, 2 at the first decision. In order: before the start nothing;
+    after the end undo; a swap that stayed `frequency` epochs is undone; `frequency` + `rest` epochs after a
+    swap, or at the start, comes a new one.
+    """
+    if coming < timing.start:
+        return "nothing", Phase()
+    stays = coming - phase.last
+    ended = timing.end is not None and coming > timing.end
+    if phase.pending and (ended or stays == timing.frequency):
+        return "undo", Phase((), phase.last)
+    if not ended and (stays == timing.frequency + timing.rest or coming == timing.start):
+        return "swap", Phase((), coming)
+    return "nothing", Phase((), phase.last) if ended else phase
+
+
+@dataclass(frozen=True)
+class SwapScores:
+    """What a way of choosing heads sees; `depth` is the encoder's number of layers, which the fork takes for all."""
+
+    site: Site
+    scores: Scores
+    max_switches: int
+    generator: torch.Generator
+    depth: int = 0
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers that have heads, in order."""
+        return [layer for layer, scores in sorted(self.scores.items()) if len(scores)]
+
+    def ranked(self, layer: int) -> list[HeadId]:
+        """Heads of a layer, the weakest first; equal scores in the order of heads."""
+        order = torch.argsort(self.scores[layer], stable=True).tolist()
+        return [HeadId(self.site, layer, head) for head in order]
+
+    def all_ranked(self) -> list[HeadId]:
+        """Heads of all layers, the weakest first."""
+        heads = [head for layer in self.layers for head in self.ranked(layer)]
+        return sorted(heads, key=lambda head: float(self.scores[head.layer][head.head]))
+
+
+def hard(scored: SwapScores) -> list[Swap]:
+    """The k strongest heads of the site with its k weakest: the strongest with the weakest, and so on."""
+    return _ends(scored.all_ranked(), scored.max_switches, f"{scored.site}")
+
+
+def at_random(scored: SwapScores) -> list[Swap]:
+    """2k heads of the site in any order: the control of "hard"."""
+    heads = scored.all_ranked()
+    order = torch.randperm(len(heads), generator=scored.generator).tolist()
+    return _ends([heads[index] for index in order], scored.max_switches, f"{scored.site}")
+
+
+def soft(scored: SwapScores) -> list[Swap]:
+    """The k weakest heads of a layer with the k weakest of the layer that mirrors it, weakest with weakest (paper)."""
+    layers = scored.layers
+    swaps = []
+    for low, high in zip(layers[: len(layers) // 2], reversed(layers), strict=False):
+        pair = scored.ranked(low), scored.ranked(high)
+        _check_k(scored.max_switches, min(map(len, pair)), f"{scored.site}, layers {low} and {high}")
+        swaps += [
+            Swap(*heads) for heads in zip(pair[0][: scored.max_switches], pair[1][: scored.max_switches], strict=True)
+        ]
+    return swaps
+
+
+def local(scored: SwapScores) -> list[Swap]:
+    """The k strongest heads of every layer with its own k weakest."""
+    return [swap for n in scored.layers for swap in _ends(scored.ranked(n), scored.max_switches, f"{scored.site}.{n}")]
+
+
+def fork_soft(scored: SwapScores) -> list[Swap]:
+    """The fork's "soft": its four weakest heads of each of the first k layers, by number, with the mirror layer."""
+    layers = scored.depth
+    if scored.max_switches > layers - scored.max_switches:
+        raise ConfigError(
+            f"{scored.max_switches} switches of {layers} layers; the fork's soft swaps take at most half of them"
+        )
+    return _mirrored(scored, range(scored.max_switches), FORK_HEADS)
+
+
+def fork_local(scored: SwapScores) -> list[Swap]:
+    """The fork's "local", which is not: its k weakest heads of each of the first three layers, as in `fork_soft`."""
+    heads = len(scored.scores[0])
+    if scored.max_switches > heads - scored.max_switches:
+        raise ConfigError(
+            f"{scored.max_switches} switches of {heads} heads; the fork's local swaps take at most half of them"
+        )
+    return _mirrored(scored, range(FORK_LAYERS), scored.max_switches)
+
+
+def _mirrored(scored: SwapScores, layers: range, heads: int) -> list[Swap]:
+    last = scored.depth - 1
+    if missing := [n for n in layers if n not in scored.scores]:
+        raise ConfigError(f"the fork's way takes layer {missing[0]}; {scored.site} has {len(scored.scores)} layers")
+    pairs = [(head, last - head.layer) for n in layers for head in scored.ranked(n)[:heads]]
+    return [Swap(head, HeadId(head.site, mirror, head.head)) for head, mirror in pairs if mirror != head.layer]
+
+
+def _ends(ranked: list[HeadId], k: int, location: str) -> list[Swap]:
+    _check_k(2 * k, len(ranked), location)
+    return [Swap(strong, weak) for strong, weak in zip(ranked[len(ranked) - k :], ranked[k - 1 :: -1], strict=True)]
+
+
+def _check_k(needed: int, heads: int, location: str) -> None:
+    if needed > heads:
+        raise ConfigError(
+            f"swaps of {location} need {needed} heads, and there are {heads}; lower --dynamic-max-switches"
+        )
+
+
+SELECTIONS: Mapping[str, Callable[[SwapScores], list[Swap]]] = {
+    "hard": hard,
+    "soft": soft,
+    "random": at_random,
+    "local": local,
+}
+FORK_SELECTIONS = {**SELECTIONS, "soft": fork_soft, "local": fork_local}
+
+
+@dataclass(frozen=True)
+class ObservedHeads:
+    """One call on one batch: weights [b h t s], context [b h t k], real and counted positions of both sides."""
+
+    weights: Tensor
+    context: Tensor
+    queries: Tensor
+    keys: Tensor
+    counted_queries: Tensor
+    counted_keys: Tensor
+
+
+def confidence_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
+    """Sum over counted queries of the largest weight on counted keys [h], and their number."""
+    peak = heads.weights.masked_fill(~heads.counted_keys[:, None, None], 0.0).amax(dim=-1)  # [b h t]
+    counted = (heads.counted_queries & heads.counted_keys.any(dim=-1, keepdim=True)).to(peak.dtype)
+    return torch.einsum("bht,bt->h", peak, counted), counted.sum()
+
+
+def uniqueness(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
+    """Sum over sentences of the mean distance to the other heads' contexts [h], and the number of sentences."""
+    flat = (heads.context * heads.queries[:, None, :, None]).flatten(2)  # [b h t·k]
+    apart = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").sum(dim=-1)  # [b h]
+    return apart.sum(dim=0) / max(flat.shape[1] - 1, 1), _sentences(heads)
+
+
+def base_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
+    """Sum over sentences of the largest weight [h]."""
+    return mhr_confidence.base(_without_last_cell(heads)).sum(dim=0), _sentences(heads)
+
+
+def advanced_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
+    """Sum over sentences of Σ_s max_t weights / (S - 1) [h]; sentences with one key are left out."""
+    widths = heads.keys.sum(dim=-1)  # [b]
+    values = mhr_confidence.advanced(_without_last_cell(heads), widths)  # [b h]
+    return values[widths > 1].sum(dim=0), (widths > 1).sum().to(values.dtype)
+
+
+def pairwise_score(heads: ObservedHeads) -> tuple[Tensor, Tensor]:
+    """Sum over sentences of Σ_j ‖W_i − W_j‖, weights of a sentence as one vector [h]."""
+    return mhr_confidence.pairwise(_without_last_cell(heads)).sum(dim=0), _sentences(heads)
+
+
+SCORES: Mapping[str, Callable[[ObservedHeads], tuple[Tensor, Tensor]]] = {
+    "confidence": confidence_score,
+    "uniqueness": uniqueness,
+    "base": base_score,
+    "advanced": advanced_score,
+    "pairwise": pairwise_score,
+}
+
+
+def head_scores(
+    model: Transformer,
+    batches: Iterable[TrainingBatch],
+    *,
+    score: str,
+    source_special: Collection[int] = (),
+    target_special: Collection[int] = (),
+) -> dict[Site, Scores]:
+    """Scores [h] of every layer of every site over `batches`; the ids of special tokens are those of either side."""
+    sums: dict[tuple[Site, int], tuple[Tensor, Tensor]] = {}
+    site_layers = {id(module): (site, layer) for site, layer, _, module in model.attention_modules()}
+    for batch in batches:
+        sides = sides_of(batch, source_special, target_special)
+        with torch.no_grad(), tapped(partial(_add, sums, site_layers, sides, SCORES[score])):
+            memory = None if batch.source is None else model.encode(batch.source, batch.source_mask)
+            model.decode(batch.target, memory, memory_mask=batch.source_mask, target_mask=batch.target_mask)
+    scores: dict[Site, dict[int, Tensor]] = {}
+    for (site, layer), (total, count) in sums.items():
+        scores.setdefault(site, {})[layer] = (total / count.clamp_min(1)).cpu()
+    return dict(scores)
+
+
+Sides = Mapping[str, tuple[Tensor, Tensor]]
+"""Real and counted positions [b n] of "source" and "target"."""
+
+
+def _add(
+    sums: dict[tuple[Site, int], tuple[Tensor, Tensor]],
+    site_layers: Mapping[int, tuple[Site, int]],
+    sides: Sides,
+    score: Callable[[ObservedHeads], tuple[Tensor, Tensor]],
+    call: AttentionCall,
+    _: Tensor,
+) -> None:
+    site, layer = site_layers[id(call.module)]
+    total, count = score(observed_heads(call, site, sides, dtype=torch.float64))
+    before = sums.get((site, layer))
+    sums[site, layer] = (total, count) if before is None else (before[0] + total, before[1] + count)
+
+
+def observed_heads(call: AttentionCall, site: Site, sides: Sides, *, dtype: torch.dtype | None = None) -> ObservedHeads:
+    """A call at a site as scores take it, in `dtype`; None: its own, float32 for half precision."""
+    queries = sides["source" if site is Site.ENCODER_SELF else "target"]
+    keys = sides["target" if site is Site.DECODER_SELF else "source"]
+    dtype = dtype or torch.promote_types(call.weights.dtype, torch.float32)
+    weights, context = call.weights.to(dtype), call.context.to(dtype)
+    return ObservedHeads(weights, context, queries[0], keys[0], queries[1], keys[1])
+
+
+def sides_of(batch: TrainingBatch, source_special: Collection[int] = (), target_special: Collection[int] = ()) -> Sides:
+    """Real and counted positions of both sides of a batch; the ids given are those that are not counted."""
+    sides = {}
+    for name, ids, mask, special in (
+        ("source", batch.source, batch.source_mask, source_special),
+        ("target", batch.target, batch.target_mask, target_special),
+    ):
+        if ids is not None:
+            real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+            excluded = torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device)
+            sides[name] = (real, real & ~torch.isin(ids, excluded))
+    return sides
+
+
+def _without_last_cell(heads: ObservedHeads) -> Tensor:
+    return mhr_confidence.without_last_cell(heads.weights, heads.queries, heads.keys)
+
+
+def _sentences(heads: ObservedHeads) -> Tensor:
+    return torch.tensor(float(len(heads.queries)), dtype=heads.weights.dtype, device=heads.weights.device)

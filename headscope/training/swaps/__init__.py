@@ -1,1 +1,0 @@
-"""Swapping heads between layers (MHR)."""

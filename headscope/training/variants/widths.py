@@ -1,0 +1,100 @@
+"""The plain Transformer, and heads as wide as the model, or that read a slice of it (wide and narrow, Bloem 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from headscope.config import NoOptions, option
+from headscope.errors import ConfigError
+from headscope.training.variant import Variant, variant
+
+if TYPE_CHECKING:
+    from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+
+
+@variant
+class Baseline(Variant):
+    """Cross entropy alone, of a model as its preset and the options of its size make it."""
+
+    name = "baseline"
+    summary = "The plain Transformer."
+    uses_all = True
+    alone = "it is training without any variant"
+
+
+@dataclass(frozen=True)
+class WideOptions(NoOptions):
+    """Options of `wide`; `narrow` has the same with other defaults."""
+
+    d_head: int | None = option(
+        None, "Width of a head's queries, keys and values; default: the model's.", maximum=2**18, common=True
+    )
+    head_input: Literal["full", "slice"] = option(
+        "full", "full: every head reads the whole input; slice: its own part of it.", common=True
+    )
+    shared_qkv: bool = option(False, "With slice: one small matrix each for queries, keys and values of all heads.")
+    qkv_bias: bool = option(True, "Biases of queries, keys and values.")
+
+    def __post_init__(self) -> None:
+        if self.d_head is not None and self.d_head < 1:
+            raise ConfigError(f"--d-head is {self.d_head}; it must be at least 1")
+        if self.shared_qkv and self.head_input != "slice":
+            raise ConfigError("--shared-qkv goes with --head-input slice; heads that read everything do not share")
+
+
+@variant
+class Wide(Variant):
+    """Every head reads all of the input and is as wide as the model: 4·h·d² weights and d biases of the output."""
+
+    name = "wide"
+    summary = "Heads as wide as the model."
+    Options = WideOptions
+    decides = ("how wide heads are",)
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
+        return config.with_stacks(partial(reshaped, options=self.options))
+
+
+def reshaped(stack: StackConfig, options: WideOptions) -> StackConfig:
+    """A stack whose heads are as the options say; narrow heads are as wide as their slice unless told."""
+    sliced = options.head_input == "slice"
+    width = stack.d_model // max(stack.most_heads, 1) if sliced else stack.d_model
+    return replace(
+        stack,
+        d_head=options.d_head or width,
+        d_value=None,
+        head_input=options.head_input,
+        slices=None,
+        shared_qkv=options.shared_qkv,
+        qkv_bias=options.qkv_bias,
+    )
+
+
+@dataclass(frozen=True)
+class NarrowOptions(WideOptions):
+    """Options of `narrow`."""
+
+    d_head: int | None = option(
+        None, "Width of a head's queries, keys and values; default: its slice's.", maximum=2**18, common=True
+    )
+    head_input: Literal["full", "slice"] = option(
+        "slice", "slice: every head reads its own part of the input; full: all of it.", common=True
+    )
+
+
+@variant
+class Narrow(Variant):
+    """The input is cut into h slices, a head reads its own: 3·d²/h + d² weights and d biases of the output.
+
+    With `shared_qkv` all heads have the same small matrices: 3·(d/h)² + d² weights, d biases of the output.
+    """
+
+    name = "narrow"
+    summary = "Heads that read a slice of the input each."
+    Options = NarrowOptions
+    decides = Wide.decides
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
+        return config.with_stacks(partial(reshaped, options=self.options))
