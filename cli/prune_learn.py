@@ -51,7 +51,7 @@ def _learn(config: LearnConfig, strengths: Sequence[float] = (), *, json: bool) 
     from headscope.pruning.learning.learn import finished, resumable
 
     with process_group() as processes:
-        if config.resume and (record := processes.on_main(lambda: finished(config.out))):
+        if config.resume and (record := processes.on_main(lambda: finished(config))):
             if processes.main:
                 console.say(f"the run in {config.out} is complete; nothing is left to resume")
                 if json:

@@ -73,7 +73,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         screen.print(Text(title, style="italic"), soft_wrap=True)
         console.show([_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed")])
         masked = masked if removed.compensated.options.method == "none" else f"refitted {masked}"
-    done = merges or f"{len(removed.removal.removed)} heads removed"
+    done = merges or f"{(count := len(removed.removal.removed))} head{'s' * (count != 1)} removed"
     quality = removed.quality
     verdict = [] if quality is None else [f"{verdict_words(quality.record())} ({quality.text})"]
     lines = [

@@ -113,9 +113,9 @@ class GateLayout:
 
     def check(self, keep: int) -> None:
         """ConfigError for a number of heads to keep that these sites cannot have."""
-        if not 1 <= keep <= self.heads:
+        if not 0 <= keep <= self.heads:
             sites = ", ".join(dict.fromkeys(site.value for site, _ in self.counts))
-            raise ConfigError(f"--keep {keep}: there are {self.heads} heads ({sites}); keep from 1 to {self.heads}")
+            raise ConfigError(f"--keep {keep}: there are {self.heads} heads ({sites}); keep at most as many")
         if keep < len(self.protected):
             raise ConfigError(f"--keep {keep} is less than the {len(self.protected)} heads that --protect names")
 

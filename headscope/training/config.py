@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -73,8 +73,12 @@ class TrainConfig:
         "none, lowercase (part of the tokenizer), moses or moses-lowercase (punctuation, tokens; docs/training.md).",
         panel=TEXT,
     )
-    source_lang: str = option("en", "Language of the source, for moses.", panel=TEXT)
-    target_lang: str = option("de", "Language of the target, for moses.", panel=TEXT)
+    source_lang: str = option(
+        "en", "Language of the source, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase"
+    )
+    target_lang: str = option(
+        "de", "Language of the target, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase"
+    )
 
     init: str | None = option(
         None,
@@ -99,7 +103,9 @@ class TrainConfig:
     d_ffn: int = option(256, "Width of the feed-forward layers.", panel=MODEL, minimum=1, maximum=2**18)
     heads: int = option(8, "Heads of every attention module.", panel=MODEL, minimum=1, maximum=1024)
     norm: Literal["pre", "post"] = option("post", "post or pre: where layers normalise.", panel=MODEL)
-    activation: str = option("relu", "relu, gelu, gelu-tanh, silu, tanh or linear.", panel=MODEL)
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "tanh", "linear"] = option(
+        "relu", "relu, gelu, gelu-tanh, silu, tanh or linear.", panel=MODEL
+    )
     positions: Literal["sinusoidal", "learned", "none"] = option(
         "sinusoidal", "sinusoidal, learned or none.", panel=MODEL
     )
@@ -150,9 +156,13 @@ class TrainConfig:
         None, "Validate and write checkpoints every N updates; default: after every epoch.", panel=RUN, minimum=1
     )
     bleu_every: int = option(1, "BLEU at every N-th validation; 0: never.", panel=RUN, minimum=0)
-    bleu_sentences: int | None = option(None, "Translate only the first N validation sentences.", panel=RUN, minimum=1)
+    bleu_sentences: int | None = option(
+        None, "Translate only the first N validation sentences.", panel=RUN, minimum=1, of="valid_source"
+    )
     beam: int = option(5, "Beam of validation, and of the checkpoints.", panel=RUN, minimum=1, maximum=BEAM)
-    best_by: Literal["loss", "bleu"] = option("loss", "loss or bleu: what the best checkpoint has.", panel=RUN)
+    best_by: Literal["loss", "bleu"] = option(
+        "loss", "loss or bleu: what the best checkpoint has.", panel=RUN, of="valid_source"
+    )
     patience: int | None = option(
         None, "End after N validations without a better one.", panel=RUN, minimum=1, of="valid_source"
     )
@@ -209,7 +219,16 @@ class TrainConfig:
         return plain_options(self)
 
 
+def default_of(config: TrainConfig, name: str) -> Any:
+    """What an option of a run is where it is not given."""
+    return preset(config.preset).get(name, next(entry.default for entry in fields(config) if entry.name == name))
+
+
 def _check_kind(config: TrainConfig) -> None:
+    if known := "--init" if config.init is not None else "--tokenizer" if config.tokenizer is not None else "":
+        for name in ("vocab_size", "tokenizer_kind"):
+            if getattr(config, name) != default_of(config, name):
+                raise ConfigError(f"{known} brings its own subwords; leave out {flag(name)}")
     if config.source is None:
         raise ConfigError("no text: give --source FILE (one sentence a line), and --target FILE for translation")
     if config.kind == "lm":

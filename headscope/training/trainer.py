@@ -75,6 +75,7 @@ def train(
     the other errors are about options, text and checkpoints.
     """
     check_options(variant.options)
+    variant.check(config)
     if resume and force:
         raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
     with process_group() as processes, ExitStack() as stack:
@@ -162,8 +163,6 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
     data: Prepared | None = prepare(config, vocabularies) if processes.main else None
     processes.wait()
     data = data or prepare(config, vocabularies)
-    if config.patience is not None and data.valid is None:
-        raise ConfigError("--patience needs validation text: --valid-source (and --valid-target)")
     torch.manual_seed(config.seed)
     model = build_model(config, variant, init, data.source, data.target)
     model = model.to(device, torch.float64 if config.precision == "float64" else torch.float32)

@@ -215,7 +215,7 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
             {"by": "random", "keep": 3, "compensate": "mean", "source": None, "target": None},
             "text",
         ),
-        ({"by": "obs", "keep": 3, "damping": -1.0}, "--damping -1: a share"),
+        ({"by": "obs", "keep": 3, "damping": -1.0}, "--damping is -1"),
         ({"by": "gradient", "keep": 3, "damping": 0.1}, "--damping"),
         ({"by": "random", "keep": 3, "column": "a"}, "--column.*--by"),
         ({"by": "random", "keep": 3, "run": Path("x")}, "--by random.*heads.csv"),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from headscope.config.inputs import DATA
-from headscope.config.option import option
+from headscope.config.option import flag_of, option
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.refit import DAMPING, RefitOptions, as_text
-from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, SelectionConfig
+from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, LEARNING, SelectionConfig
 
 End = Literal["lowest", "highest"]
 """Which end of a ranking stays."""
@@ -78,8 +78,10 @@ class RankConfig(SelectionConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.tune_updates:
-            self.refuse_learning()
+        learning = (entry for entry in fields(self) if entry.metadata.get("panel") == LEARNING and entry.name != "seed")
+        given = [flag_of(entry) for entry in learning if getattr(self, entry.name) != entry.default]
+        if given and not self.tune_updates:
+            raise ConfigError(f"{given[0]} is about learning, and nothing learns; give --tune-updates N too")
         given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
         check_one_given(
             {"--keep N, the heads that stay": self.keep, "--fraction F, the share that stays": self.fraction}

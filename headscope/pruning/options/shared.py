@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import SEED, WHOLE
 from headscope.config.inputs import DATA, OUTPUT, BatchTokens, CheckpointOptions, ValidatedTextFiles
-from headscope.config.option import check_options, flag_of, option, plain_options
-from headscope.errors import ConfigError
+from headscope.config.option import check_options, option, plain_options
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
 GATE_LR = "Adam's rate for the gates; default: {gate_rates}."
@@ -78,13 +77,6 @@ class PruningOptions(HeadChoice):
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         return plain_options(self)
-
-    def refuse_learning(self) -> None:
-        """ConfigError for options of learning, of a run in which no weight changes; it has a seed all the same."""
-        for entry in fields(self):
-            learning = entry.metadata.get("panel") == LEARNING and entry.name not in ("seed", "tune_updates")
-            if learning and getattr(self, entry.name) != entry.default:
-                raise ConfigError(f"{flag_of(entry)} is about learning, and nothing learns; give --tune-updates N")
 
 
 @dataclass(frozen=True, kw_only=True)

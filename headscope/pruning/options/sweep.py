@@ -148,8 +148,6 @@ class SweepConfig(PruningOptions):
                 raise ConfigError(f"{name} {value} is for rankings, and needs text: give --source FILE")
         self._check_sizes()
         self._check_texts()
-        if not self.trains:
-            self.refuse_learning()
 
     @property
     def refit(self) -> RefitOptions:

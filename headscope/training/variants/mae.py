@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from headscope.config import NoOptions, check_options, option
+from headscope.config.option import flag_of
 from headscope.errors import ConfigError
 from headscope.training.variant import Gradients, Variant, variant
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from headscope.heads import Site
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+    from headscope.training.config import TrainConfig
     from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
@@ -65,6 +67,10 @@ class MaeOptions(NoOptions):
         check_options(self)
         if sum((not self.bcd, self.uniform, self.tune != "none")) > 1:
             raise ConfigError("--no-bcd, --uniform and --tune are three ways to train; give one of them")
+        of_gates = (entry for entry in fields(self) if entry.name.startswith("gate_"))
+        given = [flag_of(entry) for entry in of_gates if getattr(self, entry.name) != entry.default]
+        if self.uniform and given:
+            raise ConfigError(f"{given[0]} is about gates, and --uniform has none; leave one of them out")
 
 
 @dataclass
@@ -115,6 +121,10 @@ class Mae(Variant):
         """Whether gates have steps of their own."""
         return self.options.bcd and not self.options.uniform
 
+    def check(self, config: TrainConfig) -> None:
+        if self.options.tune != "none" and config.init is None:
+            raise ConfigError(f"--tune {self.options.tune} is for a trained model; name it with --init")
+
     def shape(self, config: TransformerConfig) -> TransformerConfig:
         """A model that mixes experts already keeps its own; else ConfigError where the options do not fit its heads."""
         if all(stack.self_mixing == MIXING for stack in config.stacks):
@@ -128,8 +138,6 @@ class Mae(Variant):
     def adapt(self, model: Transformer, *, fresh: bool) -> None:
         from headscope.model.mixing.experts import experts_of
 
-        if fresh and self.options.tune != "none":
-            raise ConfigError(f"--tune {self.options.tune} is for a trained model; name it with --init")
         gates = any(GATE in name for name, _ in model.named_parameters())
         if gates is self.options.uniform:
             raise ConfigError(
