@@ -42,7 +42,7 @@ class AlignmentOptions(LabelOptions):
         metavar="FILE",
     )
     alignments_first: int = option(
-        0, "Number of the first word in --alignments, 0 or 1.", metavar="N", minimum=0, maximum=1
+        0, "Number of the first word in --alignments, 0 or 1.", metavar="N", minimum=0, maximum=1, of="alignments"
     )
     align_corpus: Path | None = option(
         None,

@@ -190,7 +190,9 @@ def value_of(entry: Field[Any], hint: Any, value: Any) -> Any:
     try:
         return kind(value) if kind in (int, float, str, Path) else value
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{flag_of(entry)} is {repr(value)[:60]}, which is of the wrong type") from None
+        what = {int: "a whole number", float: "a number"}.get(kind, "another value")
+        other = f" or {entry.metadata['unset']}" if entry.metadata.get("unset") else ""
+        raise ConfigError(f"{flag_of(entry)} is {repr(value)[:60]}; give {what}{other}") from None
 
 
 def declared(function: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:

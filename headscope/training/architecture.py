@@ -109,6 +109,7 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
     stack = checkpoint.model.config.decoder
     own = {"d_model": stack.d_model, "d_ffn": stack.d_ffn, "heads": stack.most_heads, "norm": stack.norm}
     own |= {"activation": stack.activation, "positions": stack.positions, "decoder_layers": stack.layers}
+    own["vocab_size"] = len(checkpoint.target)
     for name, value in own.items():
         given = getattr(config, name)
         if given not in (value, default_of(config, name)):

@@ -225,10 +225,9 @@ def default_of(config: TrainConfig, name: str) -> Any:
 
 
 def _check_kind(config: TrainConfig) -> None:
-    if known := "--init" if config.init is not None else "--tokenizer" if config.tokenizer is not None else "":
-        for name in ("vocab_size", "tokenizer_kind"):
-            if getattr(config, name) != default_of(config, name):
-                raise ConfigError(f"{known} brings its own subwords; leave out {flag(name)}")
+    given = [name for name in ("vocab_size", "tokenizer_kind") if getattr(config, name) != default_of(config, name)]
+    if config.tokenizer is not None and given:
+        raise ConfigError(f"--tokenizer brings its own subwords; leave out {flag(given[0])}")
     if config.source is None:
         raise ConfigError("no text: give --source FILE (one sentence a line), and --target FILE for translation")
     if config.kind == "lm":

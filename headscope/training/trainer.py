@@ -75,7 +75,6 @@ def train(
     the other errors are about options, text and checkpoints.
     """
     check_options(variant.options)
-    variant.check(config)
     if resume and force:
         raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
     with process_group() as processes, ExitStack() as stack:
@@ -152,6 +151,7 @@ def _recorded(folder: Path, about: Mapping[str, Any], history: History | None) -
 def make_run(config: TrainConfig, variant: Variant, processes: Processes | None = None) -> TrainingRun:
     """Data, model and optimizer of a run that has not begun; `variant.prepare` is called."""
     processes = processes or Processes()
+    variant.check(config)
     if config.save_confidence != "none":
         from headscope.training.files.confidence_files import with_confidence
 

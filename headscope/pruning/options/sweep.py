@@ -168,6 +168,8 @@ class SweepConfig(PruningOptions):
         if self.lambdas and not self.priced:
             priced = [name for name, learner in learners().items() if learner.priced]
             raise ConfigError(f"--lambda is for {' and '.join(priced)}, which --methods does not name")
+        if self.start is not None and not self.learnt:
+            raise ConfigError(f"--start is for gates that {' and '.join(learners())} learn; --methods names none")
         if not (self.keep or self.fractions) and not (self.lambdas and set(self.methods) <= self.priced):
             raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --fractions 0.25,0.5")
         if self.from_scratch and not self.learnt:
