@@ -238,7 +238,7 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
         for place, heads in checkpoint.layout.items()
         if place[0] is not Site.ENCODER_SELF and place[1] == first
     }
-    side = pad_side([Encoded([int(number)], [False]) for number in ids]).to(device)
+    side = pad_side([Encoded.plain([int(number)]) for number in ids]).to(device)
     batch = Batch(torch.arange(len(ids)), 0, side, side if checkpoint.two_sided else None)
     with eval_mode(model), _replaced_input(entry, states), _seen_input(end, seen), gated(model, closed):
         checkpoint.forward(batch) if later or norm else checkpoint.logits(batch)

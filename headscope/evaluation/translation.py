@@ -67,7 +67,9 @@ def translate_lines(
     counts = UnknownSubwords() if unknown is None else unknown
     while texts := list(islice(rest, window)):
         translations: dict[int, list[Translation]] = {}
-        encoded = _encoded(checkpoint, texts, limit)
+        numbers = [n for n, text in enumerate(texts) if text.strip()]
+        lines_read = checkpoint.encode([texts[n] for n in numbers], side="source", limit=limit) if numbers else []
+        encoded = dict(zip(numbers, lines_read, strict=True))
         counts.add("source", list(encoded.values()))
         for number in (number for number, line in encoded.items() if line.cut):
             cut(before + number + 1)
@@ -101,13 +103,6 @@ def _fitting(
     limit = checkpoint.reads(options.longest)
     tokens, _ = automatic_tokens(checkpoint.device, lambda: trial if lines else None, limit=limit, processes=processes)
     return tokens
-
-
-def _encoded(checkpoint: Checkpoint, texts: Sequence[str], limit: int) -> dict[int, Encoded]:
-    """The lines that are not empty, by their numbers in `texts`."""
-    numbers = [n for n, text in enumerate(texts) if text.strip()]
-    encoded = checkpoint.encode([texts[n] for n in numbers], side="source", limit=limit) if numbers else []
-    return dict(zip(numbers, encoded, strict=True))
 
 
 def _groups(lengths: Mapping[int, int], tokens: int, most: int) -> Iterator[list[int]]:

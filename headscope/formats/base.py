@@ -28,6 +28,7 @@ from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
+from headscope.model.interface import reads_sound
 from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.projections import Projections, projections
 from headscope.model.removal_plan import RemovalPlan
@@ -144,6 +145,11 @@ class Checkpoint(ABC):
     @abstractmethod
     def two_sided(self) -> bool:
         """Whether there is an encoder and a decoder."""
+
+    @property
+    def reads_sound(self) -> bool:
+        """Whether its encoder reads recordings."""
+        return reads_sound(self.model)
 
     @property
     @abstractmethod
