@@ -16,6 +16,7 @@ from headscope.config import AnalyzeOptions
 from headscope.data.batching import (
     DEFAULT_TOKENS,
     PROBED,
+    UNCUT,
     BatchingOptions,
     BatchTrial,
     Memory,
@@ -328,12 +329,9 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, batching: BatchingOptio
     """
     generator = torch.Generator().manual_seed(seed)
     plain = torch.tensor(checkpoint.common_ids())
+    two_sided = checkpoint.two_sided
+    start = checkpoint.encode(["a"], side="target", limit=UNCUT)[0].ids[:1] if two_sided else checkpoint.start_ids()
     limit = sentence_limit(checkpoint, batching)
-    start = (
-        checkpoint.encode(["a"], side="target", limit=limit)[0].ids[:1]
-        if checkpoint.two_sided
-        else checkpoint.start_ids()
-    )
     block = min(RANDOM_BLOCK, (limit - len(start)) // 2)
     size = max(FOLDS, batching.tokens // max(1, len(start) + 2 * block))
     drawn_ids = plain[torch.randint(len(plain), (RANDOM_SEQUENCES, block), generator=generator)]
@@ -341,5 +339,5 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, batching: BatchingOptio
         drawn = drawn_ids[indices].tolist()
         blocks = pad_side([Encoded.plain(once) for once in drawn])
         repeated = pad_side([Encoded.plain([*once, *once], start=start) for once in drawn])
-        source, target = (blocks, repeated) if checkpoint.two_sided else (repeated, None)
+        source, target = (blocks, repeated) if two_sided else (repeated, None)
         yield Batch(indices, 0, source, target, kind="random")
