@@ -22,7 +22,7 @@ from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, precise, tapped
 from headscope.model.discovery import eval_mode, track_calls
 from headscope.model.prefix_cache import LayerIndex
 from headscope.model.streaming.context import recomputed_context
@@ -229,8 +229,7 @@ def _recomputed(call: AttentionCall, other: AttentionCall, name: str) -> Tensor:
 
 def _product(difference: Tensor, gradient: Tensor) -> Tensor:
     """Σ over positions and width: [b h], in float32 at least."""
-    wide = torch.promote_types(difference.dtype, torch.float32)
-    return (difference.detach().to(wide) * gradient.to(wide)).sum(dim=(2, 3))
+    return (precise(difference.detach()) * precise(gradient)).sum(dim=(2, 3))
 
 
 def _add(effects: dict[Place, Tensor], place: Place, values: Tensor) -> None:

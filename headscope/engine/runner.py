@@ -18,12 +18,12 @@ from headscope.distributed import upload
 from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.conclusion import AnalysisResult, LeftOut, conclude
-from headscope.engine.heads.head_batch import ObservedBatch, precise
+from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, makes_weights
+from headscope.model.attention import AttentionCall, makes_weights, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
 from headscope.model.nonfinite import DeferredChecks, deferred

@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import PROBED, BatchTrial, Long, Omissions, batches, own_labels
+from headscope.data.batching import PROBED, BatchTrial, Long, Omissions, batches, groups, own_labels
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.distributed import ALONE, Processes, fetch, upload, widest
 from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
+from headscope.model.attention import precise
 from headscope.model.native.transformer import PartialForward, Transformer
 from headscope.model.taps import masked
 from headscope.model.threads import threads_for_pass
@@ -200,8 +201,7 @@ def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for part in torch.split((labels != IGNORED).nonzero(), POSITIONS):
         target = upload(labels[part[:, 0], part[:, 1]], device)  # [n]
         row, position = upload(part, device).unbind(dim=1)
-        scores = logits[row, position]  # [n V]
-        scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        scores = precise(logits[row, position])  # [n V]
         nll = scores.logsumexp(dim=-1) - scores.gather(1, target[:, None])[:, 0]
         right = scores.argmax(dim=-1) == target
         sums.index_add_(1, row, torch.stack([each.to(sums.dtype) for each in (nll, right, torch.ones_like(right))]))
@@ -247,13 +247,8 @@ def labelled(
                     "shorten the line, raise --max-length, or take --long truncate"
                 )
             losses.truncated += bool(cut) and sentence.last
-        group: list[LabelledSentence] = []
-        for row in sorted(rows, key=LabelledSentence.length):
-            if group and row.length() * (len(group) + 1) > options.tokens:
-                yield _collate(group)
-                group = []
-            group.append(row)
-        yield _collate(group)
+        by_length = sorted(rows, key=LabelledSentence.length)
+        yield from map(_collate, groups(by_length, LabelledSentence.length, options.tokens))
 
 
 def _texts(

@@ -16,7 +16,7 @@ from headscope.engine.heads.rows import AttentionRows, DenseRows, Match, SharedT
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.errors import CheckpointError
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall
+from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.streaming.statistics import ScoreBlocks
 from headscope.model.streaming.visibility import Visibility
@@ -282,11 +282,6 @@ class ObservedBatch:
             sinks=None if options.sinks is None else options.sinks.detach(),
         )
         return StreamedRows(scores, seen, keys, self.shared)
-
-
-def precise(values: Tensor) -> Tensor:
-    """At least float32: a sum of a few hundred weights in half precision has an error in the third digit."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def _visible(call: AttentionCall, key_side: Side) -> Tensor:

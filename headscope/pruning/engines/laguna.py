@@ -25,6 +25,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
+from headscope.model.attention import is_half
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
 from headscope.pruning.engines.decoders import PARTS, DecoderLayer, decoder_layer, proved
 from headscope.pruning.model_inputs import InputTexts
@@ -233,7 +234,7 @@ def _server_card(file: EngineFile) -> Card:
 def _limits(dtype: torch.dtype, gate: float) -> tuple[str, ...]:
     """What a user of half precision needs to know."""
     limits = [f"`{SERVERS}` in transformers: it takes `gating: false` for a gate of random numbers"]
-    if dtype in (torch.float16, torch.bfloat16):
+    if is_half(dtype):
         whole = _gate(torch.float32)
         limits.append(
             f"`{FOLDER}` opened in float32: its gate is {gate} in {str(dtype).removeprefix('torch.')}, which W_O is "

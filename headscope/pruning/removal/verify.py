@@ -16,8 +16,9 @@ from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
+from headscope.model.attention import is_half
 from headscope.model.forward import max_abs_difference, outputs, reference, rounds, running_narrowed
-from headscope.model.interface import is_half, suppress_warnings, through_attend
+from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.native.in_parts import cached_difference, generates
 from headscope.model.native.transformer import Transformer
 from headscope.model.taps import masked
