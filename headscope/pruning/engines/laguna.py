@@ -24,7 +24,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
-from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
+from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
 from headscope.model.attention import is_half
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
 from headscope.pruning.engines.decoders import PARTS, DecoderLayer, decoder_layer, proved
@@ -49,6 +49,7 @@ class Laguna(EngineExport):
     name = "laguna"
     summary = "folders for stock transformers and for servers, of Qwen3-like decoders"
     install = "headscope[engines]"
+    allocation = "per-group"
 
     def check(self, checkpoint: Checkpoint) -> None:
         if not hasattr(transformers, "LagunaForCausalLM"):
@@ -67,7 +68,7 @@ class Laguna(EngineExport):
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
         self.check(checkpoint)
-        stored: Any = checkpoint.with_model(with_stored_dtype(checkpoint))
+        stored: Any = stored_copy(checkpoint)
         layers = [decoder_layer(module) for module in stored.model.model.layers]
         groups = max(1, *(layer.groups for layer in layers))
         shared = [layer.heads // layer.groups if layer.heads else 1 for layer in layers]
