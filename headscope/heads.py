@@ -102,6 +102,21 @@ def all_heads(layout: Layout) -> Iterable[HeadId]:
             yield HeadId(site, layer, head)
 
 
+def by_layer(heads: Iterable[HeadId]) -> dict[tuple[Site, int], list[int]]:
+    """The numbers of heads in each (site, layer) that has any, in their order."""
+    numbers: dict[tuple[Site, int], list[int]] = {}
+    for head in heads:
+        numbers.setdefault((head.site, head.layer), []).append(head.head)
+    return numbers
+
+
+def refuse_absent(heads: Iterable[HeadId], layout: Layout) -> None:
+    """ConfigError for a head that a model of this layout lacks."""
+    for head in heads:
+        if head.head >= layout.get((head.site, head.layer), 0):
+            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
+
+
 def describe_heads(layout: Layout) -> str:
     """`encoder-self 6 × 12, cross 6 × 8`; head counts that differ between layers are listed."""
     parts = []

@@ -21,7 +21,7 @@ from headscope.attribution.objectives.logits import AnswerObjective
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site
+from headscope.heads import HeadId, Site, by_layer
 from headscope.model.attention import AttentionCall, precise, tapped
 from headscope.model.discovery import eval_mode, track_calls
 from headscope.model.prefix_cache import LayerIndex
@@ -172,10 +172,7 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
 @contextmanager
 def patched(checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[Place, list[Tensor]]) -> Iterator[None]:
     """Within the block these heads give their contexts of another run over as many positions, call by call."""
-    chosen: dict[Place, list[int]] = {}
-    for head in heads:
-        chosen.setdefault((head.site, head.layer), []).append(head.head)
-    turns: dict[Place, int] = {}
+    chosen, turns = by_layer(heads), dict[Place, int]()
     with track_calls(checkpoint.model) as tracker:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:

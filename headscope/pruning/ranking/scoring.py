@@ -55,7 +55,7 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
     return intact
 
 
-def reached(context: ScoringContext, moments: Moments) -> Iterator[tuple[OutputProjection, ContextMoments]]:
+def reached_modules(context: ScoringContext, moments: Moments) -> Iterator[tuple[OutputProjection, ContextMoments]]:
     """The output projections that the text reaches, with their moments."""
     for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
         if (sums := moments.of(projection)) is not None:
@@ -160,7 +160,7 @@ def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) 
     Only `units` go. ConfigError where one of them has no score.
     """
     orders: list[ModuleOrder] = []
-    for projection, _ in reached(context, moments_of(context)):
+    for projection, _ in reached_modules(context, moments_of(context)):
         means = {
             number: fmean(scores.get(head, math.nan) for head in unit)
             for number, unit in enumerate(projection.units)

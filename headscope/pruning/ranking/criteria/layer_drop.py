@@ -9,7 +9,7 @@ from headscope.heads import HeadId
 from headscope.pruning.closed_form.moments import ContextMoments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import for_all_heads, moments_of, reached
+from headscope.pruning.ranking.scoring import for_all_heads, moments_of, reached_modules
 
 
 @criterion
@@ -31,7 +31,7 @@ class LayerDrop(Criterion):
     def scores(self, context: ScoringContext) -> Scores:
         layers = [
             (float(energy(projection, sums, projection.blocks.flatten())), projection, sums)
-            for projection, sums in reached(context, moments_of(context))
+            for projection, sums in reached_modules(context, moments_of(context))
         ]
         total, scores = 0.0, dict[HeadId, float]()
         for layer, projection, sums in sorted(layers, key=lambda of_layer: of_layer[0]):

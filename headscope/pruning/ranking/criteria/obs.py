@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headscope.engine.faithfulness.orders import Scores
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, reached, removal_order
+from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, reached_modules, removal_order
 
 
 @criterion
@@ -25,6 +25,6 @@ class OptimalBrainSurgeon(Criterion):
     refits = True
 
     def scores(self, context: ScoringContext) -> Scores:
-        modules = reached(context, moments_of(context))
+        modules = reached_modules(context, moments_of(context))
         orders = [(projection, removal_order(context, projection, sums)) for projection, sums in modules]
         return for_all_heads(context, error_when_gone(orders))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headscope.engine.faithfulness.orders import Scores
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import measured_scores, moments_of, reached, removal_order
+from headscope.pruning.ranking.scoring import measured_scores, moments_of, reached_modules, removal_order
 
 
 @criterion
@@ -25,6 +25,6 @@ class MeasuredOptimalBrainSurgeon(Criterion):
     refits = True
 
     def scores(self, context: ScoringContext) -> Scores:
-        modules = reached(context, moments_of(context))
+        modules = reached_modules(context, moments_of(context))
         orders = [(each, [step.block for step in removal_order(context, each, sums)]) for each, sums in modules]
         return measured_scores(context, orders)

@@ -7,7 +7,7 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.refit import weigh
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, reached, removal_order
+from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, reached_modules, removal_order
 
 
 @criterion
@@ -31,7 +31,7 @@ class TaskOptimalBrainSurgeon(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []
-        for projection, sums in reached(context, moments):
+        for projection, sums in reached_modules(context, moments):
             if sums.fisher is not None:
                 weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
                 steps = removal_order(context, projection, sums, weight=weight)
