@@ -78,7 +78,7 @@ import os
 import signal
 import sys
 from headscope.cli import main
-from headscope.pruning.learning.training_loss import LabelLoss
+from headscope.pruning.learning.examples import LabelLoss
 
 real, updates = LabelLoss.of, []
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -19,9 +19,6 @@ from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.training.config import TrainConfig
 from headscope.training.variant import Variant
-
-if TYPE_CHECKING:
-    from headscope.model.native.transformer import Transformer
 
 
 def as_built(model: Transformer) -> None:

@@ -25,7 +25,7 @@ from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import RUN, PlotFigure
 
 if TYPE_CHECKING:
-    from headscope.data.corpus import Sentence, open_text
+    from headscope.data.corpus import Sentence
     from headscope.engine.attention_maps import Maps
     from headscope.formats.base import Checkpoint
 
@@ -110,6 +110,7 @@ def _section(run: AnalysisRun, name: str, *texts: str) -> dict[str, Any]:
 def _line(run: AnalysisRun, index: int) -> Sentence:
     """Line `index` of the run's texts."""
     from headscope.config import TextFiles
+    from headscope.data.corpus import open_text
 
     data = dict(_section(run, "data", "source", "target", "source2", "labels", "clean", "parse"))
     typed = _section(run, "options").get("typed") or {}

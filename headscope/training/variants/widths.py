@@ -85,7 +85,7 @@ class NarrowOptions(WideOptions):
 
 
 @variant
-class Narrow(Wide):
+class Narrow(Variant):
     """The input is cut into h slices, a head reads its own: 3·d²/h + d² weights and d biases of the output.
 
     With `shared_qkv` all heads have the same small matrices: 3·(d/h)² + d² weights, d biases of the output.
@@ -94,3 +94,7 @@ class Narrow(Wide):
     name = "narrow"
     summary = "Heads that read a slice of the input each."
     Options = NarrowOptions
+    decides = Wide.decides
+
+    def shape(self, config: TransformerConfig) -> TransformerConfig:
+        return config.with_stacks(partial(reshaped, options=self.options))
