@@ -3,9 +3,9 @@
 What is unusual here:
 - scores, weights and context are separate steps, so that training, capture, gates and tests share one
   implementation;
-- *taps* (see `headscope.model.taps` and `headscope.model.taps`) are called with each attention call and may
-  replace the context between weights·V and the output projection; they are entered with `with` and kept in a
-  context variable, so nothing outlives the block;
+- *taps* (see `headscope.model.taps`) are called with each attention call and may replace the context between
+  weights·V and the output projection; they are entered with `with` and kept in a context variable, so nothing
+  outlives the block;
 - keys and values may have fewer heads than queries (grouped-query attention);
 - within `replace_contexts` contexts come from a function that makes no weights (`headscope.model.streaming`).
 """
