@@ -19,7 +19,7 @@ from headscope.report.layout.panels import PanelLayer, Panels
 from headscope.report.readers.run import AnalysisRun
 
 REACH = 10  # offsets shown one by one at most; what is beyond goes into a tail on either side
-SEEN = 0.01  # share of queries of a head from which on an offset is shown by itself
+SEEN = 0.01  # share of all queries of a head from which on an offset is shown by itself
 LEAST = 1.15  # inches of a panel: room for its title and ticks
 PITCH = 0.105  # inches of a cell: room for a head number of 6.5 points
 LEFT, ABOVE, RIGHT, BELOW = 0.36, 0.2, 0.4, 0.3
@@ -59,9 +59,13 @@ def offset_histograms(run: AnalysisRun) -> Figure:
 
 
 def offset_shares(run: AnalysisRun) -> dict[tuple[str, int], NDArray[np.float64]]:
-    """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail."""
-    table = run.table("positional", "offset", "share")
-    seen = table["offset"][table["share"] >= SEEN].abs()
+    """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail.
+
+    Tails are shares of all queries, the others of those that have a key there.
+    """
+    table = run.table("positional", "offset", "count", "share")
+    of_all = table["count"] / table.groupby(["site", "layer", "head"])["count"].transform("sum")
+    seen = table["offset"][of_all >= SEEN].abs()
     reach = int(min(max(seen.max() if len(seen) else 1, 1), REACH))
     shares = {
         (site, layer): np.zeros((count, 2 * reach + 3))
@@ -69,7 +73,8 @@ def offset_shares(run: AnalysisRun) -> dict[tuple[str, int], NDArray[np.float64]
         for layer, count in enumerate(counts)
     }
     columns = table["offset"].clip(-reach - 1, reach + 1) + reach + 1
-    rows = zip(table["site"], table["layer"], table["head"], columns, table["share"], strict=True)
+    shown = table["share"].where(table["offset"].abs() <= reach, of_all)
+    rows = zip(table["site"], table["layer"], table["head"], columns, shown, strict=True)
     for site, layer, head, column, share in rows:
         shares[site, layer][head, int(column)] += share
     return shares
