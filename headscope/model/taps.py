@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, Site, describe_heads
+from headscope.heads import HeadId, Layout, Site, by_layer, describe_heads, refuse_absent
 from headscope.model.attention import AttentionCall, repeat_groups, tapped
 from headscope.model.discovery import AttentionSite, find_attention, track_calls
 from headscope.model.stored_weights import computing_dtype, is_offloaded
@@ -132,12 +132,10 @@ def closed(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int], Te
 
     ConfigError for a head that `layout` lacks.
     """
-    gates: dict[tuple[Site, int], Tensor] = {}
+    refuse_absent(heads := list(heads), layout)
+    gates = {site_layer: torch.ones(layout[site_layer]) for site_layer in by_layer(heads)}
     for head in heads:
-        site_layer = (head.site, head.layer)
-        if head.head >= layout.get(site_layer, 0):
-            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
-        gates.setdefault(site_layer, torch.ones(layout[site_layer]))[head.head] = 0.0
+        gates[head.site, head.layer][head.head] = 0.0
     return gates
 
 

@@ -110,8 +110,7 @@ def pass_tokens(opened: OpenedSelection, objective: str, *, seed: int, processes
         opened.checkpoint,
         opened.corpus,
         [ANALYSES.get("gradient")],
-        RunOptions(seed=seed, objective=objective),
-        BatchingOptions(limit=opened.limit),
+        RunOptions(seed=seed, objective=objective, batching=BatchingOptions(limit=opened.limit)),
         processes=processes,
     )
     opened.remarks += [said] if said and said not in opened.remarks else []

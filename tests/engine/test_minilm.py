@@ -113,9 +113,11 @@ def compare(heads: pd.DataFrame, seen: Iterable[Seen], theirs: Theirs) -> None:
             expected = sum(term[0] for term in terms) / sum(term[1] for term in terms)
             assert row[column] == pytest.approx(expected, abs=CLOSE), (column, place, row["head"])
         histograms = [positional.histogram(one, place, row["head"], False) for one in seen]
-        every = sum(histograms, Counter())
-        assert row["offset_share"] == pytest.approx(max(every.values()) / every.total(), abs=CLOSE)
-        assert every[row["offset"]] / every.total() == pytest.approx(row["offset_share"], abs=CLOSE)
+        every, able = sum(histograms, Counter()), [positional.able(one, place, row["head"], False) for one in seen]
+        offset = positional.modal(histograms, able)
+        assert every[row["offset"]] == every[offset]
+        expected = every[offset] / sum(able, Counter())[row["offset"]]
+        assert row["offset_share"] == pytest.approx(expected, abs=CLOSE)
         label = f"positional:{row['offset']:+.0f}"
         assert (label in candidates(row)) == (row["offset_share"] >= 0.9)
 

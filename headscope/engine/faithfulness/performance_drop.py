@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from headscope.attribution.objectives.base import OBJECTIVES, Objective
+from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.attribution.patching import patched, recorded
 from headscope.bootstrap import Array, GroupSums, Ratio
 from headscope.data.batching import Omissions, batches
@@ -36,21 +36,23 @@ class PerformanceDrop:
     sums: dict[str, GroupSums] = field(default_factory=dict)
     values: dict[str, Array] = field(default_factory=dict)
     higher_is_better: frozenset[str] = frozenset({"accuracy", "bleu"})
+    objective: str = "loss"
 
 
 def measure_drop(
     checkpoint: Checkpoint, corpus: Corpus, masks: Masks, options: LikelihoodOptions, *, objective: str, step: Step
 ) -> PerformanceDrop:
-    """The objective under every mask: loss (with accuracy), or the damage by any other objective.
+    """The objective (or the default one) under every mask: loss, with accuracy, or the damage by any other objective.
 
     A masked head gives nothing; of prompts, where the objective is the answer, what it gives on the corrupt prompt.
     """
     assert not masks[0], "differences are to the first mask, which is empty"
-    if objective == "loss":
+    name = choose_objective(objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
+    if name == "loss":
         scored = likelihood(checkpoint, corpus, options, masks=masks, progress=step)
         return PerformanceDrop({"loss": scored.nll, "accuracy": scored.right})
-    damage = _damage(checkpoint, corpus, masks, options, OBJECTIVES.get(objective)(seed=options.seed), step)
-    return PerformanceDrop({objective: damage})
+    damage = _damage(checkpoint, corpus, masks, options, OBJECTIVES.get(name)(seed=options.seed), step)
+    return PerformanceDrop({name: damage}, objective=name)
 
 
 def _damage(

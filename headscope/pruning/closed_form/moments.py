@@ -218,8 +218,7 @@ class ContextTap:
 
     def rows(self, place: Place, values: Tensor) -> Tensor:
         """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
-        batch = self.batch.on_host  # which tokens are real is known there
-        text = batch.source if batch.target is None or place[0] is Site.ENCODER_SELF else batch.target
+        text, _ = self.batch.on_host.sides(place[0])  # which tokens are real is known there
         if values.shape[:-1].numel() != text.real.numel():
             raise CheckpointError(
                 f"{place[0]}.{place[1]} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "

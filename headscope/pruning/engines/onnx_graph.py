@@ -89,7 +89,6 @@ class OnnxGraph(EngineExport):
             export=self.name,
             file=file,
             runtime=f"onnxruntime {importlib.metadata.version('onnxruntime')}",
-            quantity=QUANTITY,
             difference=difference,
             limit=TOLERANCE,
             sizes=sizes,

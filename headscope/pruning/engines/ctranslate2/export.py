@@ -202,6 +202,7 @@ class CTranslate2(EngineExport):
     install = "headscope[engines]"
     packages = ("ctranslate2",)
     endings = ("bin",)
+    allocation = "uniform"
 
     def check(self, checkpoint: Checkpoint) -> None:
         check_translator(checkpoint)
@@ -229,7 +230,6 @@ class CTranslate2(EngineExport):
             export=self.name,
             file=FOLDER,
             runtime=f"CTranslate2 {importlib.metadata.version('ctranslate2')}",
-            quantity=QUANTITY,
             difference=difference,
             limit=limit,
             sizes=f"{encoder.most_heads} heads in the encoder, {decoder.most_heads} in the decoder",
