@@ -75,7 +75,7 @@ def _damage(
             columns = [torch.zeros_like(intact.values)]
             corrupt = recorded(checkpoint, on_device.corrupted).contexts if objective.needs_prompts else {}
             for heads in masks[1:]:
-                with patched(checkpoint, heads, corrupt) if corrupt else masked(checkpoint.model, heads):
+                with masked(checkpoint.model, heads) if not corrupt else patched(checkpoint, heads, corrupt):
                     altered = objective.outcome(checkpoint, on_device, intact.aim)
                 columns.append(objective.damage(intact, altered))
             sums.add(batch.indices, Ratio(torch.stack(columns, dim=1), intact.counts[:, None].expand(-1, len(masks))))
