@@ -108,11 +108,11 @@ class Limited(Protocol):
         ...
 
 
-def sentence_limit(model: Limited, options: BatchingOptions) -> int:
+def sentence_limit(model: Limited, asked: int | None = None) -> int:
     """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
-    if options.limit is not None and model.limit is not None and options.limit > model.limit:
-        raise ConfigError(f"--max-length {options.limit} is more than the {model.limit} positions of the model")
-    return options.limit or min(DEFAULT_LIMIT, model.limit or DEFAULT_LIMIT)
+    if asked is not None and model.limit is not None and asked > model.limit:
+        raise ConfigError(f"--max-length {asked} is more than the {model.limit} positions of the model")
+    return asked or min(DEFAULT_LIMIT, model.limit or DEFAULT_LIMIT)
 
 
 @dataclass

@@ -125,7 +125,7 @@ def text_batches(
         corpus,
         checkpoint,
         tokens=batching.tokens,
-        limit=sentence_limit(checkpoint, batching),
+        limit=sentence_limit(checkpoint, batching.limit),
         long=batching.long,
         losses=Omissions(),
         labels=labels and gives_labels(checkpoint, corpus),
