@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 import headscope as hs
-from headscope.data.batching import Omissions, batches, sentence_limit
+from headscope.data.batching import batches, sentence_limit
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
@@ -202,7 +202,7 @@ def cost(checkpoint: Checkpoint, calibration: Corpus) -> dict[str, float]:
         began = time.monotonic()
         with torch.no_grad():
             limit = sentence_limit(checkpoint)
-            for batch in batches(calibration, checkpoint, tokens=2048, limit=limit, losses=Omissions()):
+            for batch in batches(calibration, checkpoint, tokens=2048, limit=limit):
                 checkpoint.forward(batch)
         took["forward"].append(time.monotonic() - began)
         began = time.monotonic()

@@ -132,7 +132,7 @@ def batches(
     tokens: int,
     limit: int,
     long: Long = "truncate",
-    losses: Omissions,
+    losses: Omissions | None = None,
     labels: bool = False,
 ) -> Iterator[Batch]:
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
@@ -141,7 +141,7 @@ def batches(
     where `long` is "refuse"; prompts are always refused. With `labels` batches have the ids that a decoder should
     predict, or the corpus's own labels where it has some.
     """
-    sentences = iter(corpus)
+    sentences, losses = iter(corpus), losses or Omissions()
     while window := list(islice(sentences, WINDOW)):
         encode = _encode_prompts if corpus.has_contrast else _encode
         encoded = encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)

@@ -219,7 +219,7 @@ def batch_tokens(
             running, _ = _applicable(checkpoint, first, plain, options)
         except ConfigError:  # the others may run; if not, `analyze` says why
             return None
-        stream = _streams(checkpoint, first, running, Omissions())
+        stream = _streams(checkpoint, first, running)
         longest = max((batch for batch in stream if batch.kind == "text"), key=lambda batch: batch.longest)
         runner = AnalysisRunner(checkpoint, running)
         for analysis in running:
@@ -295,7 +295,7 @@ def _streams(
     checkpoint: Checkpoint,
     corpus: Corpus,
     running: Sequence[Analysis],
-    losses: Omissions,
+    losses: Omissions | None = None,
 ) -> Generator[Batch, None, None]:
     """The batches of the text, and those of random tokens, as far as any analysis sees them."""
     seed, batching = running[0].run.seed, running[0].run.batching

@@ -11,7 +11,7 @@ import torch
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.attribution.patching import patched, recorded
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import Omissions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_score
@@ -65,7 +65,6 @@ def _damage(
         tokens=options.tokens,
         limit=options.limit,
         long=options.long,
-        losses=Omissions(),
         labels=corpus.has_labels or checkpoint.predicts == "words",
     )
     with torch.inference_mode():
