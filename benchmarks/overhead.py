@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from headscope.assets import demo_checkpoint
-from headscope.data.batching import BatchingOptions, Omissions, batches
+from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import open_corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.frequencies import token_frequencies
@@ -39,7 +39,7 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 def forward(checkpoint: Checkpoint, corpus: object, tokens: int) -> None:
     """The model's own eager forward over the corpus."""
     with torch.inference_mode(), through_attend(checkpoint.model, implementation="eager"):
-        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Omissions()):  # type: ignore[arg-type]
+        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512):  # type: ignore[arg-type]
             checkpoint.forward(batch)
 
 

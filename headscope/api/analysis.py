@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from headscope.config import AnalyzeConfig, AnalyzeOptions
-from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes, process_group
@@ -151,7 +151,7 @@ def measure_heads(
     began = time.monotonic()
     analyses = chosen_analyses(options, prompts=corpus.has_contrast)
     options = replace(options, analysis_options=checked_options(options.analysis_options))
-    limit = sentence_limit(checkpoint, BatchingOptions(limit=options.max_length))
+    limit = sentence_limit(checkpoint, options.max_length)
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
     if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
         corpus = with_stanza(corpus, options, progress, processes)

@@ -172,8 +172,8 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
 @contextmanager
 def patched(checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[Place, list[Tensor]]) -> Iterator[None]:
     """Within the block these heads give their contexts of another run over as many positions, call by call."""
-    chosen, turns = by_layer(heads), dict[Place, int]()
     with track_calls(checkpoint.model) as tracker:
+        chosen, turns = by_layer(heads), dict[Place, int]()
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             site = tracker.attention_site(call.module)

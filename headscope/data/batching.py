@@ -108,11 +108,11 @@ class Limited(Protocol):
         ...
 
 
-def sentence_limit(model: Limited, options: BatchingOptions) -> int:
+def sentence_limit(model: Limited, asked: int | None = None) -> int:
     """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
-    if options.limit is not None and model.limit is not None and options.limit > model.limit:
-        raise ConfigError(f"--max-length {options.limit} is more than the {model.limit} positions of the model")
-    return options.limit or min(DEFAULT_LIMIT, model.limit or DEFAULT_LIMIT)
+    if asked is not None and model.limit is not None and asked > model.limit:
+        raise ConfigError(f"--max-length {asked} is more than the {model.limit} positions of the model")
+    return asked or min(DEFAULT_LIMIT, model.limit or DEFAULT_LIMIT)
 
 
 @dataclass
@@ -132,7 +132,7 @@ def batches(
     tokens: int,
     limit: int,
     long: Long = "truncate",
-    losses: Omissions,
+    losses: Omissions | None = None,
     labels: bool = False,
 ) -> Iterator[Batch]:
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
@@ -141,7 +141,7 @@ def batches(
     where `long` is "refuse"; prompts are always refused. With `labels` batches have the ids that a decoder should
     predict, or the corpus's own labels where it has some.
     """
-    sentences = iter(corpus)
+    sentences, losses = iter(corpus), losses or Omissions()
     while window := list(islice(sentences, WINDOW)):
         encode = _encode_prompts if corpus.has_contrast else _encode
         encoded = encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)

@@ -219,7 +219,7 @@ def batch_tokens(
             running, _ = _applicable(checkpoint, first, plain, options)
         except ConfigError:  # the others may run; if not, `analyze` says why
             return None
-        stream = _streams(checkpoint, first, running, Omissions())
+        stream = _streams(checkpoint, first, running)
         longest = max((batch for batch in stream if batch.kind == "text"), key=lambda batch: batch.longest)
         runner = AnalysisRunner(checkpoint, running)
         for analysis in running:
@@ -231,7 +231,7 @@ def batch_tokens(
 
         return BatchTrial.of(longest, run)
 
-    limit = sentence_limit(checkpoint, batching)
+    limit = sentence_limit(checkpoint, batching.limit)
     return automatic_tokens(
         checkpoint.device, trial, limit=limit, default=batching.tokens, memory=memory, processes=processes
     )
@@ -295,14 +295,15 @@ def _streams(
     checkpoint: Checkpoint,
     corpus: Corpus,
     running: Sequence[Analysis],
-    losses: Omissions,
+    losses: Omissions | None = None,
 ) -> Generator[Batch, None, None]:
     """The batches of the text, and those of random tokens, as far as any analysis sees them."""
-    options, passes = running[0].run, {name for analysis in running for name in analysis.passes}
+    seed, batching = running[0].run.seed, running[0].run.batching
+    passes = {name for analysis in running for name in analysis.passes}
     needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
     labels = needed and gives_labels(checkpoint, corpus)
-    repeated = random_batches(checkpoint, seed=options.seed, batching=options.batching)
-    limit, tokens, long = sentence_limit(checkpoint, options.batching), options.batching.tokens, options.batching.long
+    repeated = random_batches(checkpoint, seed=seed, batching=batching)
+    limit, tokens, long = sentence_limit(checkpoint, batching.limit), batching.tokens, batching.long
     if "text" in passes:
         yield from batches(corpus, checkpoint, tokens=tokens, limit=limit, long=long, losses=losses, labels=labels)
     if "random" in passes and (corpus.has_target or not checkpoint.two_sided):
@@ -331,7 +332,7 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, batching: BatchingOptio
     plain = torch.tensor(checkpoint.common_ids())
     two_sided = checkpoint.two_sided
     start = checkpoint.encode(["a"], side="target", limit=UNCUT)[0].ids[:1] if two_sided else checkpoint.start_ids()
-    limit = sentence_limit(checkpoint, batching)
+    limit = sentence_limit(checkpoint, batching.limit)
     block = min(RANDOM_BLOCK, (limit - len(start)) // 2)
     size = max(FOLDS, batching.tokens // max(1, len(start) + 2 * block))
     drawn_ids = plain[torch.randint(len(plain), (RANDOM_SEQUENCES, block), generator=generator)]

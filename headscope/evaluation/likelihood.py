@@ -134,7 +134,7 @@ def likelihood(
 def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
     """A pass over the longest of the first sentences, for `automatic_tokens`."""
     device = checkpoint.device
-    found = batches(corpus.first(PROBED), checkpoint, tokens=options.tokens, limit=options.limit, losses=Omissions())
+    found = batches(corpus.first(PROBED), checkpoint, tokens=options.tokens, limit=options.limit)
     longest = max(found, key=lambda batch: batch.longest, default=None)
 
     def run(batch: Batch) -> None:

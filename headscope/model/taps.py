@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, Site, by_layer, describe_heads, refuse_absent
+from headscope.heads import HeadId, Layout, Site, describe_heads
 from headscope.model.attention import AttentionCall, repeat_groups, tapped
 from headscope.model.discovery import AttentionSite, find_attention, track_calls
 from headscope.model.stored_weights import computing_dtype, is_offloaded
@@ -132,10 +132,12 @@ def closed(heads: Iterable[HeadId], layout: Layout) -> dict[tuple[Site, int], Te
 
     ConfigError for a head that `layout` lacks.
     """
-    refuse_absent(heads := list(heads), layout)
-    gates = {site_layer: torch.ones(layout[site_layer]) for site_layer in by_layer(heads)}
+    gates: dict[tuple[Site, int], Tensor] = {}
     for head in heads:
-        gates[head.site, head.layer][head.head] = 0.0
+        site_layer = (head.site, head.layer)
+        if head.head >= layout.get(site_layer, 0):
+            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
+        gates.setdefault(site_layer, torch.ones(layout[site_layer]))[head.head] = 0.0
     return gates
 
 
@@ -155,13 +157,14 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
     of heads, and for one that is NaN or infinite.
     """
     layout = find_attention(model).layout
-    by_layer = gates if isinstance(gates, Mapping) else closed(gates, layout)
-    _check(by_layer, layout, computing_dtype(model))
+    if isinstance(gates, Mapping):
+        _check(gates, layout, computing_dtype(model))
+    gate_of = gates if isinstance(gates, Mapping) else closed(gates, layout)
     with track_calls(model) as tracker:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             attention_site = tracker.attention_site(call.module)
-            gate = None if attention_site is None else by_layer.get((attention_site.site, attention_site.layer))
+            gate = None if attention_site is None else gate_of.get((attention_site.site, attention_site.layer))
             return None if gate is None else context * gate.to(context)[..., :, None, None]
 
         with tapped(tap, before_mixing=before_mixing):

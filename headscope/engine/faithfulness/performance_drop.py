@@ -11,7 +11,7 @@ import torch
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.attribution.patching import patched, recorded
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import Omissions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_score
@@ -65,7 +65,6 @@ def _damage(
         tokens=options.tokens,
         limit=options.limit,
         long=options.long,
-        losses=Omissions(),
         labels=corpus.has_labels or checkpoint.predicts == "words",
     )
     with torch.inference_mode():
@@ -75,7 +74,7 @@ def _damage(
             columns = [torch.zeros_like(intact.values)]
             corrupt = recorded(checkpoint, on_device.corrupted).contexts if objective.needs_prompts else {}
             for heads in masks[1:]:
-                with patched(checkpoint, heads, corrupt) if corrupt else masked(checkpoint.model, heads):
+                with masked(checkpoint.model, heads) if not corrupt else patched(checkpoint, heads, corrupt):
                     altered = objective.outcome(checkpoint, on_device, intact.aim)
                 columns.append(objective.damage(intact, altered))
             sums.add(batch.indices, Ratio(torch.stack(columns, dim=1), intact.counts[:, None].expand(-1, len(masks))))

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headscope.data.batching import Omissions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.fork.batches import BatchSize, fork_batches
@@ -173,4 +173,4 @@ def _batches(
 ) -> Iterator[Batch]:
     if rows != "corpus":
         return fork_batches(cast(TransformerCheckpoint, checkpoint), corpus, limit=limit, size=size)
-    return batches(corpus, checkpoint, tokens=tokens, limit=limit, long="truncate", losses=Omissions())
+    return batches(corpus, checkpoint, tokens=tokens, limit=limit)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, ObjectiveOutput, choose_objective
-from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.batching import BatchingOptions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.distributed import ALONE, Processes, upload
@@ -125,9 +125,8 @@ def text_batches(
         corpus,
         checkpoint,
         tokens=batching.tokens,
-        limit=sentence_limit(checkpoint, batching),
+        limit=sentence_limit(checkpoint, batching.limit),
         long=batching.long,
-        losses=Omissions(),
         labels=labels and gives_labels(checkpoint, corpus),
     )
 

@@ -139,7 +139,7 @@ class MeasuredColumn(Criterion):
         corpus = context.corpus or Corpus("no text", 0, "", lambda: iter(()))
         options = context.options
         if "frequencies" in ANALYSES.get(self.analysis).needs and options.ranks is None:
-            limit = sentence_limit(context.checkpoint, context.batching)
+            limit = sentence_limit(context.checkpoint, context.batching.limit)
             options = replace(options, **token_frequencies(context.checkpoint, corpus, limit=limit))
         with masked(context.checkpoint.model, context.removed):
             study = analyze(

@@ -10,7 +10,7 @@ import pandas as pd
 
 from headscope.config import AnalyzeConfig
 from headscope.config.option import restored
-from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.engine.base import Analysis
@@ -47,7 +47,7 @@ class Labeller:
     def labels(self, checkpoint: Checkpoint, off: Sequence[HeadId]) -> dict[str, str]:
         """Labels of heads, `positional:-1;rare`, with the heads `off` closed; those that have none are left out."""
         config = self.options
-        limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
+        limit = sentence_limit(checkpoint, config.max_length)
         told, _ = run_options(config, checkpoint, self.corpus, self.analyses, limit)
         with masked(checkpoint.model, off):
             found = analyze(checkpoint, self.corpus, analyses=self.analyses, options=told, replicates=config.bootstrap)
