@@ -25,19 +25,23 @@ REACH = 512
 class Positional(Analysis):
     """Share of queries whose largest weight lies at each offset (key − query, in subwords); self attention.
 
-    A head is positional if one offset holds at least 90 % of the queries (Voita et al. 2019, §5.1), on the evidence of
-    `headscope.engine.evidence.labels`: one test a head, since no two offsets can hold more than half. With
-    `--label-rule published` the estimate alone decides, as in the paper.
-    Where several offsets tie, `offset` is the smallest; where no query counts, it is no number.
-    Offsets beyond ±512 are counted together, as ±513, and are no modal offset.
-    Special tokens are left out as queries and as keys. Causal heads have offset 0 as a trivial place at
-    the first position; it counts as everywhere else.
+    A query counts at an offset only where a key that counts stands there: the last token of a sentence has none at +1,
+    or only a special one. The share of an offset is that of queries which have a key there. Voita et al. (2019, §5.1)
+    say "90 % of the time" of text with one special token, at the end; here special tokens are left out as queries and
+    as keys, and in short sentences those at the ends are more than a tenth.
+    `offset` is the one that most largest weights lie at, among those that more than half of the queries have a key at
+    (else the one query of every text that can look that far back would do); the smallest where several tie; no number
+    where no query counts. Offsets beyond ±512 are counted together, as ±513, and are never it.
+    A head is positional if its offset has a share of at least 90 %, on the evidence of
+    `headscope.engine.evidence.labels`: one test a head, with the queries that have a key at the offset as instances.
+    With `--label-rule published` the estimate alone decides, as in the paper. Causal heads can look at offset 0 from
+    every query, and at +1 from none.
     """
 
     name = "positional"
     reads = "statistics"
     joins_layers = True
-    version = 2
+    version = 3
     order = 40
     summary = "histogram of argmax offsets; positional if one holds 90 %"
     measures = (
@@ -68,12 +72,13 @@ class Positional(Analysis):
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t = heads.argmax_position.shape
-        reach = min(t - 1, REACH + 1)
+        reach = max(1, min(t - 1, REACH + 1))
         cells = heads.offsets.clamp(-reach, reach) + reach  # [b h t], 0 in the middle
-        counted, count = heads.counted(torch.float32)
+        counted, _ = heads.counted(torch.float32)
         histogram = torch.zeros(b, h, 2 * reach + 1, device=cells.device)
         histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
-        return {"offsets": Ratio(histogram, count[..., None], centred=True, coarse=True)}
+        able = heads.shared("queries by offset", lambda: _queries_by_offset(heads, reach))
+        return {"offsets": Ratio(histogram, able[:, None], centred=True, coarse=True)}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
@@ -84,25 +89,27 @@ class Positional(Analysis):
             sums = aggregates.sums["offsets", site, layer]
             middle = sums.total.shape[-1] // 2
             chosen: list[tuple[Tensor, Estimate, Estimate]] = []
-            for total, count in aggregates.bootstrap.parts(sums):  # [1+r h o], [1+r 1 1]
-                shares, modal = total / count, _modal(total)
-                offsets = interval((modal - middle).double().masked_fill(count[..., 0] == 0, torch.nan))
+            for total, count in aggregates.bootstrap.parts(sums):  # [1+r h o], [1+r 1 o]
+                shares, modal = total / count, _modal(total, count[0, 0])
+                offsets = interval((modal - middle).double().masked_fill(~count.any(dim=-1), torch.nan))
                 of_modal = interval(shares.gather(-1, modal[:1, :, None].expand(len(total), -1, 1))[..., 0])
-                tables.append(_table((site, layer), sum(len(cells) for cells, _, _ in chosen), total[0], shares))
+                first = sum(len(cells) for cells, _, _ in chosen)
+                tables.append(_table((site, layer), first, total[0], count[0, 0], shares))
                 chosen.append((modal[0], offsets, of_modal))
             cells, of_offset, of_share = zip(*chosen, strict=True)
             offset[site, layer], share[site, layer] = joined(of_offset), joined(of_share)
             modal = torch.cat(cells)  # [h]
-            by_sentence, queries = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 1]
-            hits = by_sentence.gather(-1, modal[None, :, None].expand(len(queries), -1, 1))[..., 0]
+            by_sentence, able = aggregates.by_sentence("offsets", (site, layer))  # [g h o], [g 1 o]
+            hits = by_sentence.gather(-1, modal[None, :, None].expand(len(able), -1, 1))[..., 0]
+            queries = able[:, 0, modal]  # [g h]
             tests.add(
                 (site, layer),
                 "offset_share",
                 np.array([f"positional:{cell - middle:+d}" for cell in modal.tolist()]),
                 share[site, layer],
-                share_p(hits, queries[..., 0], threshold=THRESHOLD),
+                share_p(hits, queries, threshold=THRESHOLD),
                 threshold=THRESHOLD,
-                counts=queries[..., 0],
+                counts=queries,
             )
         tests.conclude(report)
         report.columns = [Column("offset", offset), Column("offset_share", share)]
@@ -113,15 +120,45 @@ class Positional(Analysis):
         return evidence_signature(self.options)
 
 
-def _modal(total: Tensor) -> Tensor:
-    """The cell of the most frequent offset [1+r h] of total [1+r h o]; the first where several tie."""
-    by_offset, pooled = total.permute(1, 2, 0).numpy(), total.shape[-1] // 2 > REACH  # [h o 1+r], as it lies in memory
-    near = by_offset[:, 1:-1] if pooled else by_offset  # without the ends, where offsets are counted together
-    return torch.from_numpy(near.argmax(axis=1) + pooled).T
+def _queries_by_offset(heads: HeadBatch, reach: int) -> Tensor:
+    """How many queries have a key at each offset [b o]: both count, and one sees the other. The same for all heads."""
+    able = heads.keys.new_zeros(len(heads.keys), 2 * reach + 1, dtype=torch.float32)
+    for queries, visible in heads.rows.visible_blocks():  # [b q s]
+        there = visible & heads.keys[:, None] & heads.queries[:, queries, None]
+        able += _diagonals(there, queries.start, reach)
+    return able
 
 
-def _table(site_layer: tuple[Site, int], first: int, counts: Tensor, shares: Tensor) -> pd.DataFrame:
-    """One row per head, from number `first` on, and offset that occurs; counts [h o], shares [1+r h o]."""
+def _diagonals(there: Tensor, first: int, reach: int) -> Tensor:
+    """Of pairs `there` [b q s], queries from position `first` on: queries with one at each offset [b 2·reach+1].
+
+    At the ends: at any offset from there on.
+    """
+    b, q, s = there.shape
+    pad = torch.nn.functional.pad
+    shifted = pad(pad(there, (q, 0)).flatten(1), (0, q)).view(b, q, q + s + 1)  # query i, key j: column q + j − i
+    middle = q + first  # the column of offset 0
+    single = pad(shifted.sum(dim=1), (reach, reach))[:, middle + 1 : middle + 2 * reach]
+    ends = (shifted[..., : max(0, middle - reach + 1)], shifted[..., middle + reach :])
+    low, high = (end.any(dim=-1).sum(dim=-1, keepdim=True) for end in ends)
+    return torch.cat([low, single, high], dim=-1).float()
+
+
+def _modal(total: Tensor, able: Tensor) -> Tensor:
+    """The cell of the offset of most hits [1+r h] of total [1+r h o], of those that most queries have (able [o]).
+
+    The first where several tie.
+    """
+    likely = (2 * able > able.max()) | (able.max() == 0)
+    if len(able) // 2 > REACH:
+        likely[[0, -1]] = False  # where offsets are counted together
+    cells = likely.nonzero()[:, 0]
+    by_offset = total.permute(1, 2, 0)[:, cells].numpy()  # [h o 1+r], as it lies in memory
+    return cells[torch.from_numpy(by_offset.argmax(axis=1))].T
+
+
+def _table(site_layer: tuple[Site, int], first: int, counts: Tensor, able: Tensor, shares: Tensor) -> pd.DataFrame:
+    """One row per head, from number `first` on, and offset that occurs; counts [h o], able [o], shares [1+r h o]."""
     head, cell = counts.nonzero(as_tuple=True)
     by_cell = shares.flatten(1).T  # the way it lies in memory: rows are taken from it faster than columns
     share = interval(by_cell[head * counts.shape[-1] + cell].T)
@@ -132,6 +169,7 @@ def _table(site_layer: tuple[Site, int], first: int, counts: Tensor, shares: Ten
             "head": head.numpy() + first,
             "offset": cell.numpy() - counts.shape[-1] // 2,
             "count": counts[head, cell].numpy().astype(int),
+            "queries": able[cell].numpy().astype(int),
             "share": share.value,
             "share_low": share.low,
             "share_high": share.high,

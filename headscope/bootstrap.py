@@ -11,7 +11,6 @@ cells (`Ratio.coarse`) use 256 groups, and fewer where they would take more than
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -43,7 +42,8 @@ class Ratio:
 
     With `per_batch=True` the leading axis has one entry for the whole batch (such as a moment matrix), which
     is added to the batch's fold instead of to its sentences' groups. With `centred=True` the last axis
-    is a histogram of offsets around its middle, whose length may differ between batches. With
+    is a histogram of offsets around its middle, whose length may differ between batches; that of counts has one cell,
+    for all offsets, or as many. With
     `coarse=True` (many cells) at most 256 groups of sentences are kept.
     """
 
@@ -80,8 +80,8 @@ class GroupSums:
         if ratio.centred:
             self.whole_numbers = True
             width = max(total.shape[-1], self.total.shape[-1])
-            total = pad_centred(total, width)
-            self._change(lambda sums: pad_centred(sums, width))
+            total, count = pad_centred(total, width), _pad_counts(count, width)
+            self._widen(width)
         while self.total.numel() * torch.float64.itemsize > self.budget and self.groups > 2:
             self.halve()
         self.used = max(self.used, min(self.groups, int(indices.max()) + 1))
@@ -124,6 +124,10 @@ class GroupSums:
         self.total = change(self.total)
         self.lost = None if self.lost is None else change(self.lost)
 
+    def _widen(self, width: int) -> None:
+        self._change(lambda sums: pad_centred(sums, width))
+        self.count = _pad_counts(self.count, width)
+
     def settle(self) -> None:
         """Bring the sums to the CPU, in float64, when the corpus has been read."""
         total, count = self.total.cpu().double(), self.count.cpu().double()
@@ -144,7 +148,8 @@ class GroupSums:
             other.halve()
         if self.whole_numbers:
             width = max(self.total.shape[-1], other.total.shape[-1])
-            self.total, other.total = pad_centred(self.total, width), pad_centred(other.total, width)
+            self._widen(width)
+            other._widen(width)
             while self.total.nbytes > self.budget and self.groups > 2:
                 self.halve()
                 other.halve()
@@ -163,6 +168,10 @@ def pad_centred(cells: Tensor, width: int) -> Tensor:
     """Pad the last axis with zeros on both sides to `width`."""
     missing = width - cells.shape[-1]
     return torch.nn.functional.pad(cells, (missing // 2, missing // 2)) if missing else cells
+
+
+def _pad_counts(counts: Tensor, width: int) -> Tensor:
+    return counts if counts.shape[-1] == 1 else pad_centred(counts, width)
 
 
 @dataclass(frozen=True)
@@ -207,20 +216,20 @@ class Bootstrap:
     def sums(self, group_sums: GroupSums) -> tuple[Tensor, Tensor]:
         """Totals and counts [1 + replicates *cells]: the whole corpus first, then each replicate."""
         total, count = group_sums.total[: group_sums.used], group_sums.count[: group_sums.used]
-        exact = group_sums.whole_numbers and bool(count.sum() < EXACT)  # float32 is exact here, and twice as fast
-        return self._resampled(total, torch.float32 if exact else torch.float64), self._resampled(count)
+        dtype = _precise_enough(group_sums)
+        return self._resampled(total, dtype), self._resampled(count, dtype)
 
     def parts(self, group_sums: GroupSums) -> Iterator[tuple[Tensor, Tensor]]:
         """`sums` of some heads after the other, of a statistic whose first cells they are: [1 + replicates h *cells].
 
-        So the replicates of a histogram with thousands of cells a head take the memory of a few heads.
+        So the replicates of a histogram with thousands of cells a head take the memory of a few heads. Counts that are
+        the same for all heads are [1 + replicates 1 *cells].
         """
-        cells = group_sums.total[0, :1].numel() * (1 + self.replicates)
-        for heads in torch.arange(group_sums.total.shape[1]).split(max(1, RESAMPLED // cells)):
-            part = copy(group_sums)
-            part.total = group_sums.total[:, heads]
-            part.count = group_sums.count if group_sums.count.shape[1] == 1 else group_sums.count[:, heads]
-            yield self.sums(part)
+        total, dtype = group_sums.total[: group_sums.used], _precise_enough(group_sums)
+        count = self._resampled(group_sums.count[: group_sums.used], dtype)
+        cells = total[0, :1].numel() * (1 + self.replicates)
+        for heads in torch.arange(total.shape[1]).split(max(1, RESAMPLED // cells)):
+            yield self._resampled(total[:, heads], dtype), count if count.shape[1] == 1 else count[:, heads]
 
     def _resampled(self, groups: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         """Sums of groups [g *cells] over the corpus and over each replicate: [1 + r *cells]; products in `dtype`."""
@@ -265,6 +274,12 @@ class Bootstrap:
     def function(self, of: Callable[[Tensor, Tensor], Tensor], group_sums: GroupSums) -> Estimate:
         """Any function of a statistic's totals and counts (both with a leading replicate axis)."""
         return interval(of(*self.sums(group_sums)))
+
+
+def _precise_enough(group_sums: GroupSums) -> torch.dtype:
+    """What sums are resampled in: whole numbers in float32 where that is exact, which takes half the time."""
+    exact = group_sums.whole_numbers and bool(group_sums.count.sum(dim=0).max() < EXACT)
+    return torch.float32 if exact else torch.float64
 
 
 def stack_statistics(group_sums: Sequence[GroupSums]) -> GroupSums:

@@ -146,7 +146,7 @@ def _repeated(kind: str, checkpoint: HuggingFaceCheckpoint) -> list[Seen]:
     if kind == "bert":
         return []
     found: list[Seen] = []
-    for batch in random_batches(checkpoint, seed=SEED, limit=97):
+    for batch in random_batches(checkpoint, seed=SEED, batching=BatchingOptions(limit=97)):
         for row in range(0, len(batch.indices)):
             source = batch.source.ids[row].tolist()
             seen = Seen(len(found), source, [False] * len(source))
@@ -203,15 +203,18 @@ def test_offsets(trial: Trial) -> None:
     for place in [place for place in trial.places if place[0] in SELF]:
         for head in range(trial.checkpoint.layout[place]):
             counts = [positional.histogram(one, place, head, trial.keep) for one in trial.seen]
-            offset = positional.modal(counts)
+            able = [positional.able(one, place, head, trial.keep) for one in trial.seen]
+            offset = positional.modal(counts, able)
             assert trial.found("offset", place, head)[0] == offset
-            terms = [(float(one[offset]), sum(one.values())) for one in counts]
+            terms = [(float(one[offset]), could[offset]) for one, could in zip(counts, able, strict=True)]
             same(trial.found("offset_share", place, head), trial.mean(terms))
             rows = table[(table.site == place[0].value) & (table.layer == place[1]) & (table["head"] == head)]
             assert dict(zip(rows.offset, rows["count"], strict=True)) == dict(sum(counts, Counter()))
+            possible = sum(able, Counter())
+            assert rows.queries.tolist() == [possible[offset] for offset in rows.offset]
             row: Any
             for row in rows.itertuples():
-                terms = [(float(one[row.offset]), sum(one.values())) for one in counts]
+                terms = [(float(one[row.offset]), could[row.offset]) for one, could in zip(counts, able, strict=True)]
                 same((row.share, row.share_low, row.share_high), trial.mean(terms))
 
 
@@ -266,8 +269,9 @@ def test_evidence_of_labels(trial: Trial) -> None:
                 base = syntactic.offsets(one, relation, direction)[relations[at].baseline_offset.iloc[0]]
                 hits, count = syntactic.hits(one, place, head, relation, direction)
             elif row["measure"] == "offset_share":
-                found = positional.histogram(one, place, head, trial.keep)
-                hits, count, base = found[int(row["label"][11:])], found.total(), 0
+                offset = int(row["label"][11:])
+                found, able = (of(one, place, head, trial.keep) for of in (positional.histogram, positional.able))
+                hits, count, base = found[offset], able[offset], 0
             else:
                 hits, count, base = *ORACLES[row["measure"]](one, place, head, trial.keep), 0
                 by_chance, _ = sink.chance(one, place, head, trial.keep, only_special=row["measure"] == "sink_special")

@@ -96,7 +96,7 @@ def _offset_rows(random: np.random.Generator, head: pd.Series) -> list[dict[str,
         found[modal[0]] = found.get(modal[0], 0) + 0.95
     place = {key: head[key] for key in ("site", "layer", "head")}
     return [
-        place | {"offset": o, "count": int(s * 1e4), "share": s, "share_low": s, "share_high": s}
+        place | {"offset": o, "count": int(s * 1e4), "queries": 10_000, "share": s, "share_low": s, "share_high": s}
         for o, s in sorted(found.items())
     ]
 

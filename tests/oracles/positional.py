@@ -12,7 +12,13 @@ def histogram(seen: Seen, place: Place, head: int, keep: bool) -> Counter[int]:
     return Counter(s - t for t, s in seen.argmax_position(place, head, keep))
 
 
-def modal(histograms: Sequence[Counter[int]]) -> int:
-    """The most frequent offset; the smallest one where several tie."""
-    every = sum(histograms, Counter())
-    return min(every, key=lambda offset: (-every[offset], offset))
+def able(seen: Seen, place: Place, head: int, keep: bool) -> Counter[int]:
+    """How many queries have a key at each offset: one that counts and that they see."""
+    return Counter(s - t for t, _, keys in seen.rows(place, head, keep) for s in keys)
+
+
+def modal(histograms: Sequence[Counter[int]], able: Sequence[Counter[int]] = ()) -> int:
+    """The most frequent offset; the smallest one where several tie. Of those that most of the queries have a key at."""
+    every, possible = sum(histograms, Counter()), sum(able, Counter())
+    offsets = [offset for offset, count in possible.items() if 2 * count > max(possible.values())] or every
+    return min(offsets, key=lambda offset: (-every[offset], offset))

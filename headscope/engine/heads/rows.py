@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -50,6 +50,10 @@ class AttentionRows(Protocol):
         """Where queries may look [b t s]; HeadscopeError where weights are streamed."""
         ...
 
+    def visible_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks of queries, by their positions, with where they may look [b q s]: one where weights are there."""
+        ...
+
     @property
     def sight(self) -> object:
         """An object that is the same for all layers whose queries see the same keys."""
@@ -91,6 +95,10 @@ class DenseRows:
     keys: Tensor
     shared: SharedTensors
     first_query: int = 0
+
+    def visible_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """See `AttentionRows`."""
+        yield slice(self.first_query, self.first_query + self.weights.shape[2]), self.visible
 
     @property
     def sight(self) -> object:

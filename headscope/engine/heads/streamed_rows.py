@@ -48,6 +48,11 @@ class StreamedRows:
         """HeadscopeError: there is no matrix."""
         raise _missing("visible keys", self.scores.size)
 
+    def visible_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """See `Rows`."""
+        for queries, visible in self.seen.blocks():
+            yield queries, visible[:, 0]
+
     @property
     def sight(self) -> object:
         """See `Rows`."""

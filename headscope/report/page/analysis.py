@@ -128,14 +128,19 @@ def marks(runs: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def offsets(run: AnalysisRun) -> Rows | None:
-    """Of each head the shares of offsets with their intervals: [offset, share, low, high]; the ends are added up."""
-    table = _detail(run, "positional", "offset", "share", "share_low", "share_high")
+    """Of each head the shares of offsets with their intervals: [offset, share, low, high].
+
+    The ends are added up, as shares of all queries, and have no interval.
+    """
+    table = _detail(run, "positional", "offset", "count", "share", "share_low", "share_high")
     if table is None:
         return None
     ends = ["share", "share_low", "share_high"]
-    grouped = table.assign(offset=table["offset"].clip(-REACH, REACH)).groupby(["index", "offset"])[ends]
-    sums = grouped.sum()
-    sums.loc[grouped.size() > 1, ends[1:]] = np.nan  # an interval of a sum is no sum of intervals
+    far = table["offset"].abs() >= REACH
+    table.loc[far, "share"] = (table["count"] / table.groupby("index")["count"].transform("sum"))[far]
+    table.loc[far, ends[1:]] = np.nan
+    table["offset"] = table["offset"].clip(-REACH, REACH)
+    sums = table.groupby(["index", "offset"])[ends].sum(min_count=1)
     rows: Rows = {}
     for (index, offset), share, low, high in zip(sums.index, *(sums[end] for end in ends), strict=True):
         rows.setdefault(int(index), []).append([int(offset), *rounded_all((share, low, high))])

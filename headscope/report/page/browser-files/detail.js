@@ -91,8 +91,7 @@ function offsetsPart(data, row) {
       draw('title', {}, `${number(offset)}${beyond}: ${number(share)}${low === null ? '' : ` (95 %: ${number(low)} to ${number(high)})`}`)));
     if (low !== null) svg.append(draw('line', { x1: across(offset), x2: across(offset), y1: up(low), y2: up(high), class: 'whiskerline' }));
   }
-  const best = entries.reduce((one, other) => (other[1] > one[1] ? other : one));
-  return make('div', {}, svg, make('p', { class: 'quiet' }, `The most frequent offset is ${number(best[0])}, of ${number(best[1] * 100)} % of the queries. Offsets beyond ±${reach} are added up at the ends.`));
+  return make('div', {}, svg, make('p', { class: 'quiet' }, `Of the queries that have a token at the offset; from ±${reach} on, at the ends, of all queries.`));
 }
 
 /** What the labels of a head rest on, a column for each label; columns are those of labels.csv. */

@@ -1,0 +1,78 @@
+"""Positional heads made by hand: which queries can look where, and what gets a label."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from headscope.analyses.positional import Positional, _diagonals
+from headscope.bootstrap import Bootstrap, GroupSums
+from headscope.data.encoded import Batch, Side
+from headscope.engine.base import Aggregates, AnalysisReport, HeadBatch
+from headscope.engine.heads.rows import DenseRows, SharedTensors
+from headscope.heads import Site
+from tests.oracles.run_options import run_options
+
+SITE = Site.ENCODER_SELF
+
+
+def found(weights: torch.Tensor, words: list[int], *, causal: bool = False, marked: bool = True) -> AnalysisReport:
+    """Of weights [h t t] for sentences of so many words, between two special tokens where they are `marked`."""
+    b, t = len(words), weights.shape[-1]
+    place, length = torch.arange(t), torch.tensor(words)[:, None] + 2 * marked
+    real = place < length
+    special = real & ((place == 0) | (place == length - 1)) & marked
+    visible = real[:, None] & ~(causal & (place > place[:, None]))
+    weights = (weights * visible[:, None]).softmax(-1)
+    side = Side(torch.zeros(b, t, dtype=torch.long), real, special)
+    keys, batch = real & ~special, Batch(torch.arange(b), 0, side)
+    rows = DenseRows(weights, visible, keys, SharedTensors())
+    context = torch.zeros(b, weights.shape[1], t, 1)
+    heads = HeadBatch(SITE, 0, rows, context, keys, keys, side, side, batch)
+    analysis, sums = Positional(run_options(min_instances=20)), GroupSums()
+    sums.add(batch.indices, analysis.observe(heads)["offsets"])
+    return analysis.report(Aggregates({("offsets", SITE, 0): sums}, Bootstrap(seed=1, replicates=200)))
+
+
+def looking(offset: int, t: int) -> torch.Tensor:
+    """Scores [t t] that are all on the key at an offset, or on the next one that there is."""
+    return 99.0 * torch.nn.functional.one_hot((torch.arange(t) + offset).clamp(0, t - 1), t)
+
+
+def test_an_offset_holds_where_there_is_a_key_at_it() -> None:
+    """In sentences of five words one in five has only a special token at ±1, and two have at +2."""
+    offsets = [-1, 1, 2]
+    report = found(torch.stack([looking(offset, 7) for offset in offsets]), [5] * 30)
+    offset, share = (column.estimates[SITE, 0] for column in report.columns)
+    assert offset.value.tolist() == offset.low.tolist() == offset.high.tolist() == offsets
+    assert share.value.tolist() == [1, 1, 1]
+    assert [*report.labels.values()] == [[f"positional:{offset:+d}"] for offset in offsets]
+    table = report.tables["positional"].set_index(["head", "offset"])
+    assert [table.loc[(head, offset), "queries"] for head, offset in enumerate(offsets)] == [120, 120, 90]
+    assert [row["instances"] for row in report.evidence] == [120, 120, 90]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_looking_at_the_first_word_is_no_offset(causal: bool) -> None:
+    """One query of each text is as far back as text is long: it says nothing about the others."""
+    first = 99.0 * torch.nn.functional.one_hot(torch.zeros(12, dtype=torch.long), 12)
+    report = found(first[None], [12] * 30, causal=causal, marked=False)
+    assert not report.labels and not report.unsupported
+    assert report.columns[1].estimates[SITE, 0].value[0] < 0.2
+
+
+def test_pairs_by_offset_are_those_of_loops() -> None:
+    """Blocks of queries from anywhere, and offsets that are counted together at the ends."""
+    there = torch.rand(3, 11, 11, generator=torch.Generator().manual_seed(5)) < 0.3
+    for reach in (1, 4, 10):
+        for first, last in ((0, 11), (0, 5), (5, 11), (10, 11)):
+            able = _diagonals(there[:, first:last], first, reach)
+            for line, pairs in zip(able, there, strict=True):
+                expected = Counter(
+                    offset
+                    for query in range(first, last)
+                    for offset in {max(-reach, min(reach, int(key) - query)) for key in pairs[query].nonzero()}
+                )
+                assert line.tolist() == [expected[offset] for offset in range(-reach, reach + 1)]
