@@ -50,6 +50,8 @@ def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes
         bounds = {kind: declared[kind] for kind in BOUNDS if declared.get(kind) is not None}
         if not all(BOUNDS[kind][1](value, bound) for kind, bound in bounds.items()):
             allowed = " and ".join(f"{BOUNDS[kind][0]} {bound:,}" for kind, bound in bounds.items())
+            if "minimum" in bounds and value < bounds["minimum"]:
+                raise ConfigError(f"{option} {_short(value)}: {allowed} is needed")
             raise ConfigError(f"{option} is {_short(value)}; it must be {allowed}")
         bound = declared.get("maximum") or MOST.get(name, REAL if isinstance(value, float) else WHOLE)
         if abs(value) > bound:

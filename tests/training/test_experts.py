@@ -218,9 +218,9 @@ def test_mixtures_that_cannot_be(heads: int, options: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"expert_heads": -1}, "--expert-heads is -1"),
+        ({"expert_heads": -1}, "--expert-heads -1"),
         ({"gate_dropout": 1.0}, "--gate-dropout.*1.0"),
-        ({"gate_every": 0}, "--gate-every is 0"),
+        ({"gate_every": 0}, "--gate-every 0"),
         ({"bcd": False, "uniform": True}, "--no-bcd.*--uniform.*--tune"),
     ],
 )

@@ -456,7 +456,7 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
         ({"target": None}, "needs --target FILE"),
         ({"kind": "lm"}, "--target.*--valid-target"),
         ({"dropout": 1.0}, "--dropout.*1.0.*0.*1"),
-        ({"max_tokens": 0}, "--max-tokens is 0.*1"),
+        ({"max_tokens": 0}, "--max-tokens 0.*1"),
         ({"lr": 0.0}, "--lr.*0.0.*0"),
         ({"schedule": "linear"}, "--schedule 'linear'.*inverse-sqrt.*cosine.*constant"),
         ({"schedule": "cosine", "max_updates": None}, "--max-updates.*--max-epochs"),
