@@ -107,7 +107,12 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
     if config.tokenizer is not None:
         raise ConfigError("--init brings its own vocabularies; leave out --tokenizer")
     stack = checkpoint.model.config.decoder
-    own = {"d_model": stack.d_model, "d_ffn": stack.d_ffn, "heads": stack.most_heads, "norm": stack.norm}
+    own: dict[str, Any] = {
+        "d_model": stack.d_model,
+        "d_ffn": stack.d_ffn,
+        "heads": stack.most_heads,
+        "norm": stack.norm,
+    }
     own |= {"activation": stack.activation, "positions": stack.positions, "decoder_layers": stack.layers}
     own["vocab_size"] = len(checkpoint.target)
     for name, value in own.items():
