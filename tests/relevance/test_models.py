@@ -260,6 +260,12 @@ def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
     )
 
 
+def test_what_is_said_of_a_prediction_does_not_depend_on_the_passes() -> None:
+    """Raw relevance is summed over predictions and divided by how many there are."""
+    each, whole = (run("t5", rules="cp", steps=steps).tables["lrp"] for steps in ("each", "sum"))
+    np.testing.assert_allclose(each["raw"], whole["raw"], rtol=1e-5, atol=1e-8)
+
+
 def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
     study = run("t5", detail=True, rules="cp,attnlrp")
     sums = study.heads.groupby(["site", "layer"])["lrp"].sum()

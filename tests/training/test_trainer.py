@@ -161,6 +161,16 @@ def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(tex
         torch.testing.assert_close(found[name], each.grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
+def test_the_seed_decides_about_weights_draws_and_dropout(texts: Path, tmp_path: Path) -> None:
+    seen = []
+    for place, seed in enumerate((1, 1, 2)):
+        run = make_run(small(texts, out=tmp_path / str(place), seed=seed), baseline())
+        weight = next(each for each in run.model.parameters() if each.ndim == 2)
+        seen.append((weight.tolist(), torch.rand(3, generator=run.generator).tolist(), torch.rand(3).tolist()))
+    for first, again, other in zip(*seen, strict=True):
+        assert first == again != other
+
+
 # Batches and schedules.
 
 
