@@ -338,7 +338,7 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is_and_can_be_prolonged(text
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="forks processes")
 def test_killed_and_resumed_is_the_same_and_two_processes_are_as_one() -> None:
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "resume.py"), "--moments", "1"],
+        [sys.executable, str(ROOT / "benchmarks" / "resume.py"), "--moments", "1", "--sentences", "50"],
         capture_output=True,
         text=True,
         cwd=ROOT,
