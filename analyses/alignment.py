@@ -24,7 +24,6 @@ from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.interface import reads_sound
 
 SHARE = 0.4
 TIMES = {"hard_even": 2.0, "hard_shuffled": 1.0}
@@ -131,7 +130,7 @@ class Alignment(Analysis):
     def read(self, corpus: Corpus) -> None:
         """Read the links, or train the aligner."""
         options = self.options
-        if reads_sound(self.checkpoint.model) and options.alignments is None:
+        if self.checkpoint.reads_sound and options.alignments is None:
             remark = "alignment: recordings have no words to link; see alignment_score"
             self.links = SentenceLinks(corpus, remarks=[remark])
             return

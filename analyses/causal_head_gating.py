@@ -132,7 +132,7 @@ class CausalHeadGating(Analysis):
                 corpus.first(2 * options.chg_steps * options.chg_batch),
                 checkpoint,
                 tokens=batching.tokens,
-                limit=sentence_limit(checkpoint, batching),
+                limit=sentence_limit(checkpoint, batching.limit),
                 long=batching.long,
                 losses=losses,
                 labels=True,

@@ -13,7 +13,7 @@ from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
 from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.attention import repeat_groups
+from headscope.model.attention import precise, repeat_groups
 
 
 @analysis
@@ -54,8 +54,8 @@ class Contribution(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         for site_layer, matrices in output_slices(checkpoint).items():
             assert isinstance(matrices, Tensor)
-            precise = matrices.float() if matrices.dtype in (torch.float16, torch.bfloat16) else matrices
-            self.grams[site_layer] = precise @ precise.transpose(1, 2)  # [h k k]
+            written = precise(matrices)
+            self.grams[site_layer] = written @ written.transpose(1, 2)  # [h k k]
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         gram = self.grams[heads.site, heads.layer]

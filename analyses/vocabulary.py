@@ -15,7 +15,7 @@ from headscope.attribution.residual_stream import (
     HeadFactors,
     ResidualStream,
     SiteLayer,
-    precise,
+    constant,
     stream_of,
     why_no_stream,
 )
@@ -165,7 +165,7 @@ class _Words:
 
     def __init__(self, stream: ResidualStream, reader: TokenReader) -> None:
         self.stream, self.reader = stream, reader
-        table = precise(stream.embeddings)
+        table = constant(stream.embeddings)
         rows = min(len(table), len(stream.readout.weight))  # either may be padded
         self.plain = torch.tensor([number for number in reader.checkpoint.plain_ids() if number < rows])
         self.embeddings = table[self.plain.to(table.device)]  # [v d]

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from headscope.assets import demo_checkpoint
 from headscope.attribution.gatevector import ablation, explained_batch
 from headscope.attribution.objectives.representation import Representation
-from headscope.data.batching import Omissions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch
 from headscope.evaluation.states import mean_pooled
@@ -106,7 +106,7 @@ def main() -> None:
     assert found is not None, "this model has no seats"
     print(f"finding the seats, once a run: {time.process_time() - spent:.2f} s CPU")
     outputs = [found.of[place.site, place.layer].output for place in checkpoint.attention_sites.order]
-    read = list(batches(corpus, checkpoint, tokens=given.tokens, limit=512, losses=Omissions()))
+    read = list(batches(corpus, checkpoint, tokens=given.tokens, limit=512))
     sides: dict[str, Callable[[Batch], Tensor]] = {"plain": partial(plain, checkpoint, outputs)}
     sides["ours"] = partial(ours, checkpoint, found)
     if given.peers:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 import headscope as hs
-from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.batching import batches, sentence_limit
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
@@ -201,8 +201,8 @@ def cost(checkpoint: Checkpoint, calibration: Corpus) -> dict[str, float]:
     for _ in range(5):
         began = time.monotonic()
         with torch.no_grad():
-            limit = sentence_limit(checkpoint, BatchingOptions())
-            for batch in batches(calibration, checkpoint, tokens=2048, limit=limit, losses=Omissions()):
+            limit = sentence_limit(checkpoint)
+            for batch in batches(calibration, checkpoint, tokens=2048, limit=limit):
                 checkpoint.forward(batch)
         took["forward"].append(time.monotonic() - began)
         began = time.monotonic()

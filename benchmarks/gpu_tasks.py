@@ -72,13 +72,13 @@ def texts(count: int) -> list[str]:
 
 def forward(opened: Any, text: list[str], tokens: int) -> None:
     """The model's own eager pass over a text in batches."""
-    from headscope.data.batching import Omissions, batches
+    from headscope.data.batching import batches
     from headscope.data.corpus import Corpus, Sentence
     from headscope.model.interface import through_attend
 
     corpus = Corpus("zipf", len(text), "0" * 40, lambda: (Sentence(*pair, None) for pair in enumerate(text)))
     with torch.inference_mode(), through_attend(opened.model, implementation="eager"):
-        for batch in batches(corpus, opened, tokens=tokens, limit=512, losses=Omissions()):
+        for batch in batches(corpus, opened, tokens=tokens, limit=512):
             opened.forward(batch.to(opened.device))
 
 

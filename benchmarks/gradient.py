@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headscope.assets import demo_checkpoint
-from headscope.data.batching import BatchingOptions, Omissions, batches
+from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.base import RunOptions
 from headscope.engine.conclusion import AnalysisResult
@@ -43,7 +43,7 @@ def seconds(work: Callable[[], object]) -> float:
 def forward(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> None:
     """Forward passes without gradients."""
     with torch.inference_mode():
-        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Omissions()):
+        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512):
             checkpoint.forward(batch)
 
 
@@ -62,7 +62,7 @@ def hooks(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> Tensor:
     handles = [layer.attention.output.dense.register_forward_pre_hook(keep) for layer in layers]
     model.requires_grad_(False)
     total, count = torch.zeros(len(layers), heads), 0
-    for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Omissions()):
+    for batch in batches(corpus, checkpoint, tokens=tokens, limit=512):
         contexts.clear()
         real = batch.source.real
         states = model(input_ids=batch.source.ids, attention_mask=real.long()).last_hidden_state

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 from headscope.assets import demo_checkpoint
-from headscope.data.batching import BatchingOptions, Omissions, batches
+from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import open_corpus
 from headscope.engine.base import RunOptions
-from headscope.engine.frequencies import count_subwords, frequency_ranks
+from headscope.engine.frequencies import token_frequencies
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
@@ -39,7 +39,7 @@ def seconds(work: Callable[[], object]) -> tuple[float, float]:
 def forward(checkpoint: Checkpoint, corpus: object, tokens: int) -> None:
     """The model's own eager forward over the corpus."""
     with torch.inference_mode(), through_attend(checkpoint.model, implementation="eager"):
-        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512, losses=Omissions()):  # type: ignore[arg-type]
+        for batch in batches(corpus, checkpoint, tokens=tokens, limit=512):  # type: ignore[arg-type]
             checkpoint.forward(batch)
 
 
@@ -59,9 +59,8 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
     corpus = open_corpus(given.source, target=given.target, max_sentences=given.sentences)
-    counts = count_subwords(checkpoint, (sentence.source for sentence in corpus), limit=512)
     own = {"alignments": given.alignments} if given.alignments else {}
-    options = RunOptions(ranks=frequency_ranks(checkpoint, counts), frequencies="source", analysis_options=own)
+    options = RunOptions(**token_frequencies(checkpoint, corpus, limit=512), analysis_options=own)
     analyses = choose_analyses(only=tuple(filter(None, given.only.split(","))))
 
     def study() -> None:

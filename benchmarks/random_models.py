@@ -20,7 +20,7 @@ import torch
 from headscope.assets import captions, demo_checkpoint, trained
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.base import RunOptions
-from headscope.engine.frequencies import count_subwords, frequency_ranks
+from headscope.engine.frequencies import token_frequencies
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -85,10 +85,10 @@ def main() -> None:
     for kind in given.kinds.split(","):
         plain = KINDS[kind]()
         corpus, own = text(plain)
-        ranks = frequency_ranks(plain, count_subwords(plain, (line.source for line in corpus), limit=512))
+        frequencies = token_frequencies(plain, corpus, limit=512)
         labelled = heads = 0
         for seed in range(given.models):
-            options = RunOptions(ranks=ranks, frequencies="source", seed=seed, analysis_options=own)
+            options = RunOptions(**frequencies, seed=seed, analysis_options=own)
             study = analyze(drawn(plain, seed), corpus, analyses=analyses, options=options)
             labels = {str(head): found for head, found in study.labels.items() if found}
             labelled, heads = labelled + len(labels), heads + len(study.heads)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from headscope.assets import demo_checkpoint
-from headscope.data.batching import Omissions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -58,7 +58,7 @@ def main() -> None:
     torch.set_num_threads(1)
     checkpoint = open_checkpoint(given.checkpoint or demo_checkpoint(), device="cpu")
     read = open_corpus(given.source, target=given.target, max_sentences=given.sentences)
-    corpus = list(batches(read, checkpoint, tokens=given.tokens, limit=512, losses=Omissions()))
+    corpus = list(batches(read, checkpoint, tokens=given.tokens, limit=512))
     works: dict[tuple[str, ...], Callable[[], None]] = {(): lambda: forward(checkpoint, corpus)}
     for names in SIDES:
         works[names] = partial(explain, checkpoint, corpus, names)

@@ -159,16 +159,3 @@ def answer(option: str, command: str = "") -> str | None:
         return f"{option} of {program} has no counterpart here: {equivalent.note}"
     note = f" ({equivalent.note})" if equivalent.note else ""
     return f"{option} is an option of {program}; here it is `{equivalent.usage(command)}`{note}"
-
-
-def as_markdown() -> str:
-    """Both tables, as docs/mhr-options.md has them."""
-    parts = []
-    for title, table in (("Options of the fork", FORK), ("Options of fairseq that its commands use", FAIRSEQ)):
-        rows = [f"| `{name}` | {_cell(equivalent)} | {equivalent.note} |" for name, equivalent in table.items()]
-        parts.append("\n".join([f"## {title}", "", "| there | here | |", "| --- | --- | --- |", *rows]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _cell(equivalent: Counterpart) -> str:
-    return f"`{equivalent.usage()}`".replace("|", "\\|") if equivalent.commands else "–"

@@ -69,13 +69,26 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     `*` stands for every layer or every head. ConfigError for a name that is malformed or that selects
     no head of this model.
     """
+    there, sites = list(all_heads(layout)), {site.value for site in SITES}
     if "," not in names and os.path.isfile(names):
         names = ",".join(read_text(Path(names), error=ConfigError).split())
-    elif "," not in names and names.strip() and names.partition(".")[0] not in {site.value for site in SITES}:
+    elif "," not in names and names.strip() and names.partition(".")[0] not in sites:
         raise ConfigError(_bad_name(names, "; there is no file of that name either"))
     selected_heads: dict[HeadId, None] = {}
     for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
-        selected = [head for head in all_heads(layout) if _matches(name, head)]
+        site, *places = name.split(".")
+        if (
+            site not in sites
+            or len(places) != 2
+            or not all(re.fullmatch(r"\*|\d{1,9}", place, re.ASCII) for place in places)
+        ):
+            raise ConfigError(_bad_name(name))
+        layer, number = (None if place == "*" else int(place) for place in places)
+        selected = [
+            head
+            for head in there
+            if head.site.value == site and layer in (None, head.layer) and number in (None, head.head)
+        ]
         if not selected:
             raise ConfigError(f"no head of this model is called {name[:60]!r}; it has {describe_heads(layout)}")
         selected_heads.update(dict.fromkeys(selected))
@@ -89,6 +102,21 @@ def all_heads(layout: Layout) -> Iterable[HeadId]:
             yield HeadId(site, layer, head)
 
 
+def by_layer(heads: Iterable[HeadId]) -> dict[tuple[Site, int], list[int]]:
+    """The numbers of heads in each (site, layer) that has any, in their order."""
+    numbers: dict[tuple[Site, int], list[int]] = {}
+    for head in heads:
+        numbers.setdefault((head.site, head.layer), []).append(head.head)
+    return numbers
+
+
+def refuse_absent(heads: Iterable[HeadId], layout: Layout) -> None:
+    """ConfigError for a head that a model of this layout lacks."""
+    for head in heads:
+        if head.head >= layout.get((head.site, head.layer), 0):
+            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
+
+
 def describe_heads(layout: Layout) -> str:
     """`encoder-self 6 × 12, cross 6 × 8`; head counts that differ between layers are listed."""
     parts = []
@@ -98,17 +126,6 @@ def describe_heads(layout: Layout) -> str:
             heads = str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))
             parts.append(f"{site} {len(counts)} × {heads}")
     return ", ".join(parts)
-
-
-def _matches(name: str, head: HeadId) -> bool:
-    fields = name.split(".")
-    if len(fields) != 3 or fields[0] not in {site.value for site in SITES}:
-        raise ConfigError(_bad_name(name))
-    if not all(re.fullmatch(r"\*|\d{1,9}", field, re.ASCII) for field in fields[1:]):
-        raise ConfigError(_bad_name(name))
-    layer_fits = fields[1] == "*" or int(fields[1]) == head.layer
-    head_fits = fields[2] == "*" or int(fields[2]) == head.head
-    return fields[0] == head.site.value and layer_fits and head_fits
 
 
 def _bad_name(text: str, more: str = "") -> str:

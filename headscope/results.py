@@ -1,18 +1,13 @@
-"""Results of a run: tables, arrays and signatures, written atomically."""
+"""Signatures of numbers, and tables that bear theirs."""
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from headscope.files.writing import write_atomically
 from headscope.version import VERSION
 
 if TYPE_CHECKING:
@@ -83,15 +78,3 @@ def signature_of(
 def signed_rows(frame: pd.DataFrame, signature: Signature) -> dict[str, Any]:
     """A table as JSON values, with the signature of its numbers; NaN becomes null."""
     return {"signature": str(signature), "rows": json.loads(frame.to_json(orient="records"))}
-
-
-def write_arrays(path: Path, arrays: Mapping[str, Any]) -> Path:
-    """Write numpy arrays as a compressed .npz."""
-    return write_atomically(path, lambda temporary: np.savez_compressed(temporary, **arrays))
-
-
-def write_pickle(path: Path, value: Any) -> Path:
-    """Write a pickle of plain containers and numpy arrays, protocol 3 as the MHR fork does; numpy 1 opens it too."""
-    new, old = (f"cnumpy.{core}.multiarray\n_reconstruct\n".encode() for core in ("_core", "core"))
-    content = pickle.dumps(value, protocol=3).replace(new, old)
-    return write_atomically(path, lambda temporary: temporary.write_bytes(content))

@@ -6,28 +6,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from headscope.attribution.objectives.base import choose_objective
 from headscope.config import AnalyzeConfig, AnalyzeOptions
-from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
-from headscope.distributed import ALONE, Processes, pick_device, process_group
+from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
-from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.declarations import checked_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
-from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
+from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
 from headscope.errors import ConfigError, OutputError
-from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.prompts import with_answers
 from headscope.files.folders import Build
-from headscope.files.output_checks import check_folder, inputs_of
+from headscope.files.output_checks import inputs_of
 from headscope.files.tables import Example
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
@@ -38,9 +36,7 @@ from headscope.pruning.engines.alignment import aligning_heads, check_alignment_
 from headscope.results import Signature
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from headscope.engine.faithfulness.orders import Scores
+    pass
 
 NOTHING: Mapping[str, Sequence[str]] = {}
 
@@ -86,58 +82,55 @@ def run_analysis(
     Interrupted by Ctrl-C, it writes what was done (`complete` is then false), beside an earlier run if there is one.
     Under torchrun every process measures its share of the batches, and the first one goes on with the sums of all.
     """
-    inputs = inputs_of(config)
-    with process_group() as processes:
-        if not processes.main:
-            check_folder(config.out, ANALYSIS, inputs=inputs, force=config.force)
-            return _run(config, typed, processes, no_progress)
-        with Build(config.out, ANALYSIS, inputs=inputs, force=config.force) as build:
-            return _run(config, typed, processes, progress, build)
-
-
-def _run(
-    config: AnalyzeConfig,
-    typed: Mapping[str, Sequence[str]],
-    processes: Processes,
-    progress: Progress,
-    build: Build | None = None,
-) -> FinishedRun:
     began = time.monotonic()
     chosen = chosen_analyses(config, prompts=config.clean is not None)
     if config.write_alignment and "alignment" not in [analysis.name for analysis in chosen]:
         raise ConfigError("--write-alignment is about what the analysis alignment measures; run it: --only alignment")
-    text = replace(config.text, **cast(Any, typed))  # lists are as good as files
-    corpus = open_text(
-        text, parses=conllu_file(config), target_parses=config.target_parse, max_sentences=config.max_sentences
-    )
-    if pick_device(config.device) == "cpu" and config.dtype not in ("bfloat16", "float16"):
-        keep_few_kernels()
-    checkpoint = open_configured(config)
-    if config.write_alignment:
-        check_alignment_model(config.write_alignment, checkpoint.layout)
-    corpus = with_labels(checkpoint, corpus, config.labels)
-    if config.corrupt is not None and config.answer is not None:
-        corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
-    about = {"typed": typed} if typed else {}
-    measurement = measure_heads(
-        checkpoint, corpus, config, about=about, command=sys.argv, processes=processes, progress=progress
-    )
-    if measurement.description is None or build is None:
-        return FinishedRun(measurement.study, config.out, Signature({}), [], main=False)
-    measurement.study.seconds = time.monotonic() - began
-    out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
-    if config.write_alignment and measurement.study.complete:
-        heads, by = aligning_heads(measurement.study.heads, config.alignment_heads)
-        measurement.study.remarks.append(f"{write_alignment(config.write_alignment, heads)} (best by {by})")
-    return FinishedRun(
-        measurement.study,
-        out,
-        measurement.description.signature,
-        figures,
-        page=out / PAGE if config.report else None,
-        record=measurement.description.record,
-        seconds=time.monotonic() - began,
-    )
+    inputs = inputs_of(config)
+    with (
+        process_group() as processes,
+        Build(config.out, ANALYSIS, inputs=inputs, force=config.force, writes=processes.main) as build,
+    ):
+        corpus = open_text(
+            replace(config.text, **cast(Any, typed)),  # lists are as good as files
+            parses=config.conllu_file,
+            target_parses=config.target_parse,
+            max_sentences=config.max_sentences,
+        )
+        if config.dtype not in ("bfloat16", "float16"):
+            keep_few_kernels()
+        checkpoint = open_configured(config)
+        if config.write_alignment:
+            check_alignment_model(config.write_alignment, checkpoint.layout)
+        corpus = with_labels(checkpoint, corpus, config.labels)
+        if config.corrupt is not None and config.answer is not None:
+            corpus = with_answers(checkpoint, corpus, config.corrupt, config.answer)
+        measurement = measure_heads(
+            checkpoint,
+            corpus,
+            config,
+            about={"typed": typed} if typed else {},
+            command=sys.argv,
+            processes=processes,
+            progress=progress if processes.main else no_progress,
+        )
+        study = measurement.study
+        if measurement.description is None:
+            return FinishedRun(study, config.out, Signature({}), [], main=False)
+        study.seconds = time.monotonic() - began
+        out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
+        if config.write_alignment and study.complete:
+            heads, by = aligning_heads(study.heads, config.alignment_heads)
+            study.remarks.append(f"{write_alignment(config.write_alignment, heads)} (best by {by})")
+        return FinishedRun(
+            study,
+            out,
+            measurement.description.signature,
+            figures,
+            page=out / PAGE if config.report else None,
+            record=measurement.description.record,
+            seconds=time.monotonic() - began,
+        )
 
 
 def measure_heads(
@@ -158,23 +151,18 @@ def measure_heads(
     began = time.monotonic()
     analyses = chosen_analyses(options, prompts=corpus.has_contrast)
     options = replace(options, analysis_options=checked_options(options.analysis_options))
+    limit = sentence_limit(checkpoint, options.max_length)
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
-    batching = BatchingOptions(limit=options.max_length, long=options.long)
-    limit = sentence_limit(checkpoint, batching)
     if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
         corpus = with_stanza(corpus, options, progress, processes)
-    for_analyses = run_options(options, checkpoint, corpus, analyses, limit)
-    tokens, said = options.batch_tokens, ""
-    if tokens is None:
-        tokens, said = batch_tokens(checkpoint, corpus, analyses, for_analyses, batching, processes=processes)
-    options, batching = replace(options, batch_tokens=tokens), replace(batching, tokens=tokens)
+    told, said = run_options(options, checkpoint, corpus, analyses, limit, processes=processes)
+    options = replace(options, batch_tokens=told.batching.tokens)
     with masked(checkpoint.model, off), progress("analysing", corpus.count) as step:
         study = analyze(
             checkpoint,
             corpus,
             analyses=analyses,
-            options=for_analyses,
-            batching=batching,
+            options=told,
             replicates=options.bootstrap,
             detail=options.detail,
             progress=step,
@@ -184,13 +172,27 @@ def measure_heads(
         if not processes.main:
             return Measurement(study, None, {})
         if options.faithfulness and study.complete:
-            _try_rankings(study, checkpoint, corpus, options, for_analyses, analyses, batching, progress)
+            from headscope.engine.faithfulness.run import try_rankings
+            from headscope.pruning.ranking.criterion import ScoringContext, scores_by_criteria
+
+            context = ScoringContext(checkpoint, corpus, told.batching, told)
+            comparison = try_rankings(
+                checkpoint,
+                corpus,
+                study.heads,
+                analyses,
+                config=options,
+                options=told,
+                criteria=dict if options.only else partial(scores_by_criteria, context),
+                progress=progress,
+            )
+            study.tables |= {"faithfulness": comparison.curves, "faithfulness_rankings": comparison.rankings}
+            study.remarks += comparison.remarks
         pickles = {}
         if options.mhr_pickles and study.complete:
-            batch = BatchSize(options.mhr_batch_size, options.mhr_max_tokens)
-            text, sentences_read = corpus.counting()
-            pickles = mhr_pickles(checkpoint, text, rows=options.mhr_rows, limit=limit, tokens=tokens, size=batch)
-            study.sentences = study.sentences or sentences_read()  # analyses of weights read none
+            size, tokens = BatchSize(options.mhr_batch_size, options.mhr_max_tokens), told.batching.tokens
+            pickles = mhr_pickles(checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=tokens, size=size)
+            study.sentences = study.sentences or corpus.count  # analyses of weights read none
         kept = options.examples_kept if study.complete else 0
         sentences = short_examples(checkpoint, corpus, kept, limit=limit, off=off) if kept else []
     study.seconds = time.monotonic() - began
@@ -216,67 +218,6 @@ def save_measurement(
     record["seconds"] = round(measurement.study.seconds + time.monotonic() - began, 3)
     out = build.finish(record, partial=partial)
     return out, [out / "figures" / path.name for path in drawn]
-
-
-def _try_rankings(
-    study: AnalysisResult,
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    config: AnalyzeOptions,
-    options: RunOptions,
-    analyses: list[type[Analysis]],
-    batching: BatchingOptions,
-    progress: Progress,
-) -> None:
-    """Add the tables of `headscope.engine.faithfulness` to a study."""
-    from headscope.engine.faithfulness.orders import ranks
-    from headscope.engine.faithfulness.run import FaithfulnessOptions, try_rankings
-    from headscope.pruning.ranking.criterion import ScoringContext, scores_by_criteria
-
-    trial = FaithfulnessOptions(
-        steps=config.faithfulness_steps,
-        random_orders=config.faithfulness_seeds,
-        bleu=config.faithfulness_bleu,
-        objective=choose_objective(
-            config.objective,
-            checkpoint,
-            has_target=corpus.has_target,
-            has_labels=corpus.has_labels,
-            has_answers=corpus.has_contrast,
-        ),
-        seed=config.seed,
-        replicates=config.bootstrap,
-    )
-    likelihood_options = LikelihoodOptions(
-        tokens=batching.tokens,
-        limit=sentence_limit(checkpoint, batching),
-        long=config.long,
-        hiding="random",
-        seed=config.seed,
-    )
-
-    def again() -> pd.DataFrame:
-        ranked = [cls for cls in analyses if ranks(cls)]
-        with progress("analysing shuffled weights", corpus.count) as step:
-            return analyze(checkpoint, corpus, analyses=ranked, options=options, batching=batching, progress=step).heads
-
-    def criteria() -> dict[str, Scores]:
-        if config.only:
-            return {}
-        return scores_by_criteria(ScoringContext(checkpoint, corpus, batching, options))
-
-    comparison = try_rankings(
-        checkpoint,
-        corpus,
-        study.heads,
-        options=trial,
-        likelihood_options=likelihood_options,
-        remeasure=again,
-        progress=progress,
-        criteria=criteria,
-    )
-    study.tables["faithfulness"], study.tables["faithfulness_rankings"] = comparison.curves, comparison.rankings
-    study.remarks += comparison.remarks
 
 
 def _shown(build: Build, record: Mapping[str, Any], draw: Callable[[Path], list[Path]], *, partial: bool) -> list[Path]:

@@ -18,7 +18,7 @@ from headscope.api.options import PathName, Report, checked_value, configured, p
 from headscope.api.selection import Heads, head_ids_of, heads_option
 from headscope.api.texts import LabelList, Text, Texts, texts_of
 from headscope.config import Companions
-from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.batching import sentence_limit
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError
 from headscope.files.folders import Build
@@ -128,7 +128,7 @@ def shrunk_model(
         corpus = text.corpus(checkpoint, max_sentences=config.max_sentences)
         valid = None if held_out.empty else held_out.corpus(checkpoint, max_sentences=config.valid_sentences)
         gating = gates_for(checkpoint, config, whole_groups=config.allocation != "per-group")
-        limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
+        limit = sentence_limit(checkpoint, config.max_length)
         selection = OpenedSelection(checkpoint, gating, corpus, None, limit)
         opened = opened_with(config, config.out, selection, valid, (text.source, text.target))
         return small_model(opened, progress=progress_of(progress))

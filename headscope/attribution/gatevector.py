@@ -223,8 +223,7 @@ def replacement(name: str) -> Callable[[Contexts, Batch, int], Contexts]:
 
 def _real(layer: tuple[Site, int], batch: Batch) -> Tensor:
     """Which query positions of a site are not padding [b t]."""
-    text = batch.source if batch.target is None else batch.target
-    return (batch.source if layer[0] is Site.ENCODER_SELF else text).real
+    return batch.sides(layer[0])[0].real
 
 
 Of = Literal["damage", "value"]

@@ -21,8 +21,8 @@ from headscope.attribution.objectives.answer import AnswerObjective
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.heads import HeadId, Site, by_layer
+from headscope.model.attention import AttentionCall, precise, tapped
 from headscope.model.discovery import eval_mode, track_calls
 from headscope.model.prefix_cache import LayerIndex
 from headscope.model.streaming.context import recomputed_context
@@ -172,11 +172,8 @@ def integrated_effects(checkpoint: Checkpoint, batch: Batch, *, steps: int) -> P
 @contextmanager
 def patched(checkpoint: Checkpoint, heads: Iterable[HeadId], contexts: Mapping[Place, list[Tensor]]) -> Iterator[None]:
     """Within the block these heads give their contexts of another run over as many positions, call by call."""
-    chosen: dict[Place, list[int]] = {}
-    for head in heads:
-        chosen.setdefault((head.site, head.layer), []).append(head.head)
-    turns: dict[Place, int] = {}
     with track_calls(checkpoint.model) as tracker:
+        chosen, turns = by_layer(heads), dict[Place, int]()
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             site = tracker.attention_site(call.module)
@@ -229,8 +226,7 @@ def _recomputed(call: AttentionCall, other: AttentionCall, name: str) -> Tensor:
 
 def _product(difference: Tensor, gradient: Tensor) -> Tensor:
     """Σ over positions and width: [b h], in float32 at least."""
-    wide = torch.promote_types(difference.dtype, torch.float32)
-    return (difference.detach().to(wide) * gradient.to(wide)).sum(dim=(2, 3))
+    return (precise(difference.detach()) * precise(gradient)).sum(dim=(2, 3))
 
 
 def _add(effects: dict[Place, Tensor], place: Place, values: Tensor) -> None:

@@ -23,6 +23,7 @@ from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.attention import precise
 from headscope.model.discovery import eval_mode
 from headscope.model.interface import through_attend
 from headscope.model.mixing.base import mixings_of
@@ -84,7 +85,7 @@ class ResidualStream:
         projections, norm = self.checkpoint.projections[site_layer], self.norms[site_layer]
         slices = output_slices_at(self.checkpoint, site_layer)
         assert isinstance(slices, Tensor), "find_stream has seen them"
-        output, heads = precise(slices), len(slices)
+        output, heads = constant(slices), len(slices)
         query, key, value = (
             _reading(slices, norm, heads) for slices in (projections.query, projections.key, projections.value)
         )
@@ -101,13 +102,13 @@ class ResidualStream:
     def unembed(self, written: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits [… V] (or of `ids`) of what is written to the stream [… d], for σ = 1 and without the norm's shift."""
         norm = self.readout.norm
-        read = written if norm is None else norm.centre(written) * precise(norm.gain)
+        read = written if norm is None else norm.centre(written) * constant(norm.gain)
         weight = self.readout.weight if ids is None else self.readout.weight[ids]
-        return read @ precise(weight).T * self.readout.factor
+        return read @ constant(weight).T * self.readout.factor
 
     def reaches_logits(self, written: Tensor, logits: Tensor) -> Tensor:
         """Whether logits [… V] are more than the rounding of what was written [… d]: […]."""
-        size = written.norm(dim=-1) * precise(self.readout.weight).norm(dim=-1).max() * abs(self.readout.factor)
+        size = written.norm(dim=-1) * constant(self.readout.weight).norm(dim=-1).max() * abs(self.readout.factor)
         rounding = written.shape[-1] * torch.finfo(written.dtype).eps
         reached: Tensor = logits.amax(dim=-1) - logits.amin(dim=-1) > rounding * size
         return reached
@@ -118,14 +119,14 @@ class ResidualStream:
         rows = min(len(table), len(weight))  # either may be padded
         product = sum(
             (
-                precise(weight[first : first + CHUNK][: rows - first]).T
-                @ precise(table[first : first + CHUNK][: rows - first])
+                constant(weight[first : first + CHUNK][: rows - first]).T
+                @ constant(table[first : first + CHUNK][: rows - first])
                 for first in range(0, rows, CHUNK)
             ),
-            precise(weight).new_zeros(weight.shape[1], table.shape[1]),
+            constant(weight).new_zeros(weight.shape[1], table.shape[1]),
         )
         norm = self.readout.norm
-        folded = product if norm is None else norm.centre(product.T * precise(norm.gain)).T
+        folded = product if norm is None else norm.centre(product.T * constant(norm.gain)).T
         return folded * self.readout.factor
 
 
@@ -213,7 +214,7 @@ def read_states(stream: ResidualStream, ids: Tensor) -> dict[SiteLayer, Tensor]:
 
     The first layer itself reads the embeddings.
     """
-    embedded, after = precise(stream.embeddings[ids.to(stream.embeddings.device)]), after_first_layer(stream, ids)
+    embedded, after = constant(stream.embeddings[ids.to(stream.embeddings.device)]), after_first_layer(stream, ids)
     return {(site, layer): after if layer > stream.layers[0] else embedded for site, layer in stream.site_layers}
 
 
@@ -238,11 +239,11 @@ def after_first_layer(stream: ResidualStream, ids: Tensor) -> Tensor:
         for place, heads in checkpoint.layout.items()
         if place[0] is not Site.ENCODER_SELF and place[1] == first
     }
-    side = pad_side([Encoded([int(number)], [False]) for number in ids]).to(device)
+    side = pad_side([Encoded.plain([int(number)]) for number in ids]).to(device)
     batch = Batch(torch.arange(len(ids)), 0, side, side if checkpoint.two_sided else None)
     with eval_mode(model), _replaced_input(entry, states), _seen_input(end, seen), gated(model, closed):
         checkpoint.forward(batch) if later or norm else checkpoint.logits(batch)
-    return precise(seen[0][:, 0])
+    return constant(seen[0][:, 0])
 
 
 def layer_block(model: nn.Module, checkpoint: Checkpoint, site_layer: SiteLayer) -> nn.Module:
@@ -286,16 +287,15 @@ def _seen_input(module: nn.Module, seen: list[Tensor]) -> Iterator[None]:
 def _reading(slices: Slices | None, norm: FinalNorm | None, heads: int) -> Tensor:
     """A head's matrix of a projection, the norm's gain folded in: [h d k]."""
     assert slices is not None
-    matrices = precise(slices.matrices())  # [g k d]
+    matrices = constant(slices.matrices())  # [g k d]
     if norm is not None:
-        matrices = norm.centre(matrices * precise(norm.gain))
+        matrices = norm.centre(matrices * constant(norm.gain))
     return matrices.transpose(1, 2).repeat_interleave(heads // len(matrices), dim=0)
 
 
-def precise(values: Tensor) -> Tensor:
+def constant(values: Tensor) -> Tensor:
     """In float32 at least, without gradients."""
-    values = values.detach()
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
+    return precise(values.detach())
 
 
 class _Probe:

@@ -129,6 +129,11 @@ class AnalyzeOptions(TextOptions):
             raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
 
     @property
+    def conllu_file(self) -> Path | None:
+        """The file that parses come from, if they come from one."""
+        return Path(self.parse) if self.parse is not None and self.parse != "stanza" else None
+
+    @property
     def examples_kept(self) -> int:
         """How many sentences' attention a run keeps."""
         return self.examples if self.examples is not None else EXAMPLES * self.report

@@ -28,6 +28,7 @@ class EngineDeclaration:
     quantizations: Mapping[str, str] = field(default_factory=dict)
     endings: tuple[str, ...] = ()
     runs_later: bool = False
+    allocation: str = ""
 
 
 def declared_engines() -> list[EngineDeclaration]:

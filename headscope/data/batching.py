@@ -7,7 +7,7 @@ those kept per sentence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -108,11 +108,11 @@ class Limited(Protocol):
         ...
 
 
-def sentence_limit(model: Limited, options: BatchingOptions) -> int:
+def sentence_limit(model: Limited, asked: int | None = None) -> int:
     """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
-    if options.limit is not None and model.limit is not None and options.limit > model.limit:
-        raise ConfigError(f"--max-length {options.limit} is more than the {model.limit} positions of the model")
-    return options.limit or min(DEFAULT_LIMIT, model.limit or DEFAULT_LIMIT)
+    if asked is not None and model.limit is not None and asked > model.limit:
+        raise ConfigError(f"--max-length {asked} is more than the {model.limit} positions of the model")
+    return asked or min(DEFAULT_LIMIT, model.limit or DEFAULT_LIMIT)
 
 
 @dataclass
@@ -132,7 +132,7 @@ def batches(
     tokens: int,
     limit: int,
     long: Long = "truncate",
-    losses: Omissions,
+    losses: Omissions | None = None,
     labels: bool = False,
 ) -> Iterator[Batch]:
     """Batches of at most `tokens` positions a side, padding included; at least one sentence each.
@@ -141,7 +141,7 @@ def batches(
     where `long` is "refuse"; prompts are always refused. With `labels` batches have the ids that a decoder should
     predict, or the corpus's own labels where it has some.
     """
-    sentences = iter(corpus)
+    sentences, losses = iter(corpus), losses or Omissions()
     while window := list(islice(sentences, WINDOW)):
         encode = _encode_prompts if corpus.has_contrast else _encode
         encoded = encode(window, encoder, limit=limit, long=long, name=corpus.name, losses=losses)
@@ -149,7 +149,7 @@ def batches(
             encoded = _labelled(encoded, encoder, limit)
         for fold in range(FOLDS):
             in_fold = sorted((e for e in encoded if e.sentence.number % FOLDS == fold), key=_EncodedSentence.length)
-            for group in _groups(in_fold, tokens):
+            for group in groups(in_fold, _EncodedSentence.length, tokens):
                 yield _collate(group, fold, encoder, losses)
 
 
@@ -209,6 +209,20 @@ def _encode_prompts(
     return prompts
 
 
+def groups(
+    items: Iterable[T], length: Callable[[T], int], tokens: int, *, most: int | None = None
+) -> Iterator[list[T]]:
+    """Items by rising length in groups of `tokens` positions, padding included, and `most` items; of one at least."""
+    group: list[T] = []
+    for item in items:
+        if group and (length(item) * (len(group) + 1) > tokens or len(group) == most):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
 def own_labels(sentence: Sentence, source: Encoded, encoder: Encoder) -> list[int]:
     """The labels that a sentence has in the corpus, in the places of a model's outputs."""
     assert sentence.labels is not None
@@ -228,17 +242,6 @@ def _labelled(ready: list[_EncodedSentence], encoder: Encoder, limit: int) -> li
             [*row[: one.position], one.answer] for one, row in zip(contrasts, labels, strict=True)
         ]  # text, answer
     return [entry._replace(labels=row) for entry, row in zip(ready, labels, strict=True)]
-
-
-def _groups(ready: list[_EncodedSentence], tokens: int) -> Iterator[list[_EncodedSentence]]:
-    group: list[_EncodedSentence] = []
-    for entry in ready:  # sorted: the last one is the longest
-        if group and entry.length() * (len(group) + 1) > tokens:
-            yield group
-            group = []
-        group.append(entry)
-    if group:
-        yield group
 
 
 def _collate(group: list[_EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:

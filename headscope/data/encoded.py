@@ -18,6 +18,7 @@ from torch import Tensor
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus, Sentence
 from headscope.distributed import upload
+from headscope.heads import Site
 
 IGNORED = -100  # a label where nothing is to be predicted
 
@@ -34,6 +35,11 @@ class Encoded(NamedTuple):
     cut: int = 0
     unknown: int = 0
     segments: Sequence[int] = ()
+
+    @classmethod
+    def plain(cls, ids: Sequence[int], *, start: Sequence[int] = ()) -> Encoded:
+        """Ids that are not special, after those of a `start`, which are."""
+        return cls([*start, *ids], [True] * len(start) + [False] * len(ids))
 
     def first(self, count: int) -> Encoded:
         """The first `count` ids."""
@@ -125,6 +131,11 @@ class Batch:
     def aligned_of(self, side: Side) -> tuple[Aligned | None, ...]:
         """The word units of one of its sides; nothing where that has no parses."""
         return self.aligned if side is self.source else self.target_aligned if side is self.target else ()
+
+    def sides(self, site: Site) -> tuple[Side, Side]:
+        """What queries and keys of a site are."""
+        text = self.source if self.target is None else self.target
+        return self.source if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else self.source
 
     @property
     def corrupted(self) -> Batch:

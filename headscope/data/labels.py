@@ -41,20 +41,21 @@ class Labelling(Protocol):
 def with_labels(checkpoint: Labelling, corpus: Corpus, labels: Lines | None, *, option: str = "--labels") -> Corpus:
     """The corpus with what the checkpoint should say, unless `labels` is None.
 
-    Of a classifier a file (or list) with a class a line, of a token classifier a file of CoNLL columns. ConfigError for
-    other models, DataError where labels do not fit the text or the model.
+    Of a classifier a file (or list) with a class a line, by name or number; of a token classifier a file of CoNLL
+    columns. ConfigError for other models, DataError (with the line) for labels that the model has not, and where they
+    are not as many as the sentences.
     """
     if labels is None:
         return corpus
     if why := no_labels(checkpoint):
         raise ConfigError(f"{option}: {why}; leave it out")
     if checkpoint.predicts == "classes":
-        return with_classes(corpus, labels, checkpoint.label_names)
+        return corpus.with_labels(partial(_classes, labels, checkpoint.label_names), name=text_name(labels))
     if corpus.has_second:
         raise ConfigError(f"{option}: tags are of the words of one text; leave out --source2 and --pairs")
     if not isinstance(labels, (str, Path)):
         raise ConfigError(f"{option}: tags come from a file of CoNLL columns, a word and its tag a line")
-    return with_tags(corpus, Path(labels), checkpoint.label_names)
+    return corpus.with_labels(partial(_tags, Path(labels), checkpoint.label_names), name=text_name(labels))
 
 
 def no_labels(checkpoint: Labelling) -> str | None:
@@ -67,19 +68,6 @@ def no_labels(checkpoint: Labelling) -> str | None:
     if checkpoint.exclusive_labels:
         return None
     return f"{kind} gives a text several labels at once (problem_type multi_label_classification)"
-
-
-def with_classes(corpus: Corpus, labels: Lines, names: Sequence[str]) -> Corpus:
-    """A corpus with the class of every line, one a line of `labels`: a name of `names`, or its number.
-
-    DataError, with the line, for a class that is none of them, and where the lines are not as many as the sentences.
-    """
-    return corpus.with_labels(partial(_classes, labels, names), name=text_name(labels))
-
-
-def with_tags(corpus: Corpus, columns: Path, names: Sequence[str]) -> Corpus:
-    """A corpus with the tag of every word, from CoNLL columns; DataError as of `with_classes`."""
-    return corpus.with_labels(partial(_tags, columns, names), name=text_name(columns))
 
 
 def _classes(labels: Lines, names: Sequence[str]) -> Iterator[Labels]:

@@ -36,7 +36,10 @@ class Maps:
 
 def attention_maps(checkpoint: Checkpoint, sentence: Sentence, *, limit: int, off: Sequence[HeadId] = ()) -> Maps:
     """The attention of every head on one sentence, with the heads of `off` switched off."""
-    sides = _encoded(checkpoint, sentence, limit)
+    return _maps(checkpoint, _encoded(checkpoint, sentence, limit), off)
+
+
+def _maps(checkpoint: Checkpoint, sides: Mapping[str, Encoded], off: Sequence[HeadId]) -> Maps:
     target = pad_side([sides["target"]]) if "target" in sides else None
     batch = Batch(torch.zeros(1, dtype=torch.long), 0, pad_side([sides["source"]]), target)
     with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as captured:
@@ -53,15 +56,8 @@ def short_examples(
     """
     chosen: list[Example] = []
     room = ROOM
-    for sentence in _short(checkpoint, corpus, count, limit):
-        maps = attention_maps(checkpoint, sentence, limit=limit, off=off)
-        texts: dict[str, str] = {"source": sentence.source}
-        if sentence.second is not None:
-            texts["source"] += f" ‖ {sentence.second}"
-        if "target" in maps.sides and sentence.target:
-            texts["target"] = sentence.target
-        subwords = {name: checkpoint.subwords(side.ids) for name, side in maps.sides.items()}
-        example = Example(sentence.number, texts, subwords, _weights(checkpoint, maps.captured))
+    for sentence, sides in _short(checkpoint, corpus, count, limit):
+        example = _example(checkpoint, sentence, sides, off)
         room -= sum(weights.nbytes for weights in example.weights.values())
         if room < 0:
             break
@@ -69,30 +65,39 @@ def short_examples(
     return chosen
 
 
+def _example(
+    checkpoint: Checkpoint, sentence: Sentence, sides: Mapping[str, Encoded], off: Sequence[HeadId]
+) -> Example:
+    """A sentence with the weights of all heads by site, as bytes; sites of which a layer was not seen are left out."""
+    maps = _maps(checkpoint, sides, off)
+    texts = {"source": sentence.source if sentence.second is None else f"{sentence.source} ‖ {sentence.second}"}
+    if "target" in sides and sentence.target:
+        texts["target"] = sentence.target
+    subwords = {name: checkpoint.subwords(side.ids) for name, side in sides.items()}
+    weights: dict[str, Bytes] = {}
+    for site in SITES:
+        layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
+        if layers and all((site, layer) in maps.captured.calls for layer in layers):
+            seen = [maps.captured[site, layer]["weights"][0].float().clamp(0, 1) * 255 for layer in layers]  # [h t s]
+            weights[site.value] = torch.cat(seen).round().to(torch.uint8).cpu().numpy()
+    return Example(sentence.number, texts, subwords, weights)
+
+
 def _encoded(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[str, Encoded]:
-    sides = {"source": encode_sources([sentence], checkpoint, limit=limit)[0]}
+    target = {}
     if checkpoint.two_sided and sentence.target:
-        sides["target"] = checkpoint.encode([sentence.target], side="target", limit=limit)[0]
-    return sides
+        target["target"] = checkpoint.encode([sentence.target], side="target", limit=limit)[0]
+    return {"source": encode_sources([sentence], checkpoint, limit=limit)[0], **target}
 
 
-def _short(checkpoint: Checkpoint, corpus: Corpus, count: int, limit: int) -> Iterator[Sentence]:
+def _short(
+    checkpoint: Checkpoint, corpus: Corpus, count: int, limit: int
+) -> Iterator[tuple[Sentence, dict[str, Encoded]]]:
     taken, most = 0, SHORT if corpus.count > count else LONG
     for sentence in corpus.first(LOOKED_AT * count):
         if taken == count:
             return
-        sides = _encoded(checkpoint, sentence, limit).values()
-        if all(0 < len(side.ids) <= most and not side.cut for side in sides):
+        sides = _encoded(checkpoint, sentence, limit)
+        if all(0 < len(side.ids) <= most and not side.cut for side in sides.values()):
             taken += 1
-            yield sentence
-
-
-def _weights(checkpoint: Checkpoint, captured: Captured) -> dict[str, Bytes]:
-    """The weights of all heads by site, as bytes; sites of which a layer was not seen are left out."""
-    weights: dict[str, Bytes] = {}
-    for site in SITES:
-        layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
-        if layers and all((site, layer) in captured.calls for layer in layers):
-            maps = [captured[site, layer]["weights"][0].float().clamp(0, 1) * 255 for layer in layers]  # [h t s]
-            weights[site.value] = torch.cat(maps).round().to(torch.uint8).cpu().numpy()
-    return weights
+            yield sentence, sides

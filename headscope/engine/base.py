@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 Attention = Literal["auto", "dense", "streamed"]
 LONG = 1024
 """Positions of a sentence from which on attention is streamed, unless one says otherwise."""
-READS = ("contexts", "statistics", "rows", "matrix")
-"""What analyses can say that they read of attention (`Analysis.reads`), from the cheapest to the dearest."""
 
 
 @dataclass(frozen=True)

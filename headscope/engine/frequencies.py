@@ -5,16 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from headscope.data.corpus import Corpus
 from headscope.data.lines import read_lines
 from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 
 CHUNK = 1024
+
+
+def token_frequencies(
+    checkpoint: Checkpoint, corpus: Corpus, *, file: Path | None = None, text: Path | None = None, limit: int
+) -> dict[str, Any]:
+    """`ranks` and `frequencies` of `RunOptions`: by a `file` of counts, counted over another `text`, or the corpus."""
+    if file:
+        counts, source = read_counts(checkpoint, file), file.name
+    else:
+        lines = read_lines(text) if text else (sentence.source for sentence in corpus)
+        counts, source = count_subwords(checkpoint, lines, limit=limit), text.name if text else "source"
+    return {"ranks": frequency_ranks(checkpoint, counts), "frequencies": source}
 
 
 def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor:

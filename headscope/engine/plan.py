@@ -16,6 +16,7 @@ from headscope.config import AnalyzeOptions
 from headscope.data.batching import (
     DEFAULT_TOKENS,
     PROBED,
+    UNCUT,
     BatchingOptions,
     BatchTrial,
     Memory,
@@ -27,19 +28,17 @@ from headscope.data.batching import (
 )
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Encoded, pad_side
-from headscope.data.lines import read_lines
 from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
 from headscope.engine.conclusion import AnalysisResult, LeftOut
 from headscope.engine.declarations import checked_options, refuse_idle_options
-from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
+from headscope.engine.frequencies import token_frequencies
 from headscope.engine.runner import AnalysisRunner
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
-from headscope.model.interface import reads_sound
 from headscope.progress import Progress, no_progress
 
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
@@ -86,11 +85,6 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[t
     return analyses
 
 
-def conllu_file(config: AnalyzeOptions) -> Path | None:
-    """The file that parses come from, if they come from one."""
-    return Path(config.parse) if config.parse is not None and config.parse != "stanza" else None
-
-
 def with_stanza(
     corpus: Corpus, config: AnalyzeOptions, progress: Progress = no_progress, processes: Processes = ALONE
 ) -> Corpus:
@@ -109,9 +103,18 @@ def with_stanza(
 
 
 def run_options(
-    config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], limit: int
-) -> RunOptions:
-    """What analyses are told: how frequent tokens are only where one of them asks."""
+    config: AnalyzeOptions,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    analyses: Sequence[type[Analysis]],
+    limit: int,
+    *,
+    processes: Processes = ALONE,
+) -> tuple[RunOptions, str]:
+    """What analyses are told, and how the text is cut for them; and what there is to say about its batches.
+
+    How frequent tokens are is counted only where one of them asks.
+    """
     sentences = f"stanza-{config.lang}" if config.parse == "stanza" else Path(config.parse or "").name
     parse_name = "+".join(filter(None, (sentences, config.target_parse.name if config.target_parse else "")))
     options = RunOptions(
@@ -121,21 +124,16 @@ def run_options(
         objective=config.objective,
         detail=config.detail,
         attention=config.attention,
+        batching=BatchingOptions(config.batch_tokens or DEFAULT_TOKENS, limit, config.long),
         analysis_options=config.analysis_options,
     )
-    if any("frequencies" in cls.needs for cls in analyses) and not reads_sound(checkpoint.model):
-        counts, source = _counts(config, checkpoint, corpus, limit)
-        options = replace(options, ranks=frequency_ranks(checkpoint, counts), frequencies=source)
-    return options
-
-
-def _counts(config: AnalyzeOptions, checkpoint: Checkpoint, corpus: Corpus, limit: int) -> tuple[dict[int, int], str]:
-    if config.frequencies:
-        return read_counts(checkpoint, config.frequencies), config.frequencies.name
-    if config.frequency_corpus:
-        lines = read_lines(config.frequency_corpus)
-        return count_subwords(checkpoint, lines, limit=limit), config.frequency_corpus.name
-    return count_subwords(checkpoint, (sentence.source for sentence in corpus), limit=limit), "source"
+    if any("frequencies" in cls.needs for cls in analyses) and not checkpoint.reads_sound:
+        counted = {"file": config.frequencies, "text": config.frequency_corpus}
+        options = replace(options, **token_frequencies(checkpoint, corpus, **counted, limit=limit))
+    if config.batch_tokens is not None:
+        return options, ""
+    tokens, said = batch_tokens(checkpoint, corpus, analyses, options, processes=processes)
+    return replace(options, batching=replace(options.batching, tokens=tokens)), said
 
 
 def analyze(
@@ -160,23 +158,22 @@ def analyze(
     model's heads cannot be seen, DataError where the corpus cannot be read.
     """
     began = time.monotonic()
-    batching = batching or BatchingOptions()
-    options = _with_objective(replace(options, batching=batching), checkpoint, corpus, analyses)
-    running, left_out = _applicable(checkpoint, corpus, analyses, options)
-    corpus, sentences_read = corpus.counting()
-    runner = AnalysisRunner(checkpoint, running, options, detail=detail)
+    running, left_out = _applicable(
+        checkpoint, corpus, analyses, replace(options, batching=batching or options.batching)
+    )
+    runner = AnalysisRunner(checkpoint, running, detail=detail)
     losses, complete, done = Omissions(), True, 0
-    limit = sentence_limit(checkpoint, batching)
+    streams = _streams(checkpoint, corpus, running, losses)
+    corpus, sentences_read = corpus.counting()
     try:
         for analysis in running:
             analysis.inspect(checkpoint)
             analysis.read(corpus)
-        streams = _streams(checkpoint, corpus, running, options, batching, limit, losses)
         if checkpoint.device.type != "cpu":  # a CPU has no time meanwhile
             streams = ahead(batch.pinned(checkpoint.device) for batch in streams)
         with runner.hooks(), closing(streams):
             for number, batch in enumerate(streams):
-                own_batch = number % processes.world == processes.rank
+                own_batch = processes.owns(number)
                 if own_batch:
                     runner.run(batch)
                 if batch.kind == "text":
@@ -205,7 +202,6 @@ def batch_tokens(
     corpus: Corpus,
     analyses: Sequence[type[Analysis]],
     options: RunOptions,
-    batching: BatchingOptions,
     *,
     memory: Memory | None = None,
     processes: Processes = ALONE,
@@ -215,18 +211,17 @@ def batch_tokens(
     Tried with the longest of the first sentences, in passes of those analyses that read nothing and make no passes of
     their own.
     """
-    first, limit = replace(corpus, count=min(corpus.count, PROBED)), sentence_limit(checkpoint, batching)
+    first, batching = corpus.first(PROBED), options.batching
     plain = [cls for cls in analyses if cls.read is Analysis.read and cls.explain is Analysis.explain and cls.passes]
 
     def trial() -> BatchTrial | None:
-        told = _with_objective(options, checkpoint, first, plain)
         try:
-            running, _ = _applicable(checkpoint, first, plain, told)
+            running, _ = _applicable(checkpoint, first, plain, options)
         except ConfigError:  # the others may run; if not, `analyze` says why
             return None
-        stream = _streams(checkpoint, first, running, told, batching, limit, Omissions())
+        stream = _streams(checkpoint, first, running)
         longest = max((batch for batch in stream if batch.kind == "text"), key=lambda batch: batch.longest)
-        runner = AnalysisRunner(checkpoint, running, told)
+        runner = AnalysisRunner(checkpoint, running)
         for analysis in running:
             analysis.inspect(checkpoint)
 
@@ -236,50 +231,51 @@ def batch_tokens(
 
         return BatchTrial.of(longest, run)
 
+    limit = sentence_limit(checkpoint, batching.limit)
     return automatic_tokens(
         checkpoint.device, trial, limit=limit, default=batching.tokens, memory=memory, processes=processes
     )
 
 
-def _with_objective(
-    options: RunOptions, checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]]
-) -> RunOptions:
-    """Options with the name of the objective, where any analysis needs one."""
-    if not any(map(needs_objective, analyses)):
-        return options
-    name = choose_objective(options.objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
-    return replace(options, objective=name)
-
-
 def _applicable(
     checkpoint: Checkpoint, corpus: Corpus, analyses: Sequence[type[Analysis]], options: RunOptions
 ) -> tuple[list[Analysis], list[LeftOut]]:
-    """Instances of the analyses that have what they need, and why the others have not."""
+    """Instances of the analyses that have what they need, told the objective too, and why the others have not."""
     refuse_unread_target(checkpoint, corpus)
     sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
     measured = sites if corpus.has_target or not checkpoint.two_sided else sites & {Site.ENCODER_SELF}
     left_out = []
     if unmeasured := sorted(site.value for site in sites - measured):
         left_out.append(LeftOut(" and ".join(unmeasured), "need a --target, which the decoder is to read"))
-    running = []
+    fitting = []
     for cls in analyses:
-        reason = _missing(cls, checkpoint, corpus, options) or _elsewhere(cls, sites, measured)
-        reason = reason or cls.applies(checkpoint)
+        reason = _missing(cls, checkpoint, corpus, options, sites, measured) or cls.applies(checkpoint)
         if reason:
             left_out.append(LeftOut(cls.name, reason))
         else:
-            running.append(cls(options))
+            fitting.append(cls)
     idle = {omission.analysis: f"it {omission.why}" for omission in left_out}
-    refuse_idle_options(options.analysis_options, [analysis.name for analysis in running], idle)
-    if not running:
+    refuse_idle_options(options.analysis_options, [cls.name for cls in fitting], idle)
+    if not fitting:
         raise ConfigError(
             "no analysis can run: " + "; ".join(f"{omission.analysis}: {omission.why}" for omission in left_out)
         )
-    return running, left_out
+    if any(map(needs_objective, analyses)):
+        name = choose_objective(options.objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
+        options = replace(options, objective=name)
+    return [cls(options) for cls in fitting], left_out
 
 
-def _missing(cls: type[Analysis], checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) -> str | None:
-    if "random" in cls.passes and reads_sound(checkpoint.model):
+def _missing(
+    cls: type[Analysis],
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    options: RunOptions,
+    sites: set[Site],
+    measured: set[Site],
+) -> str | None:
+    """What an analysis lacks here: data that it needs, or heads at its sites. Returns None if it lacks nothing."""
+    if "random" in cls.passes and checkpoint.reads_sound:
         return "gives random subwords to the encoder, and this one reads sound"
     if "parse" in cls.needs and not corpus.has_parses and not corpus.has_target_parses:
         return "needs --parse stanza or --parse FILE.conllu"
@@ -287,10 +283,6 @@ def _missing(cls: type[Analysis], checkpoint: Checkpoint, corpus: Corpus, option
         return "needs prompts: --clean FILE, --corrupt FILE and --answer FILE"
     if "frequencies" in cls.needs and options.ranks is None:
         return "needs token frequencies"
-    return None
-
-
-def _elsewhere(cls: type[Analysis], sites: set[Site], measured: set[Site]) -> str | None:
     if cls.passes and not cls.sites & measured:
         if cls.sites & sites:
             return "needs a --target"
@@ -303,25 +295,19 @@ def _streams(
     checkpoint: Checkpoint,
     corpus: Corpus,
     running: Sequence[Analysis],
-    options: RunOptions,
-    batching: BatchingOptions,
-    limit: int,
-    losses: Omissions,
+    losses: Omissions | None = None,
 ) -> Generator[Batch, None, None]:
+    """The batches of the text, and those of random tokens, as far as any analysis sees them."""
+    seed, batching = running[0].run.seed, running[0].run.batching
     passes = {name for analysis in running for name in analysis.passes}
+    needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
+    labels = needed and gives_labels(checkpoint, corpus)
+    repeated = random_batches(checkpoint, seed=seed, batching=batching)
+    limit, tokens, long = sentence_limit(checkpoint, batching.limit), batching.tokens, batching.long
     if "text" in passes:
-        needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
-        yield from batches(
-            corpus,
-            checkpoint,
-            tokens=batching.tokens,
-            limit=limit,
-            long=batching.long,
-            losses=losses,
-            labels=needed and gives_labels(checkpoint, corpus),
-        )
+        yield from batches(corpus, checkpoint, tokens=tokens, limit=limit, long=long, losses=losses, labels=labels)
     if "random" in passes and (corpus.has_target or not checkpoint.two_sided):
-        yield from random_batches(checkpoint, seed=options.seed, limit=limit, tokens=batching.tokens)
+        yield from repeated
 
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
@@ -336,32 +322,23 @@ def gives_labels(checkpoint: Checkpoint, corpus: Corpus) -> bool:
     return corpus.has_labels or (predicts and (corpus.has_target or not checkpoint.two_sided))
 
 
-def random_batches(checkpoint: Checkpoint, *, seed: int, limit: int, tokens: int = DEFAULT_TOKENS) -> Iterator[Batch]:
+def random_batches(checkpoint: Checkpoint, *, seed: int, batching: BatchingOptions) -> Iterator[Batch]:
     """Sequences of random tokens, each block repeated once (Olsson et al. 2022): what only copying explains.
 
-    The text's usual start comes first. An encoder sees the block once, its decoder the repetition. Batches have at most
-    `tokens` positions a side, or a few sequences where that is less.
+    The text's usual start comes first. An encoder sees the block once, its decoder the repetition. Batches are those of
+    `batching`, or of a few sequences where that is more.
     """
     generator = torch.Generator().manual_seed(seed)
     plain = torch.tensor(checkpoint.common_ids())
-    start = (
-        checkpoint.encode(["a"], side="target", limit=limit)[0].ids[:1]
-        if checkpoint.two_sided
-        else checkpoint.start_ids()
-    )
+    two_sided = checkpoint.two_sided
+    start = checkpoint.encode(["a"], side="target", limit=UNCUT)[0].ids[:1] if two_sided else checkpoint.start_ids()
+    limit = sentence_limit(checkpoint, batching.limit)
     block = min(RANDOM_BLOCK, (limit - len(start)) // 2)
-    size = max(FOLDS, tokens // max(1, len(start) + 2 * block))
+    size = max(FOLDS, batching.tokens // max(1, len(start) + 2 * block))
     drawn_ids = plain[torch.randint(len(plain), (RANDOM_SEQUENCES, block), generator=generator)]
     for indices in torch.arange(RANDOM_SEQUENCES).split(size):
         drawn = drawn_ids[indices].tolist()
-        repeated = [_plain(start, [*once, *once]) for once in drawn]
-        sides = (
-            (pad_side([_plain([], once) for once in drawn]), pad_side(repeated))
-            if checkpoint.two_sided
-            else (pad_side(repeated), None)
-        )
-        yield Batch(indices, 0, sides[0], sides[1], kind="random")
-
-
-def _plain(start: Sequence[int], ids: Sequence[int]) -> Encoded:
-    return Encoded([*start, *ids], [True] * len(start) + [False] * len(ids))
+        blocks = pad_side([Encoded.plain(once) for once in drawn])
+        repeated = pad_side([Encoded.plain([*once, *once], start=start) for once in drawn])
+        source, target = (blocks, repeated) if two_sided else (repeated, None)
+        yield Batch(indices, 0, source, target, kind="random")

@@ -16,11 +16,11 @@ from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
 from headscope.engine.conclusion import AnalysisResult
 from headscope.files.output_checks import OutputKind
-from headscope.files.tables import Example, as_arrays, write_csv
+from headscope.files.tables import Example, as_arrays, write_arrays, write_csv, write_pickle
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
-from headscope.results import Signature, signature_of, write_arrays, write_pickle
+from headscope.results import Signature, signature_of
 from headscope.version import VERSION
 
 PAGE = "report.html"
@@ -48,67 +48,11 @@ def describe_run(
     study: AnalysisResult, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any], command: Sequence[str]
 ) -> RunDescription:
     """Describe a study while the checkpoint and the corpus are as they were measured."""
-    count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
-    common = signature_of(
-        {
-            "eos": "incl" if settings["keep_special"] else "excl",
-            "unit": "piece",
-            "len": f"{settings['limit']}-{settings['long']}",
-        },
-        data=(corpus.digest, count),
-        checkpoint=checkpoint,
-        off={name: settings[name] for name in ("mask", "gates") if settings.get(name)},
-        transformers=True,
-        replicates=settings["bootstrap"],
-        seed=settings["seed"],
-    )
-    own_settings = {
-        key: value for settings in study.signatures.values() for key, value in settings.items() if key != "m" and value
-    }
-    signature = common.having(m="+".join(study.signatures), **own_settings)
-    return RunDescription(signature, _meta(study, checkpoint, corpus, settings, command, signature, common))
-
-
-def write_run(
-    folder: Path,
-    study: AnalysisResult,
-    description: RunDescription,
-    pickles: Mapping[str, Any] | None = None,
-    examples: Sequence[Example] = (),
-) -> None:
-    """Write everything but the figures and the page, with the record of the run.
-
-    `pickles` are further files for the folder of that name (see `headscope.engine.fork.pickles`).
-    """
-    for name, frame in {"heads": study.heads, **study.tables}.items():
-        write_csv(folder / f"{name}.csv", frame)
-    if study.arrays:
-        write_arrays(folder / "similarity.npz", study.arrays)
-    if examples:
-        write_arrays(folder / "examples.npz", as_arrays(examples))
-    nested_files = {f"{measure}.pkl": value for measure, value in nested_measures(study).items()}
-    for name, value in {**nested_files, **(pickles or {})}.items():
-        write_pickle(folder / "pickles" / name, value)
-    for measure, arrays in study.detail.items():
-        write_arrays(folder / "detail" / f"{measure}.npz", arrays)
-    for name, text in study.files.items():
-        write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
-    write_json(folder / "run.json", description.record)
-
-
-def _meta(
-    study: AnalysisResult,
-    checkpoint: Checkpoint,
-    corpus: Corpus,
-    settings: Mapping[str, Any],
-    command: Sequence[str],
-    signature: Signature,
-    common: Signature,
-) -> dict[str, Any]:
+    common, signature = _signatures(study, checkpoint, corpus, settings)
     layout: dict[str, list[int]] = {}
     for attention_site in checkpoint.attention_sites.order:
         layout.setdefault(attention_site.site.value, []).append(attention_site.heads)
-    return {
+    record = {
         "headscope": VERSION,
         "complete": study.complete,
         "signature": str(signature),
@@ -150,6 +94,58 @@ def _meta(
         "python": platform.python_version(),
         "seconds": round(study.seconds, 3),
     }
+    return RunDescription(signature, record)
+
+
+def _signatures(
+    study: AnalysisResult, checkpoint: Checkpoint, corpus: Corpus, settings: Mapping[str, Any]
+) -> tuple[Signature, Signature]:
+    """What all analyses of a run share, and that with the settings of each."""
+    count = f"{study.sentences}" if study.complete else f"{study.sentences} of {corpus.count} (interrupted)"
+    common = signature_of(
+        {
+            "eos": "incl" if settings["keep_special"] else "excl",
+            "unit": "piece",
+            "len": f"{settings['limit']}-{settings['long']}",
+        },
+        data=(corpus.digest, count),
+        checkpoint=checkpoint,
+        off={name: settings[name] for name in ("mask", "gates") if settings.get(name)},
+        transformers=True,
+        replicates=settings["bootstrap"],
+        seed=settings["seed"],
+    )
+    own_settings = {
+        key: value for settings in study.signatures.values() for key, value in settings.items() if key != "m" and value
+    }
+    return common, common.having(m="+".join(study.signatures), **own_settings)
+
+
+def write_run(
+    folder: Path,
+    study: AnalysisResult,
+    description: RunDescription,
+    pickles: Mapping[str, Any] | None = None,
+    examples: Sequence[Example] = (),
+) -> None:
+    """Write everything but the figures and the page, with the record of the run.
+
+    `pickles` are further files for the folder of that name (see `headscope.engine.fork.pickles`).
+    """
+    nested_files = {f"{measure}.pkl": value for measure, value in nested_measures(study).items()}
+    for name, frame in {"heads": study.heads, **study.tables}.items():
+        write_csv(folder / f"{name}.csv", frame)
+    if study.arrays:
+        write_arrays(folder / "similarity.npz", study.arrays)
+    if examples:
+        write_arrays(folder / "examples.npz", as_arrays(examples))
+    for name, value in {**nested_files, **(pickles or {})}.items():
+        write_pickle(folder / "pickles" / name, value)
+    for measure, arrays in study.detail.items():
+        write_arrays(folder / "detail" / f"{measure}.npz", arrays)
+    for name, text in study.files.items():
+        write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+    write_json(folder / "run.json", description.record)
 
 
 def nested_measures(study: AnalysisResult) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from headscope.distributed import upload
 from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.conclusion import AnalysisResult, LeftOut, conclude
-from headscope.engine.heads.head_batch import ObservedBatch, precise
+from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, makes_weights
+from headscope.model.attention import AttentionCall, makes_weights, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.forward import refuse_overflow
 from headscope.model.nonfinite import DeferredChecks, deferred
@@ -66,8 +66,8 @@ class AnalysisRunner:
 
     checkpoint: Checkpoint
     running: Sequence[Analysis]
-    options: RunOptions
     detail: bool = False
+    options: RunOptions = field(init=False)
     aggregator: Aggregator = field(init=False)
     batch: Batch = field(init=False)
     observers: Sequence[Analysis] = ()
@@ -84,6 +84,7 @@ class AnalysisRunner:
     unmeasured: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
+        self.options = self.running[0].run
         self.aggregator = Aggregator(budget=BUDGET // len(self.checkpoint.attention_sites.order), detail=self.detail)
         self.checks = DeferredChecks(self.checkpoint.device)
 
@@ -113,23 +114,20 @@ class AnalysisRunner:
 
     def run(self, batch: Batch) -> None:
         """The common pass over a batch, then the passes of analyses' own; the batch counts when all are through."""
-        with threads_for_pass(self.checkpoint.model, batch.positions):
-            self._run(batch)
-
-    def _run(self, batch: Batch) -> None:
-        on_device, self.observations = batch.to(self.checkpoint.device), {}
         streams = self.streams(batch)
-        with deferred(self.checks), streaming() if streams else nullcontext():
-            self._passes(on_device)
-        if streams and batch.kind == "text":
-            self.streamed += len(batch.indices)
-            self.unmeasured.update(
-                {analysis.name: len(batch.indices) for analysis in self.running if _needs_matrix(analysis)}
-            )
-        with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
-            for values in self.aggregator.add(batch, list(self.observations.values())):
-                self.checks.add(values, self.aggregator.refuse_non_finite)
-        self.checks.batch_done()
+        with threads_for_pass(self.checkpoint.model, batch.positions):
+            on_device, self.observations = batch.to(self.checkpoint.device), {}
+            with deferred(self.checks), streaming() if streams else nullcontext():
+                self._passes(on_device)
+            if streams and batch.kind == "text":
+                self.streamed += len(batch.indices)
+                self.unmeasured.update(
+                    {analysis.name: len(batch.indices) for analysis in self.running if _needs_matrix(analysis)}
+                )
+            with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
+                for values in self.aggregator.add(batch, list(self.observations.values())):
+                    self.checks.add(values, self.aggregator.refuse_non_finite)
+            self.checks.batch_done()
 
     def streams(self, batch: Batch) -> bool:
         """Whether a batch goes through the model without matrices of weights."""

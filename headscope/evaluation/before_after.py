@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headscope.bootstrap import LEVEL, Array, Bootstrap
-from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
@@ -134,7 +134,7 @@ def question(checkpoint: Checkpoint, corpus: Corpus, *, metric: str = "", margin
 def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> QualityChange:
     """Measure both models; KeyboardInterrupt where that is interrupted. Of encoders one pass hides 15 % of a text."""
     metric, corpus = METRICS.get(asked.metric), asked.corpus
-    limits = [sentence_limit(each, BatchingOptions(tokens=TOKENS)) for each in (before, after)]
+    limits = [sentence_limit(each) for each in (before, after)]
     reading = LikelihoodOptions(TOKENS, min(limits), "truncate", "random", SEED)
     numbered = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
     data = ValidationText(numbered, reading, TranslateOptions(), "raw", intact=before)

@@ -10,7 +10,7 @@ Salazar et al. 2020) or in a random share of 15 %.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import PROBED, BatchTrial, Long, Omissions, batches, own_labels
+from headscope.data.batching import PROBED, BatchTrial, Long, Omissions, batches, groups, own_labels
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.distributed import ALONE, Processes, fetch, upload, widest
 from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
+from headscope.model.attention import precise
 from headscope.model.native.transformer import PartialForward, Transformer
 from headscope.model.taps import masked
 from headscope.model.threads import threads_for_pass
@@ -108,8 +109,7 @@ def likelihood(
             for number, part in enumerate(labelled(checkpoint, corpus, options, sums.losses)):
                 if processes.owns(number):
                     indices = part.batch.indices
-                    with threads_for_pass(checkpoint.model, part.batch.positions):
-                        nll, right, count, classes = _under_masks(checkpoint, part, masks)
+                    nll, right, count, classes = _under_masks(checkpoint, part, masks)
                     sums.nll.add(indices, Ratio(nll, count[:, None]))
                     sums.right.add(indices, Ratio(right, count[:, None]))
                     if checkpoint.label_names:
@@ -133,8 +133,8 @@ def likelihood(
 
 def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
     """A pass over the longest of the first sentences, for `automatic_tokens`."""
-    device, first = checkpoint.device, replace(corpus, count=min(corpus.count, PROBED))
-    found = batches(first, checkpoint, tokens=options.tokens, limit=options.limit, losses=Omissions())
+    device = checkpoint.device
+    found = batches(corpus.first(PROBED), checkpoint, tokens=options.tokens, limit=options.limit)
     longest = max(found, key=lambda batch: batch.longest, default=None)
 
     def run(batch: Batch) -> None:
@@ -158,22 +158,24 @@ def _under_masks(
     batch, labels = part.batch.to(checkpoint.device), part.labels
     columns = []
     reuse, names = PartialForward(), len(checkpoint.label_names)
+    starts = [_first_layers(checkpoint.model, heads) for heads in masks]
 
     def scored(logits: Tensor) -> tuple[Tensor, ...]:
         return *token_sums(logits, labels), class_counts(logits, labels, names)
 
-    with reuse.recorded():
-        shared_memory: Any = checkpoint.memory(batch)
-        unmasked = scored(checkpoint.logits(batch, shared_memory)) if () in map(tuple, masks) else None
-    for heads in masks:
-        if not heads and unmasked is not None:
-            columns.append(unmasked)
-            continue
-        with masked(checkpoint.model, heads), reuse.starting(_first_layers(checkpoint.model, heads)):
-            of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
-            memory = checkpoint.memory(batch) if of_encoder else shared_memory
-            columns.append(scored(checkpoint.logits(batch, memory)))
-    sums = fetch([torch.stack(parts, dim=1) for parts in zip(*columns, strict=True)])  # the host waits once a batch
+    with threads_for_pass(checkpoint.model, part.batch.positions):
+        with reuse.recorded():
+            shared_memory: Any = checkpoint.memory(batch)
+            unmasked = scored(checkpoint.logits(batch, shared_memory)) if () in map(tuple, masks) else None
+        for heads, start in zip(masks, starts, strict=True):
+            if not heads and unmasked is not None:
+                columns.append(unmasked)
+                continue
+            with masked(checkpoint.model, heads), reuse.starting(start):
+                of_encoder = any(head.site is Site.ENCODER_SELF for head in heads)
+                memory = checkpoint.memory(batch) if of_encoder else shared_memory
+                columns.append(scored(checkpoint.logits(batch, memory)))
+        sums = fetch([torch.stack(parts, dim=1) for parts in zip(*columns, strict=True)])  # the host waits once a batch
     nll, right, count, classes = (each.double() for each in sums)
     return nll, right, count[:, 0], classes
 
@@ -199,8 +201,7 @@ def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for part in torch.split((labels != IGNORED).nonzero(), POSITIONS):
         target = upload(labels[part[:, 0], part[:, 1]], device)  # [n]
         row, position = upload(part, device).unbind(dim=1)
-        scores = logits[row, position]  # [n V]
-        scores = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+        scores = precise(logits[row, position])  # [n V]
         nll = scores.logsumexp(dim=-1) - scores.gather(1, target[:, None])[:, 0]
         right = scores.argmax(dim=-1) == target
         sums.index_add_(1, row, torch.stack([each.to(sums.dtype) for each in (nll, right, torch.ones_like(right))]))
@@ -246,13 +247,8 @@ def labelled(
                     "shorten the line, raise --max-length, or take --long truncate"
                 )
             losses.truncated += bool(cut) and sentence.last
-        group: list[LabelledSentence] = []
-        for row in sorted(rows, key=LabelledSentence.length):
-            if group and row.length() * (len(group) + 1) > options.tokens:
-                yield _collate(group)
-                group = []
-            group.append(row)
-        yield _collate(group)
+        by_length = sorted(rows, key=LabelledSentence.length)
+        yield from map(_collate, groups(by_length, LabelledSentence.length, options.tokens))
 
 
 def _texts(

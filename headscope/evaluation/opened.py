@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headscope.config import CheckpointOptions, EvaluateConfig, EvaluateOptions
-from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, automatic_tokens, sentence_limit
+from headscope.data.batching import DEFAULT_TOKENS, automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.encoded import UnknownSubwords
 from headscope.data.labels import with_labels
@@ -129,7 +129,7 @@ def matched(
         others = ", ".join(name for name, reason in why.items() if reason is None)
         raise ConfigError(f"{refused[0]} {why[refused[0]]}; this text allows {others}")
     tokens = config.batch_tokens or DEFAULT_TOKENS  # on an accelerator `fit_batches` knows better
-    limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length, long=config.long))
+    limit = sentence_limit(checkpoint, config.max_length)
     likelihood_options = LikelihoodOptions(tokens, limit, config.long, config.hiding, config.seed)
     translate_options = TranslateOptions(
         beam=config.beam,

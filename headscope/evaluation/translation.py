@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens
+from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens, groups
 from headscope.data.encoded import Encoded, UnknownSubwords
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError, DataError
@@ -67,14 +67,17 @@ def translate_lines(
     counts = UnknownSubwords() if unknown is None else unknown
     while texts := list(islice(rest, window)):
         translations: dict[int, list[Translation]] = {}
-        encoded = _encoded(checkpoint, texts, limit)
+        numbers = [n for n, text in enumerate(texts) if text.strip()]
+        lines_read = checkpoint.encode([texts[n] for n in numbers], side="source", limit=limit) if numbers else []
+        encoded = dict(zip(numbers, lines_read, strict=True))
         counts.add("source", list(encoded.values()))
         for number in (number for number, line in encoded.items() if line.cut):
             cut(before + number + 1)
         if tokens is None:
             tokens = _fitting(checkpoint, texts, encoded, options, most, processes)
-        groups = _groups({number: len(line.ids) for number, line in encoded.items()}, tokens, most)
-        for turn, group in enumerate(groups):
+        lengths = {number: len(line.ids) for number, line in encoded.items()}
+        by_length = sorted(lengths, key=lengths.__getitem__)
+        for turn, group in enumerate(groups(by_length, lengths.__getitem__, tokens, most=most)):
             if processes.owns(turn):
                 translated = checkpoint.translations([texts[n] for n in group], options)
                 translations.update(zip(group, translated, strict=True))
@@ -94,29 +97,11 @@ def _fitting(
 ) -> int:
     """Positions of a batch for which memory suffices, by the longest lines that fill one."""
     lengths = {number: len(line.ids) for number, line in encoded.items()}
-    *_, longest = [[], *_groups(lengths, DEFAULT_TOKENS, most)]
+    by_length = sorted(lengths, key=lengths.__getitem__)
+    *_, longest = [[], *groups(by_length, lengths.__getitem__, DEFAULT_TOKENS, most=most)]
     size = max((lengths[number] for number in longest), default=1)
     lines = [texts[number] for number in longest]
     trial = BatchTrial(lambda times: checkpoint.translations(lines * times, options), size * len(lines), size)
     limit = checkpoint.reads(options.longest)
     tokens, _ = automatic_tokens(checkpoint.device, lambda: trial if lines else None, limit=limit, processes=processes)
     return tokens
-
-
-def _encoded(checkpoint: Checkpoint, texts: Sequence[str], limit: int) -> dict[int, Encoded]:
-    """The lines that are not empty, by their numbers in `texts`."""
-    numbers = [n for n, text in enumerate(texts) if text.strip()]
-    encoded = checkpoint.encode([texts[n] for n in numbers], side="source", limit=limit) if numbers else []
-    return dict(zip(numbers, encoded, strict=True))
-
-
-def _groups(lengths: Mapping[int, int], tokens: int, most: int) -> Iterator[list[int]]:
-    """Numbers of lines, by length, in groups that fill a batch: `most` lines and `tokens` positions at most."""
-    group: list[int] = []
-    for number in sorted(lengths, key=lambda n: lengths[n]):
-        if group and (len(group) >= most or lengths[number] * (len(group) + 1) > tokens):
-            yield group
-            group = []
-        group.append(number)
-    if group:
-        yield group

@@ -32,20 +32,30 @@ class Build:
     """A directory that is built, then swapped in: `out` is unchanged until `finish`, and complete from then on.
 
     A context manager: it checks that `out` may and can be written, and cleans up after a process that was killed. Left
-    without `finish`, it leaves no files.
+    without `finish`, it leaves no files. One that never `writes`, as in all processes but the first, checks alone.
     """
 
-    def __init__(self, out: Path, kind: OutputKind, *, inputs: Sequence[Input] = (), force: bool = False) -> None:
-        self.out, self.kind, self.inputs, self.force = out, kind, inputs, force
+    def __init__(
+        self,
+        out: Path,
+        kind: OutputKind,
+        *,
+        inputs: Sequence[Input] = (),
+        force: bool = False,
+        writes: bool = True,
+    ) -> None:
+        self.out, self.kind, self.inputs, self.force, self.writes = out, kind, inputs, force, writes
         self.temporary: Path | None = None
         self._stack = ExitStack()
 
     def __enter__(self) -> Build:
-        recover(self.out, self.kind)
+        if self.writes:
+            recover(self.out, self.kind)
         self._check(self.out)
-        check_writable(self.out)
-        if self.out.exists():
-            self._stack.enter_context(locked(self.out))
+        if self.writes:
+            check_writable(self.out)
+            if self.out.exists():
+                self._stack.enter_context(locked(self.out))
         return self
 
     def __exit__(self, *_: object) -> None:

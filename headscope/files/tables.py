@@ -1,4 +1,4 @@
-"""CSV tables, read with checks of their columns, and the attention weights of a few short sentences, kept with a run.
+"""CSV tables, read with checks of their columns; arrays, pickles, and the attention weights of a few short sentences.
 
 `examples.npz` has the weights of every head as bytes (0 … 255 for 0 … 1): `{number}/{site}` is an array [n t s], heads
 in the order of layers. `index` is JSON: of every sentence its line in the corpus, its texts and its subwords.
@@ -7,10 +7,11 @@ in the order of layers. `index` is JSON: of every sentence its line in the corpu
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,18 @@ MISSING = ["", "nan", "NaN", "NA", "N/A"]
 def write_csv(path: Path, table: pd.DataFrame, *, number: str | None = None) -> Path:
     """Write a table without its index, numbers in a format like "%.7g" where one is given."""
     return write_atomically(path, lambda place: table.to_csv(place, index=False, float_format=number))
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> Path:
+    """Write numpy arrays as a compressed .npz."""
+    return write_atomically(path, lambda temporary: np.savez_compressed(temporary, **arrays))
+
+
+def write_pickle(path: Path, value: Any) -> Path:
+    """Write a pickle of plain containers and numpy arrays, protocol 3 as the MHR fork does; numpy 1 opens it too."""
+    new, old = (f"cnumpy.{core}.multiarray\n_reconstruct\n".encode() for core in ("_core", "core"))
+    content = pickle.dumps(value, protocol=3).replace(new, old)
+    return write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
 def read_csv(

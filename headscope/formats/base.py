@@ -67,6 +67,9 @@ class Checkpoint(ABC):
     read_files: tuple[Path, ...] = ()
     """Files that belong to the checkpoint and lie outside `path`, such as dictionaries that were found beside it."""
 
+    reads_sound: bool = False
+    """Whether its encoder reads recordings."""
+
     exclusive_labels: bool = True
     """Whether one of the labels that it predicts is right, and not several at once."""
 
@@ -313,16 +316,14 @@ class CheckpointFormat(ABC, Generic[C]):
         the checkpoint was opened with.
         """
 
-    def save(
-        self, checkpoint: C, folder: Path, *, companions: Companions | None = None, force: bool = False
-    ) -> SavedFiles:
+    def save(self, checkpoint: C, folder: Path, *, force: bool = False) -> SavedFiles:
         """Write a checkpoint into a directory of its own, which is there when all is written.
 
         OutputError where it holds something and `force` is not given, and where it holds anything but a checkpoint.
         """
         check_folder(folder, self.kind, force=force)
         with replacing(folder, self.kind) as temporary:
-            saved = self.write(checkpoint, temporary, companions or Companions())
+            saved = self.write(checkpoint, temporary, Companions())
         return replace(saved, path=folder / saved.path.relative_to(temporary))
 
     def convert(self, checkpoint: Any, folder: Path, probe: Probe) -> Conversion:

@@ -231,27 +231,26 @@ class TransformerCheckpoint(Checkpoint):
         """Search translations of texts, all in one batch, best first; `self.target.decode` makes text of them."""
         if not self.two_sided:
             raise CheckpointError(f"{self.path} is decoder-only; it cannot translate")
-        source, target = self._side("source"), self._side("target")
-        limit = self.reads(longest)
+        source, limit, config = self._side("source"), self.reads(longest), config or self.search
         batch = pad_side([_encoded(text, source, limit, reading=True) for text in texts]).to(self.device)
-        config = self._bounded(config or self.search)
         with threads_for_pass(self.model, len(texts) * config.beam):
-            return search(
-                self.model,
-                batch.ids,
-                _mask(batch.real),
-                start=target.start,
-                end=target.end,
-                pad=target.pad,
-                unknown=target.unknown,
-                config=config,
-            )
+            return self.searched(batch, config)
 
-    def _bounded(self, config: SearchConfig) -> SearchConfig:
-        limit = self.model.config.decoder.max_positions
-        if limit is None:
-            return config
-        return replace(config, limit=min(limit - 1, limit - 1 if config.limit is None else config.limit))
+    def searched(self, source: Side, config: SearchConfig) -> list[list[Hypothesis]]:
+        """Search translations of encoded texts, within the positions that the decoder has."""
+        target, limit = self._side("target"), self.model.config.decoder.max_positions
+        if limit is not None:
+            config = replace(config, limit=min(limit - 1, limit - 1 if config.limit is None else config.limit))
+        return search(
+            self.model,
+            source.ids,
+            _mask(source.real),
+            start=target.start,
+            end=target.end,
+            pad=target.pad,
+            unknown=target.unknown,
+            config=config,
+        )
 
     def facts(self) -> dict[str, Any]:
         vocabularies = {

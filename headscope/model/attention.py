@@ -24,6 +24,21 @@ from torch import Tensor, nn
 from headscope.errors import HeadscopeError
 
 
+def is_half(dtype: torch.dtype) -> bool:
+    """Whether numbers of this type carry fewer bits than float32."""
+    return dtype in (torch.float16, torch.bfloat16)
+
+
+def precise_type(dtype: torch.dtype) -> torch.dtype:
+    """At least float32."""
+    return torch.float32 if is_half(dtype) else dtype
+
+
+def precise(values: Tensor) -> Tensor:
+    """At least float32: a sum of a few hundred weights in half precision has an error in the third digit."""
+    return values.to(precise_type(values.dtype))
+
+
 @dataclass(frozen=True)
 class ScoreOptions:
     """What makes scores and weights of query and key beside their products.
@@ -214,7 +229,7 @@ def attention_weights(scores: Tensor, *, sinks: Tensor | None = None) -> Tensor:
     `sinks` [h] is one extra score per head that takes part in the normalisation and is then dropped
     (gpt-oss), so rows sum to less than one. The row maximum is subtracted by softmax itself.
     """
-    dtype = torch.float32 if scores.dtype in (torch.float16, torch.bfloat16) else scores.dtype
+    dtype = precise_type(scores.dtype)
     if sinks is None:
         return torch.softmax(scores, dim=-1, dtype=dtype).to(scores.dtype)
     column = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1).to(scores.dtype)  # [b h t 1]

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError, reason_of
 from headscope.heads import SITES, Layout, Site
 from headscope.model import interface
-from headscope.model.attention import AttentionCall, replace_contexts, tapped
-from headscope.model.interface import features_shape, is_half, reads_sound, suppress_warnings, through_attend
+from headscope.model.attention import AttentionCall, is_half, replace_contexts, tapped
+from headscope.model.interface import features_shape, reads_sound, suppress_warnings, through_attend
 from headscope.model.nonfinite import first_non_finite, is_finite
 from headscope.model.stored_weights import computing_dtype, execution_device, is_quantised
 

@@ -6,7 +6,8 @@ A pass that fails runs a second time, to name the layer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.distributed import upload
-from headscope.errors import NumericalError
+from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.heads import HeadId
 from headscope.model.discovery import base_of, track_calls
 from headscope.model.interface import through_attend
@@ -205,6 +206,21 @@ def refuse_overflow(checkpoint: Runnable, run: Callable[[], object], batch: Text
     half = HALVES.get(checkpoint.dtype)
     hint = f"they are too large for {dtype}; take {half}" if half else f"its weights are out of proportion for {dtype}"
     raise NumericalError(f"{checkpoint.path}: NaN or infinite numbers arise at {location or 'the output'}; {hint}")
+
+
+@contextmanager
+def running_narrowed(model_type: str) -> Iterator[None]:
+    """CheckpointError for whatever a model's own code raises that reads sizes which are not narrowed."""
+    try:
+        yield
+    except HeadscopeError:
+        raise
+    except Exception as error:
+        detail = " ".join(str(error).split())[:160] or type(error).__name__
+        raise CheckpointError(
+            f"heads of model type {model_type!r} cannot be removed: its code does not run with fewer ({detail}); "
+            "--export masked may do"
+        ) from error
 
 
 def reference(checkpoint: Runnable, heads: Iterable[HeadId], batch: ModelInputs) -> Tensor:

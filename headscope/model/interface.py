@@ -243,11 +243,6 @@ def suppress_warnings() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def is_half(dtype: torch.dtype) -> bool:
-    """Whether numbers of this type carry fewer bits than float32."""
-    return dtype in (torch.float16, torch.bfloat16)
-
-
 # Models that write text for sound as Whisper does: always as many frames, halved by convolutions to positions.
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, is_half, tapped
 from headscope.model.discovery import (
     AttentionSite,
     CallTracker,
@@ -29,7 +29,7 @@ from headscope.model.discovery import (
     probe_inputs,
     track_calls,
 )
-from headscope.model.interface import is_half, suppress_warnings
+from headscope.model.interface import suppress_warnings
 from headscope.model.projections import Slices, WeightOwners, projections
 from headscope.model.stored_weights import computing_dtype
 

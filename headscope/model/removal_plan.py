@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, Site, all_heads, describe_heads
+from headscope.heads import HeadId, Layout, Site, all_heads, refuse_absent
 from headscope.model.discovery import AttentionSite, AttentionSites
 
 
@@ -38,9 +38,7 @@ def plan_removal(attention_sites: AttentionSites, heads: Iterable[HeadId], *, wh
     that the model lacks, for incomplete groups, and for different heads of layers that share one module.
     """
     layout, going = attention_sites.layout, set(heads)
-    for head in sorted(going):
-        if head.head >= layout.get((head.site, head.layer), 0):
-            raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
+    refuse_absent(sorted(going), layout)
     if not going:
         raise ConfigError("no head is to be removed; name some with --heads, or those to keep with --keep-only")
     kept = {

@@ -157,13 +157,14 @@ def gated(model: nn.Module, gates: Gates | Iterable[HeadId], *, before_mixing: b
     of heads, and for one that is NaN or infinite.
     """
     layout = find_attention(model).layout
-    by_layer = gates if isinstance(gates, Mapping) else closed(gates, layout)
-    _check(by_layer, layout, computing_dtype(model))
+    if isinstance(gates, Mapping):
+        _check(gates, layout, computing_dtype(model))
+    gate_of = gates if isinstance(gates, Mapping) else closed(gates, layout)
     with track_calls(model) as tracker:
 
         def tap(call: AttentionCall, context: Tensor) -> Tensor | None:
             attention_site = tracker.attention_site(call.module)
-            gate = None if attention_site is None else by_layer.get((attention_site.site, attention_site.layer))
+            gate = None if attention_site is None else gate_of.get((attention_site.site, attention_site.layer))
             return None if gate is None else context * gate.to(context)[..., :, None, None]
 
         with tapped(tap, before_mixing=before_mixing):

@@ -83,7 +83,7 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     if valid is not None:
         labels, option = (config.labels, "--labels") if held_out is None else (held_out.labels, "--valid-labels")
         valid = with_labels(checkpoint, valid, labels, option=option)
-    limit = sentence_limit(checkpoint, BatchingOptions(limit=config.max_length))
+    limit = sentence_limit(checkpoint, config.max_length)
     remarks = []
     with suppress(CheckpointError, DataError):  # a model that cannot read says so where text is needed
         if corpus is not None:
@@ -110,8 +110,7 @@ def pass_tokens(opened: OpenedSelection, objective: str, *, seed: int, processes
         opened.checkpoint,
         opened.corpus,
         [ANALYSES.get("gradient")],
-        RunOptions(seed=seed, objective=objective),
-        BatchingOptions(limit=opened.limit),
+        RunOptions(seed=seed, objective=objective, batching=BatchingOptions(limit=opened.limit)),
         processes=processes,
     )
     opened.remarks += [said] if said and said not in opened.remarks else []

@@ -22,10 +22,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import OBJECTIVES, precise, predicting
+from headscope.attribution.objectives.base import OBJECTIVES, predicting
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
+from headscope.model.attention import precise
 from headscope.relevance.gradient.recording import recording
 from headscope.relevance.gradient.rules import Rules
 from headscope.relevance.rulesets import (

@@ -27,7 +27,7 @@ from torch import Tensor
 from headscope.engine.fork import confidence as mhr_confidence
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, precise_type, tapped
 from headscope.model.native.transformer import Transformer
 from headscope.training.data.batches import TrainingBatch
 from headscope.training.swaps import Swap
@@ -275,7 +275,7 @@ def observed_heads(call: AttentionCall, site: Site, sides: Sides, *, dtype: torc
     """A call at a site as scores take it, in `dtype`; None: its own, float32 for half precision."""
     queries = sides["source" if site is Site.ENCODER_SELF else "target"]
     keys = sides["target" if site is Site.DECODER_SELF else "source"]
-    dtype = dtype or torch.promote_types(call.weights.dtype, torch.float32)
+    dtype = dtype or precise_type(call.weights.dtype)
     weights, context = call.weights.to(dtype), call.context.to(dtype)
     return ObservedHeads(weights, context, queries[0], keys[0], queries[1], keys[1])
 

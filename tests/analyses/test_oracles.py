@@ -146,7 +146,7 @@ def _repeated(kind: str, checkpoint: HuggingFaceCheckpoint) -> list[Seen]:
     if kind == "bert":
         return []
     found: list[Seen] = []
-    for batch in random_batches(checkpoint, seed=SEED, limit=97):
+    for batch in random_batches(checkpoint, seed=SEED, batching=BatchingOptions(limit=97)):
         for row in range(0, len(batch.indices)):
             source = batch.source.ids[row].tolist()
             seen = Seen(len(found), source, [False] * len(source))

@@ -52,6 +52,7 @@ TOGETHER: dict[str, dict[str, str]] = {
     "keep_only": {"heads": ""},
     "merge_by": {"heads": "", "merge_kv": "2"},
     "run": {"by": "lrp"},
+    "sequences": {"also": "successor"},
     "recipe": {"from_scratch": FLAG, "methods": "l0"},
 }
 """What one of these options needs or excludes (empty), of the options that the command has."""

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from headscope.cli import main
-from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, as_markdown, counterpart
+from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, Counterpart, counterpart
 from headscope.cli.options import read_config
 from headscope.errors import ConfigError
 from headscope.training.variant import VARIANTS
@@ -55,6 +55,19 @@ def test_what_is_named_is_there() -> None:
         every = set().union(*known.values())
         for named in re.findall(r"--[a-z][a-z-]*[a-z]", its.note):
             assert named in every or named in options_of(TRAIN) | options_of("analyze"), (option, named)
+
+
+def as_markdown() -> str:
+    """Both tables, as docs/mhr-options.md has them."""
+    parts = []
+    for title, table in (("Options of the fork", FORK), ("Options of fairseq that its commands use", FAIRSEQ)):
+        rows = [f"| `{name}` | {_cell(equivalent)} | {equivalent.note} |" for name, equivalent in table.items()]
+        parts.append("\n".join([f"## {title}", "", "| there | here | |", "| --- | --- | --- |", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cell(equivalent: Counterpart) -> str:
+    return f"`{equivalent.usage()}`".replace("|", "\\|") if equivalent.commands else "–"
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ import headscope.report.figures.attention
 from headscope.cli.plot import app
 from headscope.engine.declarations import pair_measures
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
+from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE
 from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.figures.attention import SentenceAttention
 from headscope.report.readers.fork import checkpoint_alphas
 from headscope.report.readers.run import AnalysisRun, RunError
-from headscope.results import write_pickle
 from tests.makers.figures import make_training
 from tests.makers.runs import make_run
 from tests.makers.shared import SHIPPED

@@ -76,7 +76,7 @@ def test_auto_on_a_cpu_and_on_devices() -> None:
     """A CPU and a device that cannot tell have 2,048; else the longest sentences of the text are tried."""
     its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=19)
     names = ["confidence", "gradient", "ablation"]
-    arguments: Any = (corpus, choose_analyses(only=names), replace(OPTIONS, objective=""), BatchingOptions())
+    arguments: Any = (corpus, choose_analyses(only=names), replace(OPTIONS, objective=""))
     assert batch_tokens(its, *arguments) == (CPU_TOKENS, "")
     with pretended():
         there = its.with_model(tiny.checkpoint("bert", 7).model.to(FIRST))

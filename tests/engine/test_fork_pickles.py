@@ -20,12 +20,12 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.fork.batches import SENTENCES, BatchSize, groups
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.errors import ConfigError, HeadscopeError
+from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE
 from headscope.formats.pickles import array_of, read_pickle, rows_of
 from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.readers.fork import alphas_run, confidence_run, similarity_run
 from headscope.report.readers.run import load_run
-from headscope.results import write_pickle
 from tests.oracles import mhr
 
 pytestmark = pytest.mark.slow

@@ -113,6 +113,16 @@ def test_four_in_five_texts_confirm_the_margin_that_is_called_detectable() -> No
     assert found["non-inferior"] == pytest.approx(0.8, abs=0.06)
 
 
+@pytest.mark.parametrize("losses", [[-1.0, 0, 0, 0, 0], [-3.0, 0, 0, 0, 0, 0, 0, 0, 0, 0]])
+def test_where_one_gain_stands_out_the_limit_is_students(losses: list[float]) -> None:
+    """It is farther out than Gaffke's where nothing can be lost; n − 1 degrees of freedom, as scipy 1.17 has them."""
+    quantile = {5: 2.13184679, 10: 1.83311293}[len(losses)]
+    error = -losses[0] / len(losses)  # (deviation) |x| / √n, over √n
+    found = judge(left_out(np.array(losses)), margin=1.0, baseline=0.0)
+    assert found.worse_limit == pytest.approx(found.worse + quantile * error, rel=1e-6)
+    assert found.detectable == pytest.approx((quantile + 0.84162123) * error, rel=1e-6)
+
+
 @pytest.mark.parametrize(("sentences", "established"), [(2, False), (4, False), (290, False), (310, True)])
 def test_where_nothing_differs_the_rule_of_three_says_how_many_sentences_are_enough(
     sentences: int, established: bool

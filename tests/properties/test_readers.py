@@ -18,6 +18,7 @@ from headscope.data.corpus import open_corpus
 from headscope.data.vocabulary import Merges
 from headscope.engine.frequencies import read_counts
 from headscope.errors import CheckpointError, HeadscopeError
+from headscope.files.tables import write_pickle
 from headscope.formats.base import open_checkpoint
 from headscope.formats.fairseq.checkpoint import read_dictionary
 from headscope.formats.pickles import read_pickle
@@ -35,7 +36,6 @@ from headscope.report.layout.output import write_figure
 from headscope.report.readers import fork
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.report.readers.run import load_run
-from headscope.results import write_pickle
 from headscope.training.swaps import read_schedule
 from tests.oracles import checkpoints, commands
 from tests.oracles.commands import Stage

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective, precise
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.data.encoded import IGNORED, Batch
 from headscope.formats.base import Checkpoint
+from headscope.model.attention import precise
 
 
 @objective

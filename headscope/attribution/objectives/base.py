@@ -16,6 +16,7 @@ from torch import Tensor
 from headscope.data.encoded import IGNORED, Batch, Side
 from headscope.errors import ConfigError, NumericalError
 from headscope.formats.base import Checkpoint
+from headscope.model.attention import precise
 from headscope.model.nonfinite import deferred_checks
 from headscope.registry import Registry
 
@@ -41,11 +42,6 @@ def predicting(batch: Batch, *, decodes: bool) -> tuple[Side, Tensor]:
 def per_sentence(values: Tensor, rows: Tensor, sentences: int) -> Tensor:
     """Sums [b] of values [n] that belong to sentences `rows` [n]."""
     return values.new_zeros(sentences).index_add(0, rows, values)
-
-
-def precise(values: Tensor) -> Tensor:
-    """At least float32."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,10 +7,11 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective, precise
+from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.data.encoded import Batch
 from headscope.evaluation.states import cosine, mean_pooled, relative_l2
 from headscope.formats.base import Checkpoint
+from headscope.model.attention import precise
 
 
 class FinalStates(Objective):

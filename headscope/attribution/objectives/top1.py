@@ -11,11 +11,11 @@ from headscope.attribution.objectives.base import (
     no_words,
     objective,
     per_sentence,
-    precise,
     predicting,
 )
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
+from headscope.model.attention import precise
 
 
 @objective

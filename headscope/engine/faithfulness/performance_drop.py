@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from headscope.attribution.objectives.base import OBJECTIVES, Objective
+from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.attribution.patching import patched, recorded
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import Omissions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_score
@@ -36,21 +36,23 @@ class PerformanceDrop:
     sums: dict[str, GroupSums] = field(default_factory=dict)
     values: dict[str, Array] = field(default_factory=dict)
     higher_is_better: frozenset[str] = frozenset({"accuracy", "bleu"})
+    objective: str = "loss"
 
 
 def measure_drop(
     checkpoint: Checkpoint, corpus: Corpus, masks: Masks, options: LikelihoodOptions, *, objective: str, step: Step
 ) -> PerformanceDrop:
-    """The objective under every mask: loss (with accuracy), or the damage by any other objective.
+    """The objective (or the default one) under every mask: loss, with accuracy, or the damage by any other objective.
 
     A masked head gives nothing; of prompts, where the objective is the answer, what it gives on the corrupt prompt.
     """
     assert not masks[0], "differences are to the first mask, which is empty"
-    if objective == "loss":
+    name = choose_objective(objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
+    if name == "loss":
         scored = likelihood(checkpoint, corpus, options, masks=masks, progress=step)
         return PerformanceDrop({"loss": scored.nll, "accuracy": scored.right})
-    damage = _damage(checkpoint, corpus, masks, options, OBJECTIVES.get(objective)(seed=options.seed), step)
-    return PerformanceDrop({objective: damage})
+    damage = _damage(checkpoint, corpus, masks, options, OBJECTIVES.get(name)(seed=options.seed), step)
+    return PerformanceDrop({name: damage}, objective=name)
 
 
 def _damage(
@@ -63,7 +65,6 @@ def _damage(
         tokens=options.tokens,
         limit=options.limit,
         long=options.long,
-        losses=Omissions(),
         labels=corpus.has_labels or checkpoint.predicts == "words",
     )
     with torch.inference_mode():
@@ -73,7 +74,7 @@ def _damage(
             columns = [torch.zeros_like(intact.values)]
             corrupt = recorded(checkpoint, on_device.corrupted).contexts if objective.needs_prompts else {}
             for heads in masks[1:]:
-                with patched(checkpoint, heads, corrupt) if corrupt else masked(checkpoint.model, heads):
+                with masked(checkpoint.model, heads) if not corrupt else patched(checkpoint, heads, corrupt):
                     altered = objective.outcome(checkpoint, on_device, intact.aim)
                 columns.append(objective.damage(intact, altered))
             sums.add(batch.indices, Ratio(torch.stack(columns, dim=1), intact.counts[:, None].expand(-1, len(masks))))

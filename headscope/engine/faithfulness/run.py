@@ -2,70 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.bootstrap import REPLICATES, Bootstrap
+from headscope.bootstrap import Bootstrap
+from headscope.config import AnalyzeOptions
 from headscope.data.corpus import Corpus
+from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.faithfulness.comparison import RankingComparison, compare_rankings, plan_removals, with_randomised
-from headscope.engine.faithfulness.orders import Scores, randomised, scores_of, undirected
+from headscope.engine.faithfulness.orders import Scores, randomised, ranks, scores_of, undirected
 from headscope.engine.faithfulness.performance_drop import bleu_drop, measure_drop
+from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.formats.base import Checkpoint
 from headscope.progress import Progress
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaithfulnessOptions:
-    """How rankings are tested: points a curve has, random orders beside them, whether translations are scored too."""
-
-    steps: int = 10
-    random_orders: int = 5
-    bleu: bool = False
-    objective: str = "loss"
-    seed: int = 1
-    replicates: int = REPLICATES
-
-
 def try_rankings(
     checkpoint: Checkpoint,
     corpus: Corpus,
     heads: pd.DataFrame,
+    analyses: Sequence[type[Analysis]],
     *,
-    options: FaithfulnessOptions,
-    likelihood_options: LikelihoodOptions,
-    remeasure: Callable[[], pd.DataFrame],
-    progress: Progress,
+    config: AnalyzeOptions,
+    options: RunOptions,
     criteria: Callable[[], Mapping[str, Scores]] = dict,
+    progress: Progress,
 ) -> RankingComparison:
-    """Test every ranking that `heads` (a row per head) holds; `remeasure` measures the heads anew, on shuffled weights.
+    """Test every ranking that `heads` (a row per head) holds; `analyses` measure the heads anew, on shuffled weights.
 
     `criteria` gives the scores of further rankings on the model as it is when it is called. Heads are masked as
     `headscope evaluate --mask` does. ConfigError where there is nothing to test, and for BLEU of a model or a corpus
     that has no translations.
     """
     rankings, refused = scores_of(heads, criteria())
-    if options.bleu and not (checkpoint.two_sided and corpus.has_target):
+    if config.faithfulness_bleu and not (checkpoint.two_sided and corpus.has_target):
         raise ConfigError("--faithfulness-bleu needs a model that translates, and a --target")
-    plan = plan_removals(rankings, steps=options.steps, random_orders=options.random_orders, seed=options.seed)
+    steps, orders = config.faithfulness_steps, config.faithfulness_seeds
+    plan = plan_removals(rankings, steps=steps, random_orders=orders, seed=config.seed)
+    limit, tokens = options.batching.limit, options.batching.tokens
+    assert limit is not None, "run_options says it"
+    reading = LikelihoodOptions(tokens, limit, config.long, "random", config.seed)
     with progress("removing heads", corpus.count) as step:
-        drop = measure_drop(checkpoint, corpus, plan.masks, likelihood_options, objective=options.objective, step=step)
-    if options.bleu:
+        drop = measure_drop(checkpoint, corpus, plan.masks, reading, objective=config.objective, step=step)
+    if config.faithfulness_bleu:
         on_curves = sorted({number for numbers in plan.curves.values() for number in numbers})
         masks = [plan.masks[number] for number in on_curves]
         with progress("translating without heads", corpus.count * len(masks)) as step:
-            scored = bleu_drop(checkpoint, corpus, masks, tokens=likelihood_options.tokens, step=step)
+            scored = bleu_drop(checkpoint, corpus, masks, tokens=tokens, step=step)
         drop.values["bleu"] = np.full(len(plan.masks), np.nan)
         drop.values["bleu"][on_curves] = scored.values["bleu"]
-    comparison = compare_rankings(plan, drop, rankings, Bootstrap(seed=options.seed, replicates=options.replicates))
-    with randomised(checkpoint.model, seed=options.seed):
-        shuffled, _ = scores_of(remeasure(), criteria())
-    ablated = "what they give on the corrupt prompt" if OBJECTIVES.get(options.objective).needs_prompts else "nothing"
+    comparison = compare_rankings(plan, drop, rankings, Bootstrap(seed=config.seed, replicates=config.bootstrap))
+    ranked = [cls for cls in analyses if ranks(cls)]
+    with randomised(checkpoint.model, seed=config.seed):
+        with progress("analysing shuffled weights", corpus.count) as step:
+            again = analyze(checkpoint, corpus, analyses=ranked, options=options, progress=step)
+        shuffled, _ = scores_of(again.heads, criteria())
+    ablated = "what they give on the corrupt prompt" if OBJECTIVES.get(drop.objective).needs_prompts else "nothing"
     remarks = [f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {ablated}"]
     remarks += [f"{name} is no ranking: {reason}" for name, reason in refused.items()]
     if columns := undirected(heads):

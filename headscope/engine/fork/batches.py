@@ -43,7 +43,7 @@ def fork_batches(
     Sources are padded on the left, targets on the right, with the ids of padding, which the model embeds as
     fairseq does (`headscope.model.native.layers`). ConfigError where a sentence alone has more than `size.tokens`.
     """
-    texts = list(corpus)
+    texts, pads = list(corpus), {name: _pad(checkpoint, name) for name in ("source", "target")}
     sources = checkpoint.encode([text.source for text in texts], side="source", limit=limit)
     targets: list[Encoded | None] = [None] * len(texts)
     if corpus.has_target:
@@ -58,9 +58,9 @@ def fork_batches(
         numbers = [
             group[position] for position in longest_first.tolist()
         ]  # torch decides about ties, as when fairseq sorts
-        read = pad_side([sources[n] for n in numbers], pad=_pad(checkpoint, "source"))
+        read = pad_side([sources[n] for n in numbers], pad=pads["source"])
         encoded = [target for n in numbers if (target := targets[n]) is not None]
-        target = pad_side(encoded, pad=_pad(checkpoint, "target")) if encoded else None
+        target = pad_side(encoded, pad=pads["target"]) if encoded else None
         width = read.ids.shape[1]
         order = (torch.arange(width) + read.real.sum(dim=1, keepdim=True)) % width
         padded_left = Side(*(tensor.gather(1, order) for tensor in (read.ids, read.real, read.special)))

@@ -18,7 +18,6 @@ batches searched, so that decoder rows are what the fork saves: the last decodin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -27,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headscope.data.batching import Omissions, batches
+from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.fork.batches import BatchSize, fork_batches
@@ -40,7 +39,6 @@ from headscope.heads import Site
 from headscope.model.attention import AttentionCall
 from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.base import head_matrices
-from headscope.model.native.beams import search
 from headscope.model.taps import observing
 
 Rows = Literal["corpus", "batch", "generate"]
@@ -74,17 +72,18 @@ def mhr_pickles(
     def see(attention_site: AttentionSite, call: AttentionCall) -> None:
         last[attention_site.site, attention_site.layer] = call
 
+    read = (batch.to(checkpoint.device) for batch in _batches(checkpoint, corpus, rows, limit, tokens, size))
     with torch.inference_mode(), observing(checkpoint.model, see):
-        for batch in _batches(checkpoint, corpus, rows, limit, tokens, size):
+        for batch in read:
             last.clear()
-            batch = batch.to(checkpoint.device)
-            if rows == "corpus":
-                checkpoint.forward(batch)
+            native = cast(TransformerCheckpoint, checkpoint)  # where rows are batches
+            if rows == "generate" and native.two_sided and native.target is not None:
+                native.searched(batch.source, native.search)
             else:
-                _as_the_fork(cast(TransformerCheckpoint, checkpoint), batch, searching=rows == "generate")
+                checkpoint.forward(batch)
             for at, call in last.items():
-                queries, keys = _sides(at[0], batch) if rows == "corpus" else (None, None)
-                collected.add(at, fork_numbers(call, queries, keys))
+                real = [side.real for side in batch.sides(at[0])] if rows == "corpus" else [None, None]
+                collected.add(at, fork_numbers(call, *real))
     name = Path(checkpoint.path).name.removesuffix(".pt").removesuffix(".npz")
     files = {f"{SCORES[kind]}/{name}-{kind}": collected.scores(kind) for kind in SCORES}
     files |= {f"{folder}/{name}": collected.matrices(kind) for kind, folder in MATRICES.items()}
@@ -163,14 +162,6 @@ class _FileRows:
         return matrices
 
 
-def _sides(site: Site, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Which queries and keys are real."""
-    text = batch.source if batch.target is None else batch.target
-    queries = batch.source if site is Site.ENCODER_SELF else text
-    keys = text if site is Site.DECODER_SELF else batch.source
-    return queries.real, keys.real
-
-
 def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
     """The alpha matrix [h h] of every module that mixes heads with one; empty for models that do not."""
     matrices = head_matrices(checkpoint.model)
@@ -180,24 +171,6 @@ def fork_alphas(checkpoint: Checkpoint) -> dict[At, NDArray[Any]]:
 def _batches(
     checkpoint: Checkpoint, corpus: Corpus, rows: Rows, limit: int, tokens: int, size: BatchSize | None
 ) -> Iterator[Batch]:
-    if rows == "corpus":
-        return batches(corpus, checkpoint, tokens=tokens, limit=limit, long="truncate", losses=Omissions())
-    return fork_batches(cast(TransformerCheckpoint, checkpoint), corpus, limit=limit, size=size)
-
-
-def _as_the_fork(checkpoint: TransformerCheckpoint, batch: Batch, *, searching: bool) -> None:
-    """One batch through encoder and decoder; a decoder-only model, or no target, has its one side alone."""
-    if not (searching and checkpoint.two_sided and checkpoint.target is not None):
-        checkpoint.forward(batch)
-        return
-    vocabulary, max_positions = checkpoint.target, checkpoint.model.config.decoder.max_positions
-    search(
-        checkpoint.model,
-        batch.source.ids,
-        batch.source.real,
-        start=vocabulary.start,
-        end=vocabulary.end,
-        pad=vocabulary.pad,
-        unknown=vocabulary.unknown,
-        config=checkpoint.search if max_positions is None else replace(checkpoint.search, limit=max_positions - 1),
-    )
+    if rows != "corpus":
+        return fork_batches(cast(TransformerCheckpoint, checkpoint), corpus, limit=limit, size=size)
+    return batches(corpus, checkpoint, tokens=tokens, limit=limit)

@@ -16,16 +16,10 @@ from headscope.engine.heads.rows import AttentionRows, DenseRows, Match, SharedT
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.errors import CheckpointError
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall
+from headscope.model.attention import AttentionCall, precise
 from headscope.model.discovery import AttentionSite
 from headscope.model.streaming.statistics import ScoreBlocks
 from headscope.model.streaming.visibility import Visibility
-
-
-def sides(batch: Batch, site: Site) -> tuple[Side, Side]:
-    """What queries and keys of a site are."""
-    text = batch.source if batch.target is None else batch.target
-    return batch.source if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else batch.source
 
 
 @dataclass
@@ -72,7 +66,7 @@ class HeadBatch:
     @property
     def host_sides(self) -> tuple[Side, Side]:
         """What queries and keys are, on the CPU."""
-        return sides(self.batch.on_host, self.site)
+        return self.batch.on_host.sides(self.site)
 
     @property
     def weights(self) -> Tensor:
@@ -201,7 +195,7 @@ class ObservedBatch:
     def heads(self, attention_site: AttentionSite, call: AttentionCall) -> HeadBatch:
         """The heads of one call; CheckpointError where its positions are not those of the text."""
         batch = self._batch_on(call.context.device)
-        query_side, key_side = sides(batch, attention_site.site)
+        query_side, key_side = batch.sides(attention_site.site)
         expected = (query_side.ids.shape[1], key_side.ids.shape[1])
         size = (call.query.shape[2], call.key.shape[2])
         if size != expected:
@@ -258,7 +252,7 @@ class ObservedBatch:
         """Which queries [b t] and keys [b s] count, on the CPU and on the device: the same for all layers of a site."""
 
         def make() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            counted = [side.real if self.keep_special else side.real & ~side.special for side in sides(host, site)]
+            counted = [side.real if self.keep_special else side.real & ~side.special for side in host.sides(site)]
             queries, keys = counted[0] & counted[1].any(dim=-1, keepdim=True), counted[1]
             return queries, keys, upload(queries, device), upload(keys, device)
 
@@ -267,12 +261,12 @@ class ObservedBatch:
 
     def _rows(self, call: AttentionCall, site: Site, keys: Tensor) -> AttentionRows:
         t, device = call.query.shape[2], call.context.device
-        key_side = sides(self._batch_on(device), site)[1]
+        key_side = self._batch_on(device).sides(site)[1]
         name = f"{id(key_side)}/{t}"
         if call.made_weights is not None:
             visible = self.shared.get(f"visible/{name}", call.mask, lambda: _visible(call, key_side))
             return DenseRows(precise(call.made_weights.detach()), visible, keys, self.shared)
-        size, real = (len(call.query), t, call.key.shape[2]), sides(self.batch.on_host, site)[1].real
+        size, real = (len(call.query), t, call.key.shape[2]), self.batch.on_host.sides(site)[1].real
         visibility = self.shared.get(
             f"visibility/{name}", call.mask, lambda: Visibility.of(call.mask, size, device=device)
         )
@@ -288,11 +282,6 @@ class ObservedBatch:
             sinks=None if options.sinks is None else options.sinks.detach(),
         )
         return StreamedRows(scores, seen, keys, self.shared)
-
-
-def precise(values: Tensor) -> Tensor:
-    """At least float32: a sum of a few hundred weights in half precision has an error in the third digit."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def _visible(call: AttentionCall, key_side: Side) -> Tensor:

@@ -22,14 +22,13 @@ from headscope.formats.exports import Probe
 from headscope.formats.fairseq.config import ACTIVATIONS, OFFSET
 from headscope.formats.fairseq.keys import ATTENTION, BOTH, SITES, Origin, fairseq_weights
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, probe_logits
-from headscope.model.native.layers import sinusoids
+from headscope.model.native.layers import DEFAULT_LENGTH, position_table
 from headscope.model.native.shrink import folded_weights
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
 VERSION = 3.0  # of fairseq's encoder and decoder, which their files hold
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-DEFAULT_LENGTH = 1024  # fairseq's own max_source_positions and max_target_positions
 NAMES = {"gelu-tanh": "gelu_fast", "silu": "swish"}
 LANGUAGES = {"encoder": "source", "decoder": "target"}
 # What fairseq's tasks and trainer look up in a file's options, with their defaults.
@@ -220,10 +219,7 @@ def _fill(weights: dict[str, Tensor], side: str, stack: StackConfig, *, alphas: 
     key = f"{side}.embeddings.positions.weight"
     like = weights[f"{side}.embeddings.tokens.weight"]
     if _tabled(stack):
-        rows = weights.get(key)
-        if rows is None:
-            length = (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
-            rows = sinusoids(length, stack.d_model, dtype=like.dtype, device=like.device)
+        rows = position_table(stack, weights.get(key), like)
         used = rows[stack.position_offset :]
         before = used.new_zeros(OFFSET, used.shape[1])
         if stack.positions == "learned" and stack.position_offset:

@@ -19,6 +19,7 @@ from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
 from headscope.model.discovery import text_config
+from headscope.model.interface import reads_sound
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.stored_weights import why_not_changed
 
@@ -46,6 +47,7 @@ class HuggingFaceCheckpoint(Predicting):
         self.tokenizer = tokenizer
         self._without = without
         self.exclusive_labels = getattr(config, "problem_type", None) != "multi_label_classification"
+        self.reads_sound = reads_sound(model)
         self._special = _special_ids(tokenizer) if tokenizer else frozenset()
 
     def with_model(self, model: nn.Module) -> HuggingFaceCheckpoint:

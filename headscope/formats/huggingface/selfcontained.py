@@ -117,7 +117,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
 
     Returns whether there is a modelling file too, because the class in transformers cannot hold the model.
     """
-    model: Any = with_stored_dtype(checkpoint)
+    model: Any = stored_copy(checkpoint).model
     config = model.config
     narrowed = is_narrowed(config)
     if narrowed:
@@ -145,14 +145,12 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
     return narrowed
 
 
-def with_stored_dtype(checkpoint: Checkpoint) -> nn.Module:
-    """The model in the type that its checkpoint stores, where it was widened to compute with it."""
-    stored = _stored_dtype(checkpoint.path)
-    if stored is None or torch.promote_types(stored, checkpoint.dtype) != checkpoint.dtype:
-        return checkpoint.model
-    if stored == checkpoint.dtype:
-        return checkpoint.model
-    return copy.deepcopy(checkpoint.model).to(stored)
+def stored_copy(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint in the type that it stores, a copy where it was widened to compute with it."""
+    stored, computed = _stored_dtype(checkpoint.path), checkpoint.dtype
+    if stored is None or stored == computed or torch.promote_types(stored, computed) != computed:
+        return checkpoint
+    return checkpoint.with_model(copy.deepcopy(checkpoint.model).to(stored))
 
 
 def _stored_dtype(path: str) -> torch.dtype | None:

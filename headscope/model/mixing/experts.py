@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
+from headscope.model.attention import precise_type
 from headscope.model.mixing.base import Mixing, Queries, mixing
 
 NORMS = ("batch", "layer", "none")
@@ -47,7 +48,7 @@ def masked_mean(queries: Queries, *, window: int = 0) -> tuple[Tensor, Tensor]:
 
 def _so_far(states: Tensor, weight: Tensor, memory: dict[str, Tensor] | None, _: int) -> tuple[Tensor, Tensor]:
     """Running sums [b t d] and counts [b t 1]; in float32 at least, as sums over long texts need it."""
-    exact = torch.float32 if states.dtype in (torch.float16, torch.bfloat16) else states.dtype
+    exact = precise_type(states.dtype)
     total, count = states.to(exact).cumsum(dim=1), weight.to(exact).cumsum(dim=1)
     if memory is not None:
         if "total" in memory:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError, NumericalError
+from headscope.model.attention import precise
 
 RuleName = Literal["fairseq", "story-of-heads"]
 
@@ -346,8 +347,7 @@ def search(
     state = model.begin(source, source_mask)
     ids = source.new_full((b,), start)
     for step in range(int(rule.limits.maximum.max()) + 2):
-        logits = model.step(ids, state)
-        logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+        logits = precise(model.step(ids, state))
         normaliser = logits.logsumexp(dim=-1, keepdim=True)
         if pad is not None:
             logits[:, pad] = -torch.inf

@@ -16,7 +16,7 @@ from headscope.model.mixing.base import Mixing, Queries, build_mixing
 from headscope.model.native.transformer_config import StackConfig
 
 
-def sinusoids(length: int, width: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+def sinusoids(length: int, width: int, *, like: Tensor) -> Tensor:
     """Rows 0 … length - 1 of the sinusoidal position embedding [length width].
 
     Row p is [sin(p·w_0), …, sin(p·w_{n-1}), cos(p·w_0), …] with n = width / 2 and
@@ -24,12 +24,29 @@ def sinusoids(length: int, width: int, *, dtype: torch.dtype, device: torch.devi
     §3.5; an odd width gets one zero column. fairseq and story-of-heads agree on this and compute it in
     single precision, which decides about the last digits of far positions.
     """
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
     half = width // 2
-    rates = torch.exp(torch.arange(half, dtype=exact, device=device) * -(math.log(10000) / max(half - 1, 1)))
-    angles = torch.arange(length, dtype=exact, device=device)[:, None] * rates
+    rates = torch.exp(torch.arange(half, dtype=exact, device=like.device) * -(math.log(10000) / max(half - 1, 1)))
+    angles = torch.arange(length, dtype=exact, device=like.device)[:, None] * rates
     table = torch.cat([angles.sin(), angles.cos(), angles.new_zeros(length, width % 2)], dim=1)
-    return table.to(dtype)
+    return table.to(like.dtype)
+
+
+DEFAULT_LENGTH = 1024
+"""Rows of a table of positions that have no limit; fairseq's own max_source_positions and max_target_positions."""
+
+
+def position_table(stack: StackConfig, learned: Tensor | None, like: Tensor) -> Tensor:
+    """The positions of a stack as files hold them [n d], with those before the first one of a text.
+
+    The `learned` ones where there are any, else sinusoids, or zeros where a stack has no positions.
+    """
+    if learned is not None:
+        return learned
+    length = (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
+    if stack.positions == "none":
+        return like.new_zeros(length, stack.d_model)
+    return sinusoids(length, stack.d_model, like=like)
 
 
 PADDING = -1
@@ -48,7 +65,7 @@ class SinusoidalPositions(nn.Module):
         table = self._table
         if table is None or len(table) <= bound or table.dtype != like.dtype or table.device != like.device:
             length = max(256, 1 << (bound - 1).bit_length())
-            table = sinusoids(length + self.offset, self.width, dtype=like.dtype, device=like.device)[self.offset :]
+            table = sinusoids(length + self.offset, self.width, like=like)[self.offset :]
             self._table = table = torch.cat([torch.zeros_like(table[:1]), table])  # row 0: padding
         return nn.functional.embedding(positions - PADDING, table)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headscope.errors import ConfigError
-from headscope.heads import Site
+from headscope.heads import Site, by_layer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.removal_plan import RemovalPlan
@@ -82,9 +82,7 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
 def zeroed_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
     """A copy of the same size, mixings folded, whose removed heads have zeros in the output projection."""
     state = {key: value.clone() for key, value in folded_weights(model).items()}
-    removed_heads: dict[tuple[Site, int], list[int]] = {}
-    for head in removal.removed:
-        removed_heads.setdefault((head.site, head.layer), []).append(head.head)
+    removed_heads = by_layer(removal.removed)
     for site, layer, name, module in model.attention_modules():
         if heads := removed_heads.get((site, layer)):
             state[f"{name}.output.weight"][:, _rows(heads, module.d_value)] = 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headscope.model.attention import precise_type
 from headscope.model.streaming.visibility import HIDDEN, Visibility, query_blocks
 
 
@@ -45,7 +46,7 @@ class ScoreBlocks:
         sinks: Tensor | None = None,
     ) -> ScoreBlocks:
         """From a call's own query and key: the query is scaled once."""
-        dtype = torch.promote_types(query.dtype, torch.float32)
+        dtype = precise_type(query.dtype)
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         scaled = query.to(dtype) * scale
         return cls(

@@ -21,7 +21,7 @@ from torch import nn
 
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.heads import HeadId, describe_heads
+from headscope.heads import HeadId, refuse_absent
 from headscope.model.native.shrink import fold_mixings
 from headscope.model.native.transformer import Transformer
 from headscope.model.projections import add_bias, has_added_bias
@@ -84,8 +84,7 @@ def heads_by_module(
         modules.append((projection, of_module))
     if remaining:
         head = min(remaining)
-        if head.head >= checkpoint.layout.get((head.site, head.layer), 0):
-            raise ConfigError(f"this model has no head {head}; it has {describe_heads(checkpoint.layout)}")
+        refuse_absent([head], checkpoint.layout)
         raise ConfigError(f"{head} cannot be compensated: its columns of the output projection cannot be told")
     return modules
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, ObjectiveOutput, choose_objective
-from headscope.data.batching import BatchingOptions, Omissions, batches, sentence_limit
+from headscope.data.batching import BatchingOptions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.distributed import ALONE, Processes, upload
@@ -125,9 +125,8 @@ def text_batches(
         corpus,
         checkpoint,
         tokens=batching.tokens,
-        limit=sentence_limit(checkpoint, batching),
+        limit=sentence_limit(checkpoint, batching.limit),
         long=batching.long,
-        losses=Omissions(),
         labels=labels and gives_labels(checkpoint, corpus),
     )
 
@@ -218,8 +217,7 @@ class ContextTap:
 
     def rows(self, place: Place, values: Tensor) -> Tensor:
         """Those of values [b t c] that stand at real tokens, in float64 [n c]."""
-        batch = self.batch.on_host  # which tokens are real is known there
-        text = batch.source if batch.target is None or place[0] is Site.ENCODER_SELF else batch.target
+        text, _ = self.batch.on_host.sides(place[0])  # which tokens are real is known there
         if values.shape[:-1].numel() != text.real.numel():
             raise CheckpointError(
                 f"{place[0]}.{place[1]} gives {values.shape[:-1].numel()} contexts for {text.real.numel()} positions; "

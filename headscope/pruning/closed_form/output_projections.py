@@ -303,5 +303,4 @@ def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[FeedForwa
 
 def positions(batch: Batch, site: Site) -> int:
     """Positions of the side of a batch that a site reads, padding too."""
-    text = batch.source if batch.target is None or site is Site.ENCODER_SELF else batch.target
-    return text.real.numel()
+    return batch.sides(site)[0].real.numel()

@@ -53,11 +53,11 @@ class EngineFile:
     export: str
     file: str
     runtime: str
-    quantity: str
     difference: float | None
     limit: float | None
     sizes: str
     opens: tuple[str, ...]
+    quantity: str = QUANTITY
     limits: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -89,7 +89,8 @@ class EngineExport(ABC):
     Its docstring says what it can hold, `summary` what it is for `--help`. `packages` are imported to write it, and are
     there after `pip install` of `install`. `quantizations` are other ways to store matrices, and what they are.
     `endings` are those of its files, as far as no checkpoint has them. `runs_later`: it can be written where the
-    program that runs it is not installed. All of them are literals, because help reads them without importing the file.
+    program that runs it is not installed. `allocation`: how heads must be spread over layers, of the values of
+    --allocate ("": in any way). All of them are literals, because help reads them without importing the file.
     """
 
     name: ClassVar[str]
@@ -99,6 +100,7 @@ class EngineExport(ABC):
     quantizations: ClassVar[Mapping[str, str]] = {}
     endings: ClassVar[tuple[str, ...]] = ()
     runs_later: ClassVar[bool] = False
+    allocation: ClassVar[str] = ""
 
     def require(self, options: EngineOptions) -> None:
         """ConfigError naming the extra where a package is not installed, and for a quantization that it has not."""

@@ -18,7 +18,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import modeling_decilm
 from headscope.formats.huggingface.modeling_decilm import MULTIPLE, DeciLMConfig, DeciLMForCausalLM
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
-from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
+from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
 from headscope.pruning.engines.decoders import FEED_FORWARD, PARTS, DecoderLayer, decoder_layer, proved
 from headscope.pruning.model_inputs import InputTexts
@@ -52,7 +52,7 @@ class DeciHf(EngineExport):
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
         self.check(checkpoint)
-        stored: Any = checkpoint.with_model(with_stored_dtype(checkpoint))
+        stored: Any = stored_copy(checkpoint)
         layers = [decoder_layer(module) for module in stored.model.model.layers]
         heads, groups = _sizes(layers, stored.model.config)
         made, path = _model(stored.model, layers, heads, groups), folder / FOLDER

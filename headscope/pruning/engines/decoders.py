@@ -101,7 +101,6 @@ class Continued:
             export=export,
             file=folder,
             runtime=f"transformers {transformers.__version__}",
-            quantity=QUANTITY,
             difference=self.difference,
             limit=self.limit,
             notes=(self.greedy, *([f"filled up with {filled} heads of zeros"] if filled else [])),

@@ -24,7 +24,8 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.exports import Card, write_card
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
-from headscope.formats.huggingface.selfcontained import with_stored_dtype, write_folder
+from headscope.formats.huggingface.selfcontained import stored_copy, write_folder
+from headscope.model.attention import is_half
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engine
 from headscope.pruning.engines.decoders import PARTS, DecoderLayer, decoder_layer, proved
 from headscope.pruning.model_inputs import InputTexts
@@ -48,6 +49,7 @@ class Laguna(EngineExport):
     name = "laguna"
     summary = "folders for stock transformers and for servers, of Qwen3-like decoders"
     install = "headscope[engines]"
+    allocation = "per-group"
 
     def check(self, checkpoint: Checkpoint) -> None:
         if not hasattr(transformers, "LagunaForCausalLM"):
@@ -66,7 +68,7 @@ class Laguna(EngineExport):
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
         self.check(checkpoint)
-        stored: Any = checkpoint.with_model(with_stored_dtype(checkpoint))
+        stored: Any = stored_copy(checkpoint)
         layers = [decoder_layer(module) for module in stored.model.model.layers]
         groups = max(1, *(layer.groups for layer in layers))
         shared = [layer.heads // layer.groups if layer.heads else 1 for layer in layers]
@@ -233,7 +235,7 @@ def _server_card(file: EngineFile) -> Card:
 def _limits(dtype: torch.dtype, gate: float) -> tuple[str, ...]:
     """What a user of half precision needs to know."""
     limits = [f"`{SERVERS}` in transformers: it takes `gating: false` for a gate of random numbers"]
-    if dtype in (torch.float16, torch.bfloat16):
+    if is_half(dtype):
         whole = _gate(torch.float32)
         limits.append(
             f"`{FOLDER}` opened in float32: its gate is {gate} in {str(dtype).removeprefix('torch.')}, which W_O is "

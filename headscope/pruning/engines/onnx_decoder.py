@@ -26,7 +26,7 @@ from headscope.errors import CheckpointError, one_line, uncoloured
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.heads import Site
-from headscope.model.forward import cache_argument, max_abs_difference, outputs, with_cache
+from headscope.model.forward import ModelInputs, cache_argument, max_abs_difference, outputs, with_cache
 from headscope.model.interface import through_attend
 from headscope.pruning.model_inputs import InputTexts
 
@@ -167,22 +167,38 @@ def export_decoder(checkpoint: Checkpoint, shape: CacheShape, data: InputTexts, 
     return decoding_difference(session, checkpoint, shape, data)
 
 
+def taken(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What a graph takes of inputs, as arrays."""
+    known = {entry.name for entry in session.get_inputs()}
+    return {name: np.ascontiguousarray(values.cpu().numpy()) for name, values in inputs.items() if name in known}
+
+
+def ran(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Outputs of a graph by name; inputs that it has not are left aside."""
+    values = (torch.from_numpy(np.asarray(output)) for output in session.run(None, taken(session, inputs)))
+    return dict(zip((entry.name for entry in session.get_outputs()), values, strict=True))
+
+
+def logits_apart(logits: Tensor, checkpoint: Checkpoint, batch: ModelInputs) -> float:
+    """The largest difference of a graph's logits from the model's, of tokens and not of padding."""
+    of_tokens = logits if batch.real is None or logits.ndim < 3 else logits[batch.real.cpu()]
+    return max_abs_difference(of_tokens, outputs(checkpoint.model, batch).cpu())
+
+
 class GraphDecoder:
     """An onnxruntime session of a decoding graph, and the cache between its steps."""
 
     def __init__(self, session: Any, shape: CacheShape) -> None:
         self.session = session
         self.shape = shape
-        self.inputs = {entry.name for entry in session.get_inputs()}
 
     def run(self, ids: Tensor, mask: Tensor, past: Mapping[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Any]]:
         """Logits [b t V] of ids [b t] after a cache, with the mask [b past+t] of all; and the cache that follows."""
         past = self.shape.past(len(ids), 0) if past is None else past
         before = mask.shape[1] - ids.shape[1]
         positions = torch.arange(before, mask.shape[1]).expand(len(ids), -1)
-        found = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past}
-        feed = {name: np.ascontiguousarray(values.numpy()) for name, values in found.items() if name in self.inputs}
-        logits, *states = (torch.from_numpy(np.asarray(values)) for values in self.session.run(None, feed))
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, **past}
+        logits, *states = ran(self.session, inputs).values()
         return logits, {
             f"past_key_values.{name}": tensor for name, tensor in zip(self.shape.names, states, strict=True)
         }
@@ -194,8 +210,7 @@ def decoding_difference(session: Any, checkpoint: Checkpoint, shape: CacheShape,
     for batch in (data.feeds[0], data.feeds[-1]):
         ids, mask = batch.arguments["input_ids"].cpu(), batch.arguments["attention_mask"].cpu()
         logits, _ = decoder.run(ids, mask)
-        real = logits if batch.real is None else logits[batch.real.cpu()]
-        difference = max(difference, max_abs_difference(real, outputs(checkpoint.model, batch).cpu()))
+        difference = max(difference, logits_apart(logits, checkpoint, batch))
     prompt = prompt_pair(data)
     text, steps = greedy(decoder, prompt)
     with torch.no_grad():

@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
-from headscope.model.forward import ModelInputs, max_abs_difference, outputs
 from headscope.model.native.layers import SinusoidalPositions
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, EngineRun, engine, refuse_difference
 from headscope.pruning.engines.onnx_decoder import (
@@ -27,7 +25,10 @@ from headscope.pruning.engines.onnx_decoder import (
     export_decoder,
     exported,
     greedy,
+    logits_apart,
     prompt_pair,
+    ran,
+    taken,
 )
 from headscope.pruning.engines.onnx_seq2seq import (
     ENCODER,
@@ -89,7 +90,6 @@ class OnnxGraph(EngineExport):
             export=self.name,
             file=file,
             runtime=f"onnxruntime {importlib.metadata.version('onnxruntime')}",
-            quantity=QUANTITY,
             difference=difference,
             limit=TOLERANCE,
             sizes=sizes,
@@ -119,7 +119,7 @@ class OnnxGraph(EngineExport):
             written = f"{length} tokens read, {STEPS} written"
             yield EngineRun(what=written, sentences=2, work=lambda: 2 * (greedy(decoder, prompt)[0].shape[1] - length))
         else:
-            feed = _feed(session, batch)
+            feed = taken(session, batch.arguments)
 
             def forward() -> int:
                 session.run(None, feed)
@@ -177,7 +177,10 @@ def export_onnx(checkpoint: Checkpoint, data: InputTexts, path: Path) -> float:
         names=(names, ["logits"]),
         axes={"inputs": tuple(_free(name, values) for name, values in batch.arguments.items())},
     )
-    return max(_max_difference(session, checkpoint, inputs) for inputs in (data.feeds[0], data.feeds[-1]))
+    return max(
+        logits_apart(next(iter(ran(session, feed.arguments).values())), checkpoint, feed)
+        for feed in (data.feeds[0], data.feeds[-1])
+    )
 
 
 def _free(name: str, values: Tensor) -> dict[int, Any]:
@@ -192,16 +195,3 @@ def _session(path: Path) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def _feed(session: Any, batch: ModelInputs) -> dict[str, Any]:
-    """What of a batch a graph reads."""
-    known = {entry.name for entry in session.get_inputs()}
-    return {name: values.cpu().numpy() for name, values in batch.arguments.items() if name in known}
-
-
-def _max_difference(session: Any, checkpoint: Checkpoint, batch: ModelInputs) -> float:
-    logits = torch.from_numpy(np.asarray(session.run(None, _feed(session, batch))[0]))
-    if batch.real is not None and logits.ndim == 3:
-        logits = logits[batch.real.cpu()]
-    return max_abs_difference(logits, outputs(checkpoint.model, batch).cpu())

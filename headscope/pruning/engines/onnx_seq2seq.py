@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
@@ -18,8 +17,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.model.forward import max_abs_difference, outputs, with_cache
-from headscope.pruning.engines.onnx_decoder import CacheShape, exported, shape_of
+from headscope.model.forward import max_abs_difference, with_cache
+from headscope.pruning.engines.onnx_decoder import CacheShape, exported, logits_apart, ran, shape_of
 from headscope.pruning.model_inputs import InputTexts
 
 ENCODER, FIRST, NEXT = "encoder_model.onnx", "decoder_model.onnx", "decoder_with_past_model.onnx"
@@ -171,19 +170,11 @@ class SeqToSeqGraphs:
     first: Any
     following: Any
 
-    def run(self, session: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Outputs by name; inputs that the graph has not are left aside."""
-        known = {entry.name for entry in session.get_inputs()}
-        feed = {name: np.ascontiguousarray(values.numpy()) for name, values in inputs.items() if name in known}
-        names = [entry.name for entry in session.get_outputs()]
-        values = (torch.from_numpy(np.asarray(output)) for output in session.run(None, feed))
-        return dict(zip(names, values, strict=True))
-
     def begun(self, source: Tensor, mask: Tensor, ids: Tensor) -> dict[str, Tensor]:
         """The first step, after source ids [b s]."""
-        states = self.run(self.encoder, {"input_ids": source, "attention_mask": mask})["last_hidden_state"]
+        states = ran(self.encoder, {"input_ids": source, "attention_mask": mask})["last_hidden_state"]
         inputs = {"input_ids": ids, "encoder_attention_mask": mask, "encoder_hidden_states": states}
-        return self.run(self.first, inputs)
+        return ran(self.first, inputs)
 
     def greedy(self, source: Tensor, mask: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         """Ids [b 1+n] of n greedy tokens after `start` [b 1], and the logits [b n V] that chose them."""
@@ -194,7 +185,7 @@ class SeqToSeqGraphs:
             new = rows[-1].argmax(-1, keepdim=True)
             ids = torch.cat([ids, new], dim=1)
             if step + 1 < STEPS:
-                found = self.run(self.following, {"input_ids": new, "encoder_attention_mask": mask, **past})
+                found = ran(self.following, {"input_ids": new, "encoder_attention_mask": mask, **past})
                 past |= _past(found)
         return ids, torch.stack(rows, dim=1)
 
@@ -208,9 +199,7 @@ def _difference(graphs: SeqToSeqGraphs, checkpoint: Checkpoint, data: InputTexts
     batch = data.feeds[-1]
     names = ("input_ids", "attention_mask", "decoder_input_ids")
     source, mask, ids = (batch.arguments[name].cpu() for name in names)
-    logits = graphs.begun(source, mask, ids)["logits"]
-    real = logits if batch.real is None else logits[batch.real.cpu()]
-    difference = max_abs_difference(real, outputs(checkpoint.model, batch).cpu())
+    difference = logits_apart(graphs.begun(source, mask, ids)["logits"], checkpoint, batch)
     text, steps = graphs.greedy(source, mask, ids[:, :1])
     model: Any = checkpoint.model
     inputs = {"input_ids": source, "attention_mask": mask, "decoder_input_ids": text[:, :-1]}

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective, precise
+from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.data.batching import own_labels
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.formats.base import Checkpoint
-from headscope.model.attention import untapped
+from headscope.model.attention import precise, untapped
 from headscope.model.native.transformer import Transformer
 from headscope.model.stored_weights import why_not_changed
 from headscope.training.data.batches import Numbers, TokenizedTexts, cut_batches

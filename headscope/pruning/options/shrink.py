@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from headscope.bounds import SEED
+from headscope.config.engines import declared_engines
 from headscope.config.inputs import DATA, MODEL, OUTPUT
 from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
@@ -19,9 +20,6 @@ from headscope.pruning.options.sweep import SweepConfig
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
 """Of the heads that stay, in the sizes that --max-drop tries, one after the other."""
-
-EVEN = ("native", "ctranslate2")
-"""Exports with as many heads in every layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +104,8 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
             raise ConfigError(f"{' and '.join(both)} both say how small the model gets; give one of them")
         if self.feed_forward and self.compensate not in (AUTO, "least-squares"):
             raise ConfigError(f"--feed-forward is for --compensate {AUTO} and least-squares, not {self.compensate}")
-        if self.allocation != "uniform" and (even := [name for name in EVEN if name in self.export]):
+        even = [name for name, asked in self.needed.items() if asked == "uniform"]
+        if even and self.allocation != "uniform":
             raise ConfigError(
                 f"--export {even[0]} has as many heads in every layer, and --allocate {self.allocation} leaves other "
                 "numbers; take --allocate uniform (the default then), or another --export"
@@ -142,11 +141,15 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
         )
 
     @property
+    def needed(self) -> dict[str, str]:
+        """How many heads each layer must keep, by the export that wants it so."""
+        asked = {"native": "uniform"} | {engine.name: engine.allocation for engine in declared_engines()}
+        return {name: allocation for name, allocation in asked.items() if allocation and name in self.export}
+
+    @property
     def allocation(self) -> Allocation:
         """How many heads each layer keeps."""
-        fitting = dict.fromkeys(EVEN, "uniform") | {"laguna": "per-group"}
-        asked = next((allocation for export, allocation in fitting.items() if export in self.export), "measured")
-        return self.allocate or cast(Allocation, asked)
+        return self.allocate or cast(Allocation, next(iter(self.needed.values()), "measured"))
 
     def sizes(self, folder: Path, *, by: str, metric: str) -> SweepConfig:
         """The sweep over the sizes that are tried, in a folder of its own, by a criterion and a metric."""

@@ -18,7 +18,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions, draws, needs_objective
 from headscope.engine.declarations import Measure, measured_columns, rankable_columns
 from headscope.engine.faithfulness.orders import Scores
-from headscope.engine.frequencies import count_subwords, frequency_ranks
+from headscope.engine.frequencies import token_frequencies
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -139,9 +139,8 @@ class MeasuredColumn(Criterion):
         corpus = context.corpus or Corpus("no text", 0, "", lambda: iter(()))
         options = context.options
         if "frequencies" in ANALYSES.get(self.analysis).needs and options.ranks is None:
-            limit = sentence_limit(context.checkpoint, context.batching)
-            counts = count_subwords(context.checkpoint, (sentence.source for sentence in corpus), limit=limit)
-            options = replace(options, ranks=frequency_ranks(context.checkpoint, counts), frequencies="source")
+            limit = sentence_limit(context.checkpoint, context.batching.limit)
+            options = replace(options, **token_frequencies(context.checkpoint, corpus, limit=limit))
         with masked(context.checkpoint.model, context.removed):
             study = analyze(
                 context.checkpoint,

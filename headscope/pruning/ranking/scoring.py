@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -53,6 +53,13 @@ def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Seq
         context.measured[key] = context.measured[(*text_key, None, 0)] = moments
     intact: Moments = context.measured[key]
     return intact
+
+
+def reached_modules(context: ScoringContext, moments: Moments) -> Iterator[tuple[OutputProjection, ContextMoments]]:
+    """The output projections that the text reaches, with their moments."""
+    for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
+        if (sums := moments.of(projection)) is not None:
+            yield projection, sums
 
 
 def refitted_checkpoint(context: ScoringContext, heads: Collection[HeadId], options: RefitOptions) -> Checkpoint:
@@ -152,16 +159,14 @@ def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) 
 
     Only `units` go. ConfigError where one of them has no score.
     """
-    moments = moments_of(context)
     orders: list[ModuleOrder] = []
-    for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
-        if moments.of(projection) is not None:
-            means = {
-                number: fmean(scores.get(head, math.nan) for head in unit)
-                for number, unit in enumerate(projection.units)
-                if unit in units
-            }
-            if unscored := [number for number, mean in means.items() if math.isnan(mean)]:
-                raise ConfigError(f"{projection.units[unscored[0]][0]} has no score, so nothing can be allocated by it")
-            orders.append((projection, sorted(means, key=lambda number: means[number])))
+    for projection, _ in reached_modules(context, moments_of(context)):
+        means = {
+            number: fmean(scores.get(head, math.nan) for head in unit)
+            for number, unit in enumerate(projection.units)
+            if unit in units
+        }
+        if unscored := [number for number, mean in means.items() if math.isnan(mean)]:
+            raise ConfigError(f"{projection.units[unscored[0]][0]} has no score, so nothing can be allocated by it")
+        orders.append((projection, sorted(means, key=means.__getitem__)))
     return orders

@@ -16,7 +16,7 @@ from headscope.files.hub import HubTarget, push
 from headscope.formats.base import Checkpoint, Export, SavedFiles
 from headscope.formats.exports import Card, hub_metadata
 from headscope.formats.size import Size
-from headscope.heads import Site
+from headscope.heads import Site, by_layer
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
 from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
@@ -148,12 +148,9 @@ def removal_card(removed: Removed, written: SavedFiles) -> Card:
 
 def _heads_by_layer(removal: RemovalPlan) -> str:
     """`encoder-self.0: 1, 2; cross.3: all`."""
-    by_layer: dict[tuple[Site, int], list[int]] = {}
-    for head in removal.removed:
-        by_layer.setdefault((head.site, head.layer), []).append(head.head)
     return "; ".join(
         f"{site}.{layer}: {', '.join(map(str, heads)) if removal.kept[site, layer] else 'all'}"
-        for (site, layer), heads in by_layer.items()
+        for (site, layer), heads in by_layer(removal.removed).items()
     )
 
 

@@ -6,8 +6,7 @@ parts through the key/value cache, and translations (or continuations) found by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +16,9 @@ from headscope.errors import CheckpointError, HeadscopeError, NumericalError
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
-from headscope.model.forward import max_abs_difference, outputs, reference, rounds
-from headscope.model.interface import is_half, suppress_warnings, through_attend
+from headscope.model.attention import is_half
+from headscope.model.forward import max_abs_difference, outputs, reference, rounds, running_narrowed
+from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.native.in_parts import cached_difference, generates
 from headscope.model.native.transformer import Transformer
 from headscope.model.taps import masked
@@ -61,13 +61,13 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
     with threads_for_pass(checkpoint.model, max((feed.positions for feed in data.feeds), default=0)):
         for batch in data.feeds:
             wanted = reference(checkpoint, heads, batch)
-            with _running(checkpoint.model_type):
+            with running_narrowed(checkpoint.model_type):
                 with through_attend(shrunk.model):
                     difference = max(difference, max_abs_difference(outputs(shrunk.model, batch), wanted))
                 own = max(own, max_abs_difference(outputs(shrunk.model, batch), wanted))
         cached = None
         if checkpoint.decodes:
-            with _running(checkpoint.model_type):
+            with running_narrowed(checkpoint.model_type):
                 cached = cached_difference(checkpoint, shrunk.model, heads, data.feeds[-1])
         far = max(difference, (cached or 0.0) / 10)
         if far > tolerance and checkpoint.dtype == torch.float64 and rounds(checkpoint.model, data.feeds[0]):
@@ -75,28 +75,13 @@ def verify(checkpoint: Checkpoint, shrunk: Checkpoint, heads: Sequence[HeadId], 
         require(difference, tolerance, "the smaller model", merges=not heads)
         if cached is not None:
             require(cached, 10 * tolerance, "the key/value cache of the smaller model", merges=not heads)
-        with _running(checkpoint.model_type):
+        with running_narrowed(checkpoint.model_type):
             searched = search_some(shrunk, data, beam=BEAM)
         with masked(checkpoint.model, heads):
             wanted_search = search_some(checkpoint, data, beam=BEAM)
     same = sum(text == other for text, other in zip(searched, wanted_search, strict=True))
     sentences = len(data.sources) or sum(len(next(iter(batch.arguments.values()))) for batch in data.feeds)
     return Verification(data.name, sentences, difference, tolerance, own, cached, same, len(searched))
-
-
-@contextmanager
-def _running(model_type: str) -> Iterator[None]:
-    """CheckpointError for whatever a model's own code raises that reads sizes which are not narrowed."""
-    try:
-        yield
-    except HeadscopeError:
-        raise
-    except Exception as error:
-        detail = " ".join(str(error).split())[:160] or type(error).__name__
-        raise CheckpointError(
-            f"heads of model type {model_type!r} cannot be removed: its code does not run with fewer ({detail}); "
-            "--export masked may do"
-        ) from error
 
 
 def require(difference: float, tolerance: float, what: str, *, merges: bool) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
 from headscope.config import AnalyzeConfig
 from headscope.config.option import restored
-from headscope.data.batching import BatchingOptions, sentence_limit
+from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.engine.base import Analysis
 from headscope.engine.declarations import analysis_options, checked_options
-from headscope.engine.plan import analyze, batch_tokens, chosen_analyses, conllu_file, run_options, with_stanza
+from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint
@@ -47,19 +47,10 @@ class Labeller:
     def labels(self, checkpoint: Checkpoint, off: Sequence[HeadId]) -> dict[str, str]:
         """Labels of heads, `positional:-1;rare`, with the heads `off` closed; those that have none are left out."""
         config = self.options
-        batching = BatchingOptions(limit=config.max_length, long=config.long)
-        limit = sentence_limit(checkpoint, batching)
-        told = run_options(config, checkpoint, self.corpus, self.analyses, limit)
-        tokens = config.batch_tokens or batch_tokens(checkpoint, self.corpus, self.analyses, told, batching)[0]
+        limit = sentence_limit(checkpoint, config.max_length)
+        told, _ = run_options(config, checkpoint, self.corpus, self.analyses, limit)
         with masked(checkpoint.model, off):
-            found = analyze(
-                checkpoint,
-                self.corpus,
-                analyses=self.analyses,
-                options=told,
-                batching=replace(batching, tokens=tokens),
-                replicates=config.bootstrap,
-            )
+            found = analyze(checkpoint, self.corpus, analyses=self.analyses, options=told, replicates=config.bootstrap)
         return {str(head): ";".join(labels) for head, labels in found.labels.items() if labels}
 
 
@@ -72,7 +63,7 @@ def labeller(run: Path, checkpoint: Checkpoint) -> Labeller:
     own = {name: value for name, value in recorded.items() if name in analysis_options()}
     try:
         config = restored(AnalyzeConfig, {**recorded, "out": run, "analysis_options": checked_options(own)})
-        parses = {"parses": conllu_file(config), "target_parses": config.target_parse}
+        parses = {"parses": config.conllu_file, "target_parses": config.target_parse}
         corpus = open_text(config.text, **parses, max_sentences=config.max_sentences)
         corpus = with_labels(checkpoint, corpus, config.labels)
         analyses = [cls for cls in chosen_analyses(config) if cls.functions]

@@ -288,7 +288,7 @@ def _do_in_worker(task: Task) -> list[str]:
 
 def sweep_record(context: SweepContext) -> dict[str, Any]:
     """What a directory of cells is of: with it they are known, and gone on with."""
-    config, opened = context.config, context.opened
+    config, opened, signature = context.config, context.opened, _signature(context)
     corpora = {"source": opened.corpus, "valid": opened.valid}
     digests = {name: corpus and f"{corpus.digest}-{corpus.count}" for name, corpus in corpora.items()}
     if config.from_scratch:
@@ -297,7 +297,7 @@ def sweep_record(context: SweepContext) -> dict[str, Any]:
         digests["labels"] = context.labeller.digest
     return {
         "headscope": VERSION,
-        "signature": str(_signature(context)),
+        "signature": str(signature),
         "source": {
             "path": config.checkpoint,
             "format": context.checkpoint.format,

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2CLS
 
-from headscope.attribution.objectives.base import precise
 from headscope.errors import CheckpointError
+from headscope.model.attention import is_half, precise
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, weighted
 from headscope.relevance.gradient.rules import (
@@ -136,7 +136,7 @@ def recognise_norm(module: nn.Module) -> NormParameters | None:
 
 
 def _near(x: Tensor) -> float:
-    return 0.02 if x.dtype in (torch.float16, torch.bfloat16) else 1e-5
+    return 0.02 if is_half(x.dtype) else 1e-5
 
 
 def _names(text: str) -> frozenset[str]:

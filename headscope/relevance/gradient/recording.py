@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.objectives.base import precise
 from headscope.heads import Site
-from headscope.model.attention import AttentionCall, replace_products, tapped
+from headscope.model.attention import AttentionCall, precise, replace_products, tapped
 from headscope.model.discovery import AttentionSite, eval_mode, track_calls
 from headscope.model.mixing.experts import experts_of
 from headscope.model.taps import frozen_parameters

@@ -29,6 +29,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.attention import precise_type
 from headscope.model.discovery import eval_mode
 from headscope.model.threads import MOST, parallel_map
 from headscope.relevance.rulesets import (
@@ -42,7 +43,7 @@ from headscope.relevance.rulesets import (
     register,
 )
 from headscope.relevance.voita.propagation import Propagated, propagate
-from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings, rule_dtype
+from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettings
 from headscope.relevance.voita.trace import Trace, traced
 
 
@@ -74,7 +75,7 @@ def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, qua
     if quantity == "representation":
         return projection_shares(output, (batch.source if batch.target is None else batch.target).real)
     if quantity == "classes":
-        return torch.nn.functional.one_hot(output.argmax(dim=-1), output.shape[-1])[None].to(rule_dtype(output.dtype))
+        return torch.nn.functional.one_hot(output.argmax(dim=-1), output.shape[-1])[None].to(precise_type(output.dtype))
     side, counted = predicting(batch, decodes=checkpoint.decodes)
     classes = output.argmax(dim=-1)
     if quantity == "reference":
@@ -82,7 +83,7 @@ def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, qua
         if checkpoint.decodes:
             assert batch.labels is not None
             classes, counted = batch.labels.clamp(min=0), counted & (batch.labels != IGNORED)
-    return output_units(classes.to(output.device), counted.to(output.device), rule_dtype(output.dtype))
+    return output_units(classes.to(output.device), counted.to(output.device), precise_type(output.dtype))
 
 
 def output_units(classes: Tensor, counted: Tensor, dtype: torch.dtype) -> OutputUnits:
@@ -93,7 +94,7 @@ def output_units(classes: Tensor, counted: Tensor, dtype: torch.dtype) -> Output
 
 def projection_shares(states: Tensor, real: Tensor) -> Tensor:
     """What each neuron [1 b t d] contributes to the projection of the mean state on its own direction."""
-    states = states.to(rule_dtype(states.dtype))
+    states = states.to(precise_type(states.dtype))
     direction = torch.nn.functional.normalize(mean_pooled(states, real), dim=-1)  # [b d]
     weights = real.to(states.dtype) / real.sum(dim=-1, keepdim=True)  # [b t]
     return (states * direction[:, None] * weights[..., None])[None]
@@ -178,7 +179,7 @@ class RecordedTrace:
         """
         if block_bytes < 1:
             raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
-        trace, dtype = self.trace, rule_dtype(self.output.dtype)
+        trace, dtype = self.trace, precise_type(self.output.dtype)
         with torch.inference_mode(False), torch.no_grad():
             rules = VoitaRules(self.settings, sentences=trace.sentences, dtype=dtype, block=block_bytes)
             values = self.start.values if isinstance(self.start, OutputUnits) else self.start

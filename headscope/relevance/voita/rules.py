@@ -167,11 +167,6 @@ class AttentionRelevance(NamedTuple):
     qk_share: Tensor
 
 
-def rule_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The precision that rules compute in: at least float32."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
 def absolute_total(relevance: Tensor, sentences: int) -> Tensor:
     """Σ|relevance| of every explained position and sentence: [p b] of [p …]."""
     return relevance.abs().reshape(len(relevance), sentences, -1).sum(dim=-1)

@@ -14,12 +14,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.errors import CheckpointError
-from headscope.model.attention import AttentionCall, tapped
+from headscope.model.attention import AttentionCall, precise, tapped
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, experts_of, weighted
@@ -246,7 +245,7 @@ def _module_hook(trace: Trace, recognise: Callable[[Any], tuple[Operation, ...]]
 
 
 def _is_rms(norm: NormDetail, x: Tensor, output: Tensor) -> bool:
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = precise(x)
     expected = wide * (wide.square().mean(dim=-1, keepdim=True) + norm.epsilon).rsqrt()
     expected = expected if norm.scale is None else expected * norm.scale.to(wide.dtype)
     tolerance = 1e-4 if wide is x else 0.05

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from headscope.report.layout.grid import centred_limits, draw_cells, tick_step
+from headscope.report.layout.grid import centred_limits, draw_cells, square_ticks
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, RULE, TICK, Page
 from headscope.report.layout.panels import Panels
@@ -45,15 +45,12 @@ def alphas_figure(run: AnalysisRun) -> Figure:
         for site_layer, matrix in matrices.items()
     }
     largest = max(float(values.max(initial=0)) for values in spectra.values()) or 1.0
-    for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
+    for panel, (left, top) in panels:
+        site, layer, count = panel
         extent = side * count / heads
-        axes = page.axes(left + LEFT, top + ABOVE, extent, extent)
+        axes = panels.axes(page, panel, left + LEFT, top + ABOVE, extent, extent)
         draw_cells(axes, matrices[site, layer], cmap="RdBu_r", norm=norm, edge=0.3 if heads <= 12 else 0)
-        ticks = np.arange(0, count, tick_step(count, pitch))
-        axes.set_xticks(ticks + 0.5, [str(tick) for tick in ticks])
-        axes.set_yticks(ticks + 0.5, [str(tick) for tick in ticks])
-        title = panels.title((site, layer, count))
-        axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+        square_ticks(axes, count, pitch)
         below = page.axes(left + LEFT, top + ABOVE + extent + BETWEEN, extent, BARS)
         _draw_spectrum(below, spectra[site, layer], largest, first=left == 0)
     bar = ScalarMappable(norm, "RdBu_r")

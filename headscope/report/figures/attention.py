@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from headscope.bounds import WHOLE
 from headscope.config import option
 from headscope.errors import CheckpointError, ConfigError, check_one_given
-from headscope.heads import HeadId, Site, describe_heads, select_heads
+from headscope.heads import HeadId, Site, refuse_absent, select_heads
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, even_width, flow, shorten, text_width
 from headscope.report.readers.run import AnalysisRun, RunError
@@ -56,9 +56,7 @@ def sentence_attention(
     sites = {each.site for each in heads}
     if len(sites) != 1:
         raise ConfigError(f"heads of one site go into one figure, got {', '.join(sorted(map(str, sites))) or 'none'}")
-    for each in heads:
-        if each.head >= checkpoint.layout.get((each.site, each.layer), 0):
-            raise ConfigError(f"this model has no head {each}; it has {describe_heads(checkpoint.layout)}")
+    refuse_absent(heads, checkpoint.layout)
     site = sites.pop()
     if checkpoint.two_sided and site is not Site.ENCODER_SELF and line.target is None:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")

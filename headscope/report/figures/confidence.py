@@ -88,7 +88,7 @@ def load_confidence(path: Path) -> ConfidenceHistory:
     for site, counts in runs[0].layout.items():
         for layer, count in enumerate(counts):
             if count:
-                tables = [run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)] for run in runs]
+                tables = [run.heads_of(site, layer) for run in runs]
                 # A file of means, a vector a module, has them under its own name.
                 means = [table.drop(columns=["site", "layer", "head", "functions"]) for table in tables]
                 scores[site, layer] = np.array([each.to_numpy(float)[:, 0] for each in means])

@@ -39,7 +39,7 @@ def explained_shares(run: AnalysisRun) -> Figure:
     if known.empty:
         raise ConfigError(f"run {run.name}: no head has an explained share; analyse more sentences")
     counted = set(zip(known["site"], known["layer"], strict=True))
-    most = max((count for counts in run.layout.values() for count in counts), default=1)
+    most = run.most_heads
     pitch = cell_pitch(PITCH, most + 2, besides=LEFT + 0.1)
     size = (LEFT + (most + MEAN_GAP + 1) * pitch + 0.1, ABOVE + HEIGHT + BELOW)
     panels = Panels.plan(run, size, widest=widest(13.9), only=counted)
@@ -54,12 +54,10 @@ def explained_shares(run: AnalysisRun) -> Figure:
         subtitle=f"{run.model} · {run.data} · share on sentences that the description was not fitted to",
         footer=run.signature,
     )
-    for panel, (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
+    for panel, (left, top) in panels:
         site, layer, count = panel
-        axes = page.axes(left + LEFT, top + ABOVE, (count + MEAN_GAP + 1) * pitch, HEIGHT)
-        rows = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)].sort_values("head")
-        _draw(axes, rows, pitch)
-        axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+        axes = panels.axes(page, panel, left + LEFT, top + ABOVE, (count + MEAN_GAP + 1) * pitch, HEIGHT)
+        _draw(axes, run.heads_of(site, layer).sort_values("head"), pitch)
     legend.draw(page, panels.flow.height)
     return page.finished()
 

@@ -27,7 +27,7 @@ LEFT, ABOVE, RIGHT, BELOW = 0.36, 0.2, 0.4, 0.3
 
 def offset_histograms(run: AnalysisRun) -> Figure:
     """Share of queries whose most attended key lies at each offset; positional heads are framed."""
-    rows = max((count for counts in run.layout.values() for count in counts), default=1)
+    rows = run.most_heads
     pitch = PITCH if rows > 8 else 0.13
     shares = offset_shares(run)  # before the page: a missing table must not cost a layout
     columns = next(iter(shares.values())).shape[1]
@@ -48,12 +48,10 @@ def offset_histograms(run: AnalysisRun) -> Figure:
         footer=run.signature,
     )
     norm = Normalize(0, 1)
-    for panel, (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
-        box = (left + LEFT, top + ABOVE, width, panel[2] * pitch)
-        axes = page.axes(*box)
+    for panel, (left, top) in panels:
+        axes = panels.axes(page, panel, left + LEFT, top + ABOVE, width, panel[2] * pitch)
         _draw(axes, shares[panel[:2]], norm, first=left == 0)
         _frame(axes, run, panel, reach)
-        axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     page.color_bar(panels.flow.width + 0.08, ABOVE, min(rows * pitch, 2.0), bar, label="share of queries")
     legend.draw(page, panels.flow.height)
@@ -103,7 +101,7 @@ def _draw(axes: Axes, shares: NDArray[np.float64], norm: Normalize, *, first: bo
 def _frame(axes: Axes, run: AnalysisRun, panel: PanelLayer, reach: int) -> None:
     """Frame the modal cell of positional heads and write the offset beside their row."""
     site, layer, _ = panel
-    heads = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]
+    heads = run.heads_of(site, layer)
     for head, labels in zip(heads["head"], heads["functions"], strict=True):
         for function in functions_of(labels):
             if function.family.name == "positional" and _offset(function) is not None:

@@ -53,7 +53,7 @@ def _figure(
     note: str = "",
 ) -> Figure:
     """Labels × heads of every layer, with a title and a name of the shade in `words`."""
-    heads = max((count for counts in run.layout.values() for count in counts), default=1)
+    heads = run.most_heads
     gutter = max(text_width(label, TICK) for label in labels) + 0.12
     pitch = cell_pitch(PITCH, heads + 2, besides=gutter + 0.1 + BAR)
     width = (1 + GAP + heads) * pitch
@@ -70,13 +70,12 @@ def _figure(
         footer=run.signature,
     )
     norm = Normalize(0, 1)
-    for panel, (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
+    for panel, (left, top) in panels:
         site, layer, count = panel
         wide = (1 + GAP + count) * pitch
-        axes = page.axes(left + gutter, top + ABOVE, wide, len(labels) * PITCH)
+        axes = panels.axes(page, panel, left + gutter, top + ABOVE, wide, len(labels) * PITCH)
         rows = table[(table["site"] == site) & (table["layer"] == layer)]
         _draw(axes, rows, labels, (count, pitch), norm, _supported(run, site, layer))
-        axes.set_title(panels.title(panel), size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
     bar = ScalarMappable(norm, "Blues")
     height = min(len(labels) * PITCH, 2.0)
     page.color_bar(panels.flow.width + 0.08, ABOVE, height, bar, label=words[1])
@@ -118,7 +117,7 @@ def relation_matrix(table: pd.DataFrame, labels: list[str], heads: int, column: 
 
 def _supported(run: AnalysisRun, site: str, layer: int) -> set[tuple[int, str]]:
     """Heads of a layer with the relations that they are labelled by."""
-    heads = run.heads[(run.heads["site"] == site) & (run.heads["layer"] == layer)]
+    heads = run.heads_of(site, layer)
     return {
         (int(head), label.removeprefix("syntactic:"))
         for head, functions in zip(heads["head"], heads["functions"], strict=True)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from headscope.engine.declarations import Measure, pair_measures
 from headscope.errors import ConfigError
 from headscope.registry import unknown
-from headscope.report.layout.grid import draw_cells, measure_limits, parse_range, tick_step
+from headscope.report.layout.grid import draw_cells, measure_limits, parse_range, square_ticks
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, Page
 from headscope.report.layout.panels import Panels
@@ -51,13 +50,15 @@ def similarity_matrices(run: AnalysisRun, measure: str | None = None, *, range: 
         footer=run.signature,
     )
     norm = parse_range(range) or measure_limits(shown, list(matrices.values()))
-    for (site, layer, count), (left, top) in zip(panels.layers, panels.flow.corners, strict=True):
+    for panel, (left, top) in panels:
+        site, layer, count = panel
         extent = side * count / heads
-        axes = page.axes(left + LEFT, top + ABOVE, extent, extent)
+        axes = panels.axes(page, panel, left + LEFT, top + ABOVE, extent, extent)
         draw_cells(axes, matrices[site, layer], cmap=shown.cmap, norm=norm, edge=0.3 if heads <= 12 else 0)
-        _label(axes, count, pitch, first=left == 0)
-        title = panels.title((site, layer, count))
-        axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+        square_ticks(axes, count, pitch)
+        axes.set_xlabel("head", size=LABEL, labelpad=1.5)
+        if left == 0:
+            axes.set_ylabel("head", size=LABEL, labelpad=2)
     bar = ScalarMappable(norm, shown.cmap)
     at = panels.flow.width + 0.1
     page.color_bar(at, ABOVE, side, bar, label=shown.label, unit=shown.unit, values=list(matrices.values()))
@@ -80,12 +81,3 @@ def layer_matrices(run: AnalysisRun, measure: str) -> dict[tuple[str, int], NDAr
             key = f"{site}/{layer}/{measure}"
             matrices[site, layer] = run.similarity.get(key, np.full((count, count), np.nan))
     return matrices
-
-
-def _label(axes: Axes, heads: int, pitch: float, *, first: bool) -> None:
-    ticks = np.arange(0, heads, tick_step(heads, pitch))
-    axes.set_xticks(ticks + 0.5, [str(tick) for tick in ticks])
-    axes.set_yticks(ticks + 0.5, [str(tick) for tick in ticks])
-    axes.set_xlabel("head", size=LABEL, labelpad=1.5)
-    if first:
-        axes.set_ylabel("head", size=LABEL, labelpad=2)

@@ -167,6 +167,13 @@ def tick_step(count: int, pitch: float) -> int:
     return next((step for step in (1, 2, 4, 5, 10, 20, 50, 100) if step * pitch >= needed), max(count, 1))
 
 
+def square_ticks(axes: Axes, heads: int, pitch: float) -> None:
+    """Head numbers at both sides of a matrix of heads, in the middle of cells, as many as have room."""
+    ticks = np.arange(0, heads, tick_step(heads, pitch))
+    axes.set_xticks(ticks + 0.5, [str(tick) for tick in ticks])
+    axes.set_yticks(ticks + 0.5, [str(tick) for tick in ticks])
+
+
 def draw_marks(
     axes: Axes, grid: Grid, shades: ScalarMappable, *, cell: tuple[float, float], numbers: bool = False
 ) -> None:

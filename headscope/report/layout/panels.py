@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from headscope.report.layout.page import LABEL, RULE, TICK, Flow, even_width, flow, shorten, text_width
+from headscope.report.layout.page import LABEL, RULE, TICK, Flow, Page, even_width, flow, shorten, text_width
 from headscope.report.readers.run import AnalysisRun
 
 if TYPE_CHECKING:
@@ -99,9 +99,16 @@ class Panels:
         breaks = frozenset(n for n in range(1, len(sites)) if sites[n] != sites[n - 1])
         return cls(layers, flow([size] * len(layers), width, gap=(0.2, 0.12), breaks=breaks), len(set(sites)))
 
-    def title(self, layer: PanelLayer) -> str:
-        """`layer 3`, with the site where the figure shows several."""
-        return _title(layer, sites=self.sites)
+    def __iter__(self) -> Iterator[tuple[PanelLayer, tuple[float, float]]]:
+        """Every layer, with the corner of its panel in inches from the left and the top."""
+        return zip(self.layers, self.flow.corners, strict=True)
+
+    def axes(self, page: Page, layer: PanelLayer, *box: float) -> Axes:
+        """Axes in a box of a page, `layer 3` above them, with the site where the figure shows several."""
+        axes = page.axes(*box)
+        title = _title(layer, sites=self.sites)
+        axes.set_title(title, size=LABEL, loc="left", pad=3, weight="bold", parse_math=False)
+        return axes
 
 
 def _title(layer: PanelLayer, *, sites: int) -> str:

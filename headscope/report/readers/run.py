@@ -101,6 +101,11 @@ class AnalysisRun:
         return {str(site): list(layout[site]) for site in map(str, SITES) if layout.get(site)}
 
     @property
+    def most_heads(self) -> int:
+        """Of a layer."""
+        return max((count for counts in self.layout.values() for count in counts), default=1)
+
+    @property
     def head_layout(self) -> Layout:
         """The same as `headscope.heads.select_heads` wants it."""
         return {
@@ -113,6 +118,10 @@ class AnalysisRun:
         bounds = {f"{name}_{side}" for name in self.heads.columns for side in ("low", "high")}
         numeric = self.heads.select_dtypes("number").columns
         return [str(name) for name in numeric if name not in bounds and name not in HEAD_COLUMNS]
+
+    def heads_of(self, site: str, layer: int) -> pd.DataFrame:
+        """The heads of one layer."""
+        return self.heads[(self.heads["site"] == site) & (self.heads["layer"] == layer)]
 
     def require(self, measure: str) -> str:
         """The measure's name if the run has it; else ConfigError with the nearest one."""

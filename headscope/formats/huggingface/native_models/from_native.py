@@ -18,7 +18,6 @@ from headscope.errors import CheckpointError
 from headscope.formats.exports import Conversion, Probe
 from headscope.formats.fairseq.keys import key_table
 from headscope.formats.huggingface.native_models.targets import (
-    DEFAULT_LENGTH,
     Ids,
     Target,
     choose_architecture,
@@ -27,7 +26,7 @@ from headscope.formats.huggingface.native_models.targets import (
 from headscope.formats.huggingface.native_models.tokenizers import write_vocabulary
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.interface import suppress_warnings
-from headscope.model.native.layers import sinusoids
+from headscope.model.native.layers import DEFAULT_LENGTH, position_table
 from headscope.model.native.shrink import folded_weights, unmixed
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 
@@ -183,11 +182,7 @@ def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor])
         ]:
             weights.setdefault(f"{key.removesuffix('weight')}bias", like.new_zeros(len(weights[key])))
         if "learned" in target.positions:
-            table = weights.get(f"{prefix}.embed_positions.weight")
-            if stack.positions == "none":
-                table = like.new_zeros(_rows(stack), stack.d_model)
-            elif table is None:
-                table = sinusoids(_rows(stack), stack.d_model, dtype=like.dtype, device=like.device)
+            table = position_table(stack, weights.get(f"{prefix}.embed_positions.weight"), like)
             used = table[stack.position_offset :]
             weights[f"{prefix}.embed_positions.weight"] = torch.cat([used.new_zeros(2, used.shape[1]), used])
         name = f"{prefix}.embed_tokens.weight"
@@ -212,10 +207,6 @@ def _fold_scale(target: Target, config: TransformerConfig, weights: dict[str, Te
     last = target.final_norm if decoder.norm == "pre" else f"layers.{decoder.layers - 1}.final_layer_norm"
     for part in ("weight", "bias"):
         weights[f"{prefix}.{last}.{part}"] = weights[f"{prefix}.{last}.{part}"] / scale
-
-
-def _rows(stack: StackConfig) -> int:
-    return (stack.max_positions or DEFAULT_LENGTH) + stack.position_offset
 
 
 OWN_CODE = ("FSMT", "XGLM")  # they bypass transformers' attention interface, and overflow in double precision

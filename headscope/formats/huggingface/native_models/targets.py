@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headscope.errors import CheckpointError
+from headscope.model.native.layers import DEFAULT_LENGTH
 from headscope.model.native.transformer_config import TransformerConfig
-
-DEFAULT_LENGTH = 1024  # for sinusoids without a limit; where they are no table, transformers lets them grow
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from headscope.errors import CheckpointError, ConfigError, one_line
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.generation import alignment_heads
 from headscope.model.forward import ModelInputs, outputs
-from headscope.model.native.layers import sinusoids
+from headscope.model.native.layers import position_table
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.pruning.engines.alignment import align
 from headscope.pruning.engines.base import (
@@ -46,7 +46,6 @@ from headscope.pruning.engines.ctranslate2.translators import (
 )
 from headscope.pruning.model_inputs import InputTexts
 
-DEFAULT_LENGTH = 1024  # rows of a table for sinusoids without a limit
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu-tanh": "GELUTanh", "silu": "SWISH", "tanh": "Tanh"}
 
 
@@ -144,13 +143,8 @@ def _table(name: str, stack: StackConfig, state: Mapping[str, Tensor]) -> tuple[
 
 def _positions(name: str, stack: StackConfig, state: Mapping[str, Tensor]) -> Any:
     """Rows from the first position of a text on."""
-    rows, offset = state.get(f"{name}.positions.weight"), stack.position_offset
-    like = state[f"{name}.tokens.weight"]
-    if rows is None:
-        length = (stack.max_positions or DEFAULT_LENGTH) + offset
-        rows = sinusoids(length, stack.d_model, dtype=like.dtype, device=like.device)
-        rows = rows * (stack.positions == "sinusoidal")
-    return _array(rows[offset:])
+    table = position_table(stack, state.get(f"{name}.positions.weight"), state[f"{name}.tokens.weight"])
+    return _array(table[stack.position_offset :])
 
 
 def _set_attention(spec: Any, name: str, state: Mapping[str, Tensor], *, parts: tuple[str, ...]) -> None:
@@ -202,6 +196,7 @@ class CTranslate2(EngineExport):
     install = "headscope[engines]"
     packages = ("ctranslate2",)
     endings = ("bin",)
+    allocation = "uniform"
 
     def check(self, checkpoint: Checkpoint) -> None:
         check_translator(checkpoint)
@@ -229,7 +224,6 @@ class CTranslate2(EngineExport):
             export=self.name,
             file=FOLDER,
             runtime=f"CTranslate2 {importlib.metadata.version('ctranslate2')}",
-            quantity=QUANTITY,
             difference=difference,
             limit=limit,
             sizes=f"{encoder.most_heads} heads in the encoder, {decoder.most_heads} in the decoder",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.selfcontained import with_stored_dtype
+from headscope.formats.huggingface.selfcontained import stored_copy
 from headscope.model.forward import refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import (
@@ -59,7 +59,7 @@ class Gguf(EngineExport):
         return checkpoint.model_type != "qwen3"
 
     def write(self, checkpoint: Checkpoint, data: InputTexts, folder: Path, options: EngineOptions) -> EngineFile:
-        decoder = LlamaDecoder(checkpoint.with_model(with_stored_dtype(checkpoint)))
+        decoder = LlamaDecoder(stored_copy(checkpoint))
         vocabulary, proof = _written(checkpoint, decoder, data, folder / FILE, options)
         quantized, name, ragged = options.quantize != "none", decoder.container.name, decoder.container.ragged
         return EngineFile(

@@ -7,9 +7,9 @@ from torch import Tensor
 from headscope.engine.faithfulness.orders import Scores
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.moments import ContextMoments
-from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
+from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import for_all_heads, moments_of
+from headscope.pruning.ranking.scoring import for_all_heads, moments_of, reached_modules
 
 
 @criterion
@@ -29,11 +29,9 @@ class LayerDrop(Criterion):
     changes = False
 
     def scores(self, context: ScoringContext) -> Scores:
-        moments = moments_of(context)
         layers = [
             (float(energy(projection, sums, projection.blocks.flatten())), projection, sums)
-            for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups)
-            if (sums := moments.of(projection)) is not None
+            for projection, sums in reached_modules(context, moments_of(context))
         ]
         total, scores = 0.0, dict[HeadId, float]()
         for layer, projection, sums in sorted(layers, key=lambda of_layer: of_layer[0]):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, removal_order
+from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, reached_modules, removal_order
 
 
 @criterion
@@ -26,8 +25,6 @@ class OptimalBrainSurgeon(Criterion):
     refits = True
 
     def scores(self, context: ScoringContext) -> Scores:
-        moments, orders = moments_of(context), []
-        for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
-            if (sums := moments.of(projection)) is not None:
-                orders.append((projection, removal_order(context, projection, sums)))
+        modules = reached_modules(context, moments_of(context))
+        orders = [(projection, removal_order(context, projection, sums)) for projection, sums in modules]
         return for_all_heads(context, error_when_gone(orders))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from headscope.engine.faithfulness.orders import Scores
-from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import measured_scores, moments_of, removal_order
+from headscope.pruning.ranking.scoring import measured_scores, moments_of, reached_modules, removal_order
 
 
 @criterion
@@ -26,9 +25,6 @@ class MeasuredOptimalBrainSurgeon(Criterion):
     refits = True
 
     def scores(self, context: ScoringContext) -> Scores:
-        moments, orders = moments_of(context), []
-        for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
-            if (sums := moments.of(projection)) is not None:
-                steps = removal_order(context, projection, sums)
-                orders.append((projection, [step.block for step in steps]))
+        modules = reached_modules(context, moments_of(context))
+        orders = [(each, [step.block for step in removal_order(context, each, sums)]) for each, sums in modules]
         return measured_scores(context, orders)

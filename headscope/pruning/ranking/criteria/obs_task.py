@@ -5,10 +5,9 @@ from __future__ import annotations
 from headscope.attribution.objectives.base import Objective
 from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
-from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.refit import weigh
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
-from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, removal_order
+from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, reached_modules, removal_order
 
 
 @criterion
@@ -32,8 +31,8 @@ class TaskOptimalBrainSurgeon(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []
-        for projection in output_projections(context.checkpoint, whole_groups=context.whole_groups):
-            if (sums := moments.of(projection)) is not None and sums.fisher is not None:
+        for projection, sums in reached_modules(context, moments):
+            if sums.fisher is not None:
                 weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
                 steps = removal_order(context, projection, sums, weight=weight)
                 orders.append((projection, steps))
