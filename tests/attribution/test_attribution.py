@@ -42,11 +42,12 @@ pytestmark = pytest.mark.slow
 
 KINDS = tuple(SPEAKERS)
 HALF = ("llama", "t5")  # their norms compute in float32
+COUNT = 5  # sentences; every head of each is looked at by itself
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> AnalysisResult:
-    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=COUNT)
     chosen = choose_analyses(only=[name])
     return analyze(
         its,
@@ -83,7 +84,7 @@ def logits_of(one: Asked, its: Checkpoint, ids: Tensor) -> float:
 def over_corpus(kind: str, measure: Callable[[Game, Sentence], Sequence[float]]) -> list[float]:
     """Σ over sentences of a measure of −loss, divided by Σ of predicted tokens."""
     its, total, count = speakers.checkpoint(kind), torch.zeros(()).double(), 0
-    for sentence in speakers.corpus(kind):
+    for sentence in speakers.corpus(kind, count=COUNT):
         one = asked(kind, sentence)
         game = gate_games.under_gates(its.model, its.layout, partial(minus_loss, one, its))
         total = total + torch.tensor(measure(game, sentence), dtype=torch.float64)

@@ -252,7 +252,7 @@ def test_ctrl_c_keeps_what_was_done(
 def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the first sentences; what it says of them is computed from the results. `make demo` runs it as it stands."""
 
-    def shortened(part: str, original: Callable[[str], Path] = sample, count: int = 17) -> Path:
+    def shortened(part: str, original: Callable[[str], Path] = sample, count: int = 8) -> Path:
         whole, between = original(part).read_text(encoding="utf-8"), "\n\n" if part.endswith("conllu") else "\n"
         path = tmp_path / f"{original.__name__}.{part}"
         path.write_text(between.join(whole.split(between)[:count]) + between, encoding="utf-8")
@@ -260,7 +260,7 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
 
     def quick(config: AnalyzeConfig, **more: Any) -> FinishedRun:
         options: dict[str, Any] = dict(config.analysis_options) | (
-            {"explained_steps": 3} if "explained" in config.also else {}
+            {"explained_steps": 2, "explained_rows": 60} if "explained" in config.also else {}
         )
         few = replace(config, bootstrap=50, figures=config.out.name == "bert", analysis_options=options)
         return run_analysis(few, **more)
@@ -274,9 +274,9 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
     parts = re.split(r"^── (\d) .*─$", shown, flags=re.MULTILINE)
     assert status == 0 and parts[1::2] == ["1", "2", "3"], err
     first, second, third = (" ".join(part.split()) for part in parts[2::2])
-    assert first.startswith("31 English sentences with their parses went once through") and "31 sentences, 72" in first
+    assert first.startswith("22 English sentences with their parses went once through") and "22 sentences, 72" in first
     assert ".headscope-build" not in shown + (tmp_path / "demo" / "bert-pruned" / "pruning.json").read_text()
-    assert "The 36 of 72 heads" in second and "on 25 sentences" in second and "logits differ by" in second
+    assert "The 36 of 72 heads" in second and "on 16 sentences" in second and "logits differ by" in second
     record = json.loads((tmp_path / "demo" / "bert-pruned" / "pruning.json").read_text(encoding="utf-8"))
     refitted = record["compensation"]["performance"]["refitted"]["value"]
     assert f"On 6 other sentences the cosine of sentence vectors to the intact model's is {refitted:.3f}" in second

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 import headscope as hs
+from headscope import assets
 from headscope.cli.next_commands import after_analysis
+from headscope.pruning.removal import remove
+from headscope.pruning.removal.savings import timings
 from tests.oracles import classifiers, tiny
 from tests.oracles.commands import Stage, commands
 
@@ -21,7 +24,15 @@ LAST = ("evaluate", "show")  # where a chain ends: what they lead to is followed
 
 @pytest.fixture
 def follow(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Run a command and whatever it says comes next; the lines that were printed."""
+    """Run a command and whatever it says comes next; the lines that were printed.
+
+    The sample is short, and models are timed once.
+    """
+    for kind in ("en", "de"):
+        few = assets.sample(kind).read_text(encoding="utf-8").splitlines(keepends=True)[:12]
+        (tmp_path / f"sample.{kind}").write_text("".join(few), encoding="utf-8")
+    monkeypatch.setattr(assets, "sample", lambda kind: tmp_path / f"sample.{kind}")
+    monkeypatch.setattr(remove, "timings", lambda *models, batch, rounds: timings(*models, batch=batch, rounds=1))
 
     def followed(*words: object) -> list[str]:
         monkeypatch.chdir(tmp_path)

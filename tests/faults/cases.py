@@ -150,7 +150,7 @@ def prepare(inputs: Path) -> None:
 
 @contextmanager
 def short_demo(inputs: Path) -> Iterator[None]:
-    """Within the block `headscope demo` reads few lines, and has no BERT."""
+    """Within the block `headscope demo` reads few lines with a small model, and has no BERT."""
     for language in ("en", "de"):
         lines = captions(language).read_text(encoding="utf-8").splitlines()[:14]
         (inputs / f"captions.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -166,6 +166,7 @@ def short_demo(inputs: Path) -> Iterator[None]:
             lambda kind: inputs / f"captions.{kind}" if kind in ("en", "de") else captions(kind),
         )
         patch.setattr(demo, "demo_checkpoint", no_bert)
+        patch.setattr(demo, "trained", lambda: str(inputs / "model"))
         patch.setattr(demo, "LEARN", 8)
         patch.setattr(demo, "MEASURE", "confidence")
         patch.setattr(demo, "ROUNDS", 0)

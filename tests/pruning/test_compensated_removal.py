@@ -92,7 +92,7 @@ def with_positions_of_the_class() -> Checkpoint:
     return checkpoint
 
 
-def text(kind: str, count: int = 29) -> Corpus:
+def text(kind: str, count: int = 17) -> Corpus:
     return speakers.corpus("bert" if kind == "modernbert" else kind, count=count)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.engines.onnx_decoder import exported
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal import remove
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
 from tests.makers import decoders
 from tests.oracles import checkpoints, tiny
 
 pytestmark = pytest.mark.slow
+Command = Callable[..., tuple[int, str, str]]
 
 RAGGED = "decoder-self.0.*,decoder-self.1.2,decoder-self.1.3,decoder-self.1.6,decoder-self.1.7"
 """A first layer without heads, and two groups of four of the second."""
@@ -93,22 +96,24 @@ def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path)
     assert ran["ids"] == ids.tolist()
 
 
-def test_an_encoder_is_one_forward_pass(tmp_path: Path) -> None:
+def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
+    """Typed as docs/serving.md says."""
+    done: list[Removed] = []
+
+    def kept(config: RemoveConfig) -> Removed:
+        done.append(run_removal(config))
+        return done[0]
+
+    monkeypatch.setattr(remove, "run_removal", kept)
     made = checkpoints.hugging("bert")
     made.model.float().save_pretrained(tmp_path / "whole")  # type: ignore[operator]
     made.tokenizer.save_pretrained(tmp_path / "whole")
     (tmp_path / "text").write_text("\n".join(" ".join(tiny.WORDS[: 3 + number]) for number in range(16)) + "\n")
-    found = run_removal(
-        RemoveConfig(
-            checkpoint=str(tmp_path / "whole"),
-            out=tmp_path / "small",
-            heads="encoder-self.0.*,encoder-self.1.2",
-            export=("self-contained", "onnx"),
-            source=tmp_path / "text",
-            rounds=0,
-            max_sentences=8,
-        )
-    )
+    typed = ("--heads", "encoder-self.0.*,encoder-self.1.2", "--export", "self-contained,onnx", "--rounds", 0)
+    text = ("--source", tmp_path / "text", "--max-sentences", 8)
+    status, said, _ = command("prune", "remove", tmp_path / "whole", *typed, *text, "--out", tmp_path / "small")
+    (found,) = done
+    assert status == 0 and "onnxruntime" in said
     assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-5
     assert timed(found) == ("forward", 4, 0)
     assert (tmp_path / "small" / "model.onnx").is_file() and (tmp_path / "small" / "config.json").is_file()
