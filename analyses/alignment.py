@@ -87,6 +87,7 @@ class Alignment(Analysis):
 
     name = "alignment"
     reads = "statistics"
+    version = 2
     order = 65
     summary = "share of positions whose largest weight is on the aligned source word"
     measures = (

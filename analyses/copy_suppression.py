@@ -47,6 +47,7 @@ class CopySuppression(Analysis):
     """
 
     name = "copy_suppression"
+    version = 2
     order = 143
     default = False
     sampled = True

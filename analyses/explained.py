@@ -66,7 +66,8 @@ class ExplainedShares(Analysis):
     says when to stop, and with which ridge of word pairs. Fits minimise the mean cross-entropy by L-BFGS, each head by
     itself. `explained_unmet` is the share among keys that met the query's token in no sentence that was fitted to
     (weights renormalised over them, rows counted by the weight there): whether pairs are learnt by heart or by what
-    their words have in common.
+    their words have in common. There is none where less than a thousandth of the weight is on such keys, or it lies
+    evenly there.
 
     Pair functions (`headscope/pair_functions`) say of which pairs something holds. A head is labelled `looks:NAME` if
     the mean weight on such keys, of queries that see one, is at least 0.5 and twice that of even weights, and if at
@@ -81,6 +82,7 @@ class ExplainedShares(Analysis):
 
     name = "explained"
     reads = "rows"
+    version = 2
     order = 66
     default = False
     group = "description"

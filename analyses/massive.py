@@ -59,6 +59,7 @@ class Massive(Analysis):
 
     name = "massive"
     reads = "statistics"
+    version = 2
     order = 92
     default = False
     sites = SITES

@@ -37,7 +37,7 @@ class RareWords(Analysis):
     name = "rare_words"
     reads = "statistics"
     joins_layers = True
-    version = 2
+    version = 3
     order = 60
     summary = "share of queries whose largest weight is on the rarest token"
     measures = (

@@ -31,7 +31,7 @@ class Sink(Analysis):
     name = "sink"
     reads = "statistics"
     joins_layers = True
-    version = 2
+    version = 3
     order = 90
     summary = "mean weight on the first key, and on special tokens"
     measures = (

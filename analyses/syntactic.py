@@ -68,7 +68,7 @@ class Syntactic(Analysis):
 
     name = "syntactic"
     reads = "rows"
-    version = 2
+    version = 3
     order = 50
     summary = "accuracy on dependency relations, against the best fixed offset"
     measures = (Measure("syntactic_margin", "syntactic margin over baseline", range=(-0.5, 0.5), signed=True),)
@@ -158,7 +158,7 @@ class Syntactic(Analysis):
             interval(accuracy),
             interval(baseline.expand_as(accuracy)),
             interval(accuracy - baseline),
-            by_sentence - of_modal[:, None],
+            (by_sentence, of_modal[:, None]),
             instances,
         )
 
@@ -173,8 +173,8 @@ class Syntactic(Analysis):
 class _Margins:
     """Accuracies [h c] of one site and layer for every relation and direction c, against the best fixed offset.
 
-    `offsets` [c] are those; `gains` [g h c] are the hits of every sentence less those of the baseline, of so many
-    `instances` [g 1 c].
+    `offsets` [c] are those; `hits` are those of every sentence, of the heads [g h c] and of the baseline [g 1 c], of so
+    many `instances` [g 1 c].
     """
 
     site_layer: tuple[Site, int]
@@ -183,17 +183,12 @@ class _Margins:
     accuracy: Estimate
     baseline: Estimate
     margin: Estimate
-    gains: Tensor
+    hits: tuple[Tensor, Tensor]
     instances: Tensor
 
     def test(self, tests: LabelTests) -> None:
         """Test all margins."""
-        p = p_values(
-            self.gains - MARGIN * self.instances,
-            self.instances,
-            share=self.accuracy.value,
-            null=self.baseline.value + MARGIN,
-        )
+        p = p_values(*self.hits, self.instances, threshold=MARGIN)
         labels = np.broadcast_to(np.array([f"syntactic:{label}" for label in self.labels]), p.shape)
         tests.add(
             self.site_layer,

@@ -24,6 +24,8 @@ from headscope.description.sample import Laid
 FOLDS, WATCHED = 2, 5
 LEAST_ROOM = 0.01
 """Heads whose weights are nearer to even than this share of the entropy of even weights have nothing to explain."""
+LEAST_MASS = 1e-3
+"""Mean weight on some keys below which it does not matter how it lies there."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Explained:
 
     `position` are the probabilities [b n s h] of every block under the description by position alone, fitted to the
     other half of the sentences; `pairs` have E U and E V of both halves, where pairs of tokens were fitted. `unmet` are
-    gained and room [b h] among keys that met the query's token nowhere in the other half, under all groups.
+    gained and room [b h] among keys that met the query's token nowhere in the other half, under all groups. Both are
+    zero for heads that have nothing to explain, there or anywhere.
     """
 
     sentences: Tensor
@@ -59,7 +62,7 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
     gained = {group: torch.zeros(number, laid.heads) for group in groups}
     position = [torch.zeros_like(block.weights) for block in laid.blocks]
     made: list[Tables] = []
-    unmet = (torch.zeros(number, laid.heads), torch.zeros(number, laid.heads))
+    unmet = torch.zeros(3, number, laid.heads)  # gained, room, and even weights
     sentences = torch.cat([block.sentences for block in laid.blocks])
     for half in range(FOLDS):
         fitting = [_of_half(block, half) for block in laid.blocks]
@@ -85,19 +88,21 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
         for block in laid.blocks:
             new = block.visible & ~torch.isin(_words(block), met) & (half_of(block.sentences) != half)[:, None, None]
             parts = among(block.weights, description.log_probabilities(block, used, projected), new)
-            for whole, part in zip(unmet, parts, strict=True):
-                whole[at : at + len(part)] += part
+            unmet[:, at : at + len(block.sentences)] += torch.stack(parts)
             at += len(block.sentences)
     room = torch.cat([block.room for block in laid.blocks])
     even = torch.cat([_even(block) for block in laid.blocks])
     informative = room.sum(dim=0) >= LEAST_ROOM * even.sum(dim=0)  # [h]
     gained = {group: torch.where(informative, gain, 0.0) for group, gain in gained.items()}
-    unmet = (torch.where(informative, unmet[0], 0.0), torch.where(informative, unmet[1], 0.0))
-    return Explained(sentences, gained, torch.where(informative, room, 0.0), position, made, unmet)
+    of_unmet, there, even_there = unmet
+    told = even_there.sum(dim=0).maximum(LEAST_MASS * even.sum(dim=0))
+    told = informative & (there.sum(dim=0) >= LEAST_ROOM * told)  # [h]
+    of_unmet, there = (torch.where(told, part, 0.0) for part in (of_unmet, there))
+    return Explained(sentences, gained, torch.where(informative, room, 0.0), position, made, (of_unmet, there))
 
 
-def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
-    """U − CE and U − H [b h] of weights and ln p [b n s h] among `some` keys [b n s], summed over rows.
+def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U − CE, U − H and U [b h] of weights and ln p [b n s h] among `some` keys [b n s], summed over rows.
 
     Both are renormalised over these keys, and a row counts by the weight that it has there.
     """
@@ -109,7 +114,7 @@ def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
     gained = even + (own * of_p).sum(dim=2)  # [b n h]
     room = even + torch.special.xlogy(own, own).sum(dim=2)
     counted = mass[:, :, 0] * some.any(dim=-1)[..., None]
-    return (gained * counted).sum(dim=1), (room * counted).sum(dim=1)
+    return (gained * counted).sum(dim=1), (room * counted).sum(dim=1), (even * counted).sum(dim=1)
 
 
 def _fit(

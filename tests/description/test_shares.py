@@ -21,6 +21,8 @@ from headscope.heads import Site
 from tests.makers import handmade
 from tests.oracles import loglinear
 
+pytestmark = pytest.mark.slow
+
 RULES = (
     handmade.before,
     handmade.sink,
@@ -134,18 +136,21 @@ def test_pairs_that_never_met_are_looked_at_alone(found: tuple[Explained, Masses
     logs = torch.randn(2, 3, 5, 2, dtype=torch.float64).log_softmax(dim=2)
     some = torch.rand(2, 3, 5) < 0.6
     some[1, 2] = False
-    gained, room = among(weights, logs, some)
+    gained, room, even = among(weights, logs, some)
     for b in range(2):
         for h in range(2):
-            expected = [0.0, 0.0]
+            expected = [0.0, 0.0, 0.0]
             for n in range(3):
                 keys = some[b, n].nonzero()[:, 0]
                 w, p = weights[b, n, keys, h], logs[b, n, keys, h].exp()
                 own, said = w / w.sum(), p / p.sum()
                 expected[0] += float((w.sum() * (own * (said * len(keys)).log()).sum()).nan_to_num())
                 expected[1] += float((w.sum() * (own * (own * len(keys)).log()).sum()).nan_to_num())
-            assert [float(gained[b, h]), float(room[b, h])] == pytest.approx(expected)
+                expected[2] += float(w.sum()) * float(np.log(max(1, len(keys))))
+            assert [float(part[b, h]) for part in (gained, room, even)] == pytest.approx(expected)
     got, there = (part.sum(0) for part in found[0].unmet)
+    for head in (EVEN, SINK):  # nothing to say, and nothing but dust
+        assert got[head] == there[head] == 0 < found[0].room.sum(0)[SINK]
     assert there[SUBJECT] > 0 and float(got[MIXTURE] / there[MIXTURE]) == pytest.approx(1, abs=0.05)
 
 

@@ -68,13 +68,21 @@ def test_p_is_that_of_its_re_derivation() -> None:
     base = luck.binomial(counts, 0.4)
     for baseline, threshold in ((base, 0.1), (np.zeros(30, dtype=int), 0.5), (np.zeros(30, dtype=int), 0.9)):
         instances = torch.from_numpy(counts[:, None]).double()
-        gains = torch.from_numpy(hits - baseline[:, None]).double()
-        null = baseline.sum() / counts.sum() + threshold
-        share = torch.from_numpy(hits.sum(axis=0) / counts.sum())
-        found = p_values(gains - threshold * instances, instances, share=share, null=null)
+        total, base_hits = (torch.from_numpy(part).double() for part in (hits, baseline[:, None]))
+        found = p_values(total, base_hits, instances, threshold=threshold)
         for head, p in enumerate(found):
             rows = list(zip(hits[:, head].tolist(), baseline.tolist(), counts.tolist(), strict=True))
             assert p == pytest.approx(evidence.p_value(rows, threshold), rel=1e-3), (threshold, head)
+
+
+def test_a_share_next_to_one_is_as_sure_as_one() -> None:
+    """What the baseline varies by is not that of the share, and does not grow where the share hardly varies."""
+    luck = np.random.default_rng(7)
+    counts = torch.from_numpy(1.0 + luck.poisson(2.0, (60, 1)))
+    baseline, missed = counts * torch.from_numpy(luck.uniform(0.2, 0.5, (60, 1))), torch.zeros(60, 3).double()
+    missed[0] = torch.tensor([0.0, 1e-6, 0.3])
+    p = p_values(counts - missed, baseline, counts, threshold=0.1)
+    assert (p < 1e-9).all() and p[0] == pytest.approx(p[1], rel=0.1)
 
 
 def test_sentences_that_miss_alike_are_surer_than_lots() -> None:

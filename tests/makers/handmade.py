@@ -76,7 +76,8 @@ def before(tokens: Tokens, place: int) -> dict[int, float]:
 
 
 def sink(tokens: Tokens, place: int) -> dict[int, float]:
-    return {}
+    """All on the first token but what a softmax cannot put to nothing."""
+    return dict.fromkeys(range(1, len(tokens)), 1e-20)
 
 
 def mixture(tokens: Tokens, place: int) -> dict[int, float]:

@@ -28,13 +28,11 @@ def p_value(rows: Sequence[Row], threshold: float, *, divided: bool = False, ste
     """
     rows = [row for row in rows if row[2]]
     instances = sum(row[2] for row in rows)
-    mean = sum(hits - base - threshold * count for hits, base, count in rows) / instances
-    off = sum((hits - base - threshold * count - mean * count) ** 2 for hits, base, count in rows)
+    share, base_share = (sum(row[number] for row in rows) / instances for number in (0, 1))
+    mean, null = share - base_share - threshold, min(base_share + threshold, 1.0)
+    scale = max(1.0, null * (1 - null) / (share * (1 - share))) if 0 < share < 1 else 1.0
+    off = sum((math.sqrt(scale) * (hits - share * n) - (base - base_share * n)) ** 2 for hits, base, n in rows)
     variance = len(rows) / (len(rows) - 1) * off / instances**2
-    share = sum(row[0] for row in rows) / instances
-    null = min(sum(row[1] for row in rows) / instances + threshold, 1.0)
-    if 0 < share < 1:
-        variance *= max(1.0, null * (1 - null) / (share * (1 - share)))
     if not divided or sum(0 < hits < count for hits, _, count in rows) < 10:
         variance = max(variance, null * (1 - null) / instances)
     freedom = max(instances**2 / sum(row[2] ** 2 for row in rows) - 1, 1.0)

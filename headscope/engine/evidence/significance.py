@@ -23,46 +23,46 @@ LEAST_UNITS = 10
 """Sentences that a test needs, and that must be divided in themselves before instances count for more than one each."""
 
 
-def p_values(
-    excess: Tensor, counts: Tensor, *, share: Tensor | Array, null: Tensor | Array | float, divided: Tensor | int = 0
-) -> Array:
-    """One-sided p of Σ excess / Σ counts ≤ 0, for sums of sentences [g *cells].
+def p_values(total: Tensor, baseline: Tensor, counts: Tensor, *, threshold: float, divided: Tensor | int = 0) -> Array:
+    """One-sided p of a share being at most `threshold` above a baseline, for sums of sentences [g *cells].
 
-    `excess` is what each sentence has above the threshold, times its instances. `share` in [0, 1] is the share that is
-    observed and `null` what it would be at the threshold: the variance is that of the null hypothesis. `divided` is
-    the number of sentences [*cells] that have hits and misses both.
+    `divided` is the number of sentences [*cells] that have hits and misses both.
     """
-    mean, variance, freedom = _ratio(excess, counts)
-    observed = torch.as_tensor(share, dtype=torch.float64).clamp(0, 1)
-    expected = torch.as_tensor(null, dtype=torch.float64).clamp(0, 1)
-    at_null, at_share = expected * (1 - expected), observed * (1 - observed)
-    scaled = variance * torch.where(at_share > 0, at_null / at_share, 1.0).clamp(min=1)
+    share, observed, freedom = _ratio(total, counts)  # observed and others: what sentences differ by [g *cells]
+    base, of_baseline, _ = _ratio(baseline, counts)
+    null = (base + threshold).clamp(0, 1)
+    at_null, at_share = null * (1 - null), (share * (1 - share)).clamp(min=0)
+    scale = torch.where(at_share > 0, at_null / at_share, 1.0).clamp(min=1).sqrt()
+    variance = _variance(observed * scale - of_baseline, counts)
     least = torch.where(torch.as_tensor(divided) < LEAST_UNITS, at_null / counts.sum(dim=0), 0.0)
-    error = torch.maximum(scaled, least).sqrt()
-    return student_upper_tail(torch.where(mean == 0, 0.0, mean / error).numpy(), freedom.numpy())
+    mean, error = share - base - threshold, torch.maximum(variance, least).sqrt()
+    return student_upper_tail(torch.where(mean == 0, 0.0, mean / error).numpy(), freedom.expand(mean.shape).numpy())
 
 
 def p_of_difference(total: Tensor, counts: Tensor) -> Array:
     """Two-sided p of Σ total / Σ counts = 0, for sums of sentences [g *cells]; 1 where all are 0."""
-    mean, variance, freedom = _ratio(total, counts)
-    statistic = torch.where(mean == 0, 0.0, mean.abs() / variance.sqrt())
-    return np.minimum(2 * student_upper_tail(statistic.numpy(), freedom.numpy()), 1.0)
+    mean, differences, freedom = _ratio(total, counts)
+    statistic = torch.where(mean == 0, 0.0, mean.abs() / _variance(differences, counts).sqrt())
+    return np.minimum(2 * student_upper_tail(statistic.numpy(), freedom.expand(mean.shape).numpy()), 1.0)
 
 
 def _ratio(total: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Σ total / Σ counts with its variance and degrees of freedom [*cells]."""
+    """Σ total / Σ counts [*cells], how every sentence differs from it [g *cells], and degrees of freedom."""
     instances = counts.sum(dim=0)
     mean = total.sum(dim=0) / instances
+    return mean, total - mean * counts, (instances**2 / counts.square().sum(dim=0) - 1).clamp(min=1)
+
+
+def _variance(differences: Tensor, counts: Tensor) -> Tensor:
+    """Of a ratio from which sentences differ so [g *cells]: [*cells]."""
     units = (counts > 0).sum(dim=0)
-    variance = units / (units - 1).clamp(min=1) * (total - mean * counts).square().sum(dim=0) / instances**2
-    freedom = (instances**2 / counts.square().sum(dim=0) - 1).clamp(min=1)
-    return mean, variance, freedom.expand(mean.shape)
+    return units / (units - 1).clamp(min=1) * differences.square().sum(dim=0) / counts.sum(dim=0) ** 2
 
 
 def share_p(total: Tensor, counts: Tensor, *, threshold: float) -> Array:
     """One-sided p of the mean of numbers in [0, 1] being at most `threshold`, for sums of sentences [g *cells]."""
-    share = total.sum(dim=0) / counts.sum(dim=0)
-    return p_values(total - threshold * counts, counts, share=share, null=threshold, divided=_divided(total, counts))
+    nothing = torch.zeros_like(total)
+    return p_values(total, nothing, counts, threshold=threshold, divided=_divided(total, counts))
 
 
 def above_chance(
@@ -73,11 +73,10 @@ def above_chance(
     Both must be rejected, so it is the larger p (Berger 1982). Sums of sentences [g *cells]; with p comes the threshold
     that was the higher one.
     """
-    share, chance = total.sum(dim=0) / counts.sum(dim=0), (times * by_chance).sum(dim=0) / counts.sum(dim=0)
-    excess, divided = total - times * by_chance, _divided(total, counts)
-    against_chance = p_values(excess, counts, share=share, null=chance, divided=divided)
+    chance = times * by_chance
+    against_chance = p_values(total, chance, counts, threshold=0, divided=_divided(total, counts))
     p = np.maximum(share_p(total, counts, threshold=threshold), against_chance)
-    return p, np.maximum(threshold, chance.numpy())
+    return p, np.maximum(threshold, (chance.sum(dim=0) / counts.sum(dim=0)).numpy())
 
 
 def _divided(total: Tensor, counts: Tensor) -> Tensor:
