@@ -269,7 +269,8 @@ def _applicable(
             left_out.append(LeftOut(cls.name, reason))
         else:
             fitting.append(cls)
-    idle = {omission.analysis: f"it {omission.why}" for omission in left_out}
+    unasked = {cls.name for cls in analyses if cls.default}  # of others it is said that they are left out
+    idle = {omission.analysis: f"it {omission.why}" for omission in left_out if omission.analysis in unasked}
     refuse_idle_options(options.analysis_options, [cls.name for cls in fitting], idle)
     if not fitting:
         raise ConfigError(

@@ -166,7 +166,7 @@ def _find_intact(opened: OpenedEvaluation, against: Against, *, altered: bool) -
             f"{', '.join(left_out)}: no head is masked and there is no other model to compare with; give --against "
             "CKPT, the intact model, or --mask LIST"
         )
-        if not opened.metrics:
+        if opened.config.metrics and not opened.metrics:
             raise ConfigError(why)
         opened.remarks.append(f"left out: {why}")
 
