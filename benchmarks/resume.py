@@ -47,11 +47,12 @@ def main() -> None:
     parser.add_argument("--variant", default="baseline")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sentences", type=int, default=150)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="headscope-resume-"))
     try:
-        text(folder, random.Random(0))
+        text(folder, random.Random(0), asked.sentences)
         result = study(asked, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -137,10 +138,10 @@ def settings(out: Path, **more: Any) -> TrainConfig:
     return TrainConfig(out=out, **values | more)
 
 
-def text(folder: Path, chance: random.Random) -> None:
+def text(folder: Path, chance: random.Random, sentences: int) -> None:
     """Sentences of invented words, and their translations: each word spelled backwards."""
     words = ["".join(chance.choices("abdegiklmnorstu", k=chance.randint(2, 6))) for _ in range(40)]
-    for part, count in (("", 150), ("valid_", 20)):
+    for part, count in (("", sentences), ("valid_", 20)):
         lines = [chance.choices(words, k=chance.randint(2, 9)) for _ in range(count)]
         for side, step in (("source", 1), ("target", -1)):
             said = "".join(" ".join(word[::step] for word in line) + "\n" for line in lines)

@@ -38,11 +38,23 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("whole")
 
 
+LONG = (
+    *("docs/test_commands", "faults/test_faults", "contracts/test_analyses", "pruning/engines/test_onnx"),
+    *("pruning/test_compensated_removal", "contracts/test_every_architecture", "report/test_structure"),
+    *("pruning/test_sweep", "contracts/test_variants", "pruning/test_sweep_files", "cli/test_next_commands"),
+    *("contracts/test_streaming", "cli/test_cli", "contracts/test_removal", "test_api_docs", "test_plugins"),
+    *("docs/test_notebook", "training/test_trainer", "test_distributed"),
+)
+"""Files that take ten seconds of a processor and more, the longest first."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with the most slow tests come first, so that no process waits for another's last file."""
+    """Long files come first, then those with the most slow tests: no process waits for another's last file."""
+    tests = Path(__file__).parent
+    long = {tests / f"{name}.py": place for place, name in enumerate(LONG)}
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -slow[item.path])
+    items.sort(key=lambda item: (long.get(item.path, len(LONG)), -slow[item.path]))
 
 
 def pytest_collection_finish() -> None:

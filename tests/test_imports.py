@@ -18,9 +18,16 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """Every node of a file, for all that is asked of it."""
+    return list(ast.walk(parsed(path)))
+
+
+@cache
 def imported(path: Path, *, top: bool = False) -> set[str]:
     """Names of imported modules: everywhere in the file, or at run time of its top level only."""
-    nodes = parsed(path).body if top else list(ast.walk(parsed(path)))
+    nodes = parsed(path).body if top else nodes_of(path)
     names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -46,7 +53,7 @@ LARGE = (
 def uses(path: Path) -> set[str]:
     """Modules of headscope that a file imports, for types only or in a function included."""
     found = set()
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name in MODULES}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "headscope":
@@ -159,14 +166,14 @@ def test_options_of_commands_are_made_of_declarations() -> None:
 def test_only_the_command_line_prints(path: Path) -> None:
     if path.is_relative_to(ROOT / "cli"):
         return
-    calls = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes_of(path) if isinstance(node, ast.Call)]
     assert not any(isinstance(call.func, ast.Name) and call.func.id == "print" for call in calls)
 
 
 @pytest.mark.parametrize("path", files(), ids=name_of)
 def test_files_and_functions_are_short(path: Path) -> None:
     assert path.read_text(encoding="utf-8").count("\n") <= 400
-    for node in ast.walk(parsed(path)):
+    for node in nodes_of(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             body = node.body[1:] if ast.get_docstring(node) else node.body
             size = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0

@@ -114,7 +114,8 @@ CASES = [
 def trial(request: pytest.FixtureRequest) -> Trial:
     kind, seed, keep = request.param
     checkpoint = tiny.checkpoint(kind, seed)
-    corpus = tiny.corpus(seed, target=tiny.KINDS[kind].two_sided)
+    two_sided = tiny.KINDS[kind].two_sided
+    corpus = tiny.corpus(seed, count=11 if two_sided else 19, target=two_sided)
     options = run_options(
         keep_special=keep,
         relations="nsubj,det,obj",

@@ -31,6 +31,8 @@ from tests.oracles.patching import Eager, Place
 from tests.oracles.prompts import Prompt
 from tests.oracles.run_options import run_options
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("gpt2", "llama", "t5", "bert")
 STEPS = 2
 DIRECTED, DIRECTIONS = ("patching", "attribution_patching"), ("noising", "denoising")

@@ -17,6 +17,8 @@ from headscope.config import PromptFiles, ValidatedTextFiles
 from headscope.evaluation import quality, run
 from tests.makers.shared import SHIPPED
 
+pytestmark = pytest.mark.slow
+
 Command = Callable[..., tuple[int, str, str]]
 PATHS = ("FILE", "DIR", "RUN", "CODES", "PICKLE", "CKPT")
 FLAG = "yes"

@@ -24,6 +24,8 @@ from tests.makers.runs import make_run
 from tests.makers.shared import SHIPPED
 from tests.oracles import mhr, native
 
+pytestmark = pytest.mark.slow
+
 LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
 
 

@@ -21,6 +21,8 @@ from headscope.heads import Site
 from tests.makers import handmade
 from tests.oracles import loglinear
 
+pytestmark = pytest.mark.slow
+
 RULES = (
     handmade.before,
     handmade.sink,

@@ -18,6 +18,8 @@ from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from tests.oracles import classifiers
 
+pytestmark = pytest.mark.slow
+
 Command = Callable[..., tuple[int, str, str]]
 NAMES = ["cosine", "token-cosine", "l2", "token-l2"]
 GONE = "encoder-self.0.1,encoder-self.1.*"

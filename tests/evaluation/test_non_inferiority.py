@@ -93,9 +93,9 @@ TEXTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_loss_as_large_as_the_margin_is_seldom_called_none(name: str) -> None:
-    """At most for 6 % of texts (200 here: two deviations more); `benchmarks/verdicts.py` has more of them."""
-    found = shares(TEXTS[name], texts=200)
-    assert found["non-inferior"] <= 0.06 + 2 * math.sqrt(0.06 * 0.94 / 200) and found["worse"] < 0.1
+    """At most for 6 % of texts (120 here: two deviations more); `benchmarks/verdicts.py` has more of them."""
+    found = shares(TEXTS[name], texts=120)
+    assert found["non-inferior"] <= 0.06 + 2 * math.sqrt(0.06 * 0.94 / 120) and found["worse"] < 0.1
 
 
 @pytest.mark.parametrize("sentences", [8, 20, 59])

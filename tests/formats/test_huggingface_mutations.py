@@ -21,7 +21,7 @@ from tests.oracles.mutations import mutated
 
 pytestmark = pytest.mark.slow
 
-FILES = {"model.safetensors": 120, "config.json": 120, "pytorch_model.bin": 60}
+FILES = {"model.safetensors": 60, "config.json": 60, "pytorch_model.bin": 30}
 
 
 @pytest.fixture(scope="module")

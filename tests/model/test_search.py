@@ -60,7 +60,7 @@ def find(made: Transformer, source: Tensor, mask: Tensor | None, config: SearchC
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("beam", "power", "least"), [(1, 1.0, 1), (3, 1.0, 1), (5, 0.0, 2), (7, 2.0, 0)])
 def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, power: float, least: int) -> None:
     made = model(seed, norm=norm)
@@ -73,7 +73,7 @@ def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, pow
         agree(found, expected)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("beam", "spread"), [(1, 3.0), (4, 3.0), (5, 0.4)])
 def test_story_rule_finds_what_lists_find(seed: int, beam: int, spread: float) -> None:
     made = model(seed, norm="pre", whole={"start": "zero"})

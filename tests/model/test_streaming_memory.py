@@ -21,6 +21,8 @@ from headscope.model.streaming.context import streamed_context
 from headscope.model.streaming.statistics import ScoreBlocks
 from headscope.model.streaming.visibility import LazyMask, Visibility, causal_mask
 
+pytestmark = pytest.mark.slow
+
 B, H, T, K = 2, 7, 601, 3
 SMALLER = 32  # the budget of tests is so much smaller, so that short texts are far above it
 Rows = Callable[[StreamedRows], object]

@@ -41,6 +41,8 @@ from headscope.pruning.options.refit import Refit, RefitOptions
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("bert", "gpt2", "marian")
 GONE = {
     "bert": "encoder-self.0.1,encoder-self.1.0",

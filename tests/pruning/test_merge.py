@@ -33,6 +33,8 @@ from tests.oracles import closed_form as least_squares
 from tests.oracles import speakers
 from tests.oracles.merged import averaged_in_place
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (7, 3, 5)  # padding in the middle
 CASES = (
     ("llama", 1),

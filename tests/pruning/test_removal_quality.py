@@ -17,6 +17,8 @@ from headscope.evaluation.run import run_evaluation
 from headscope.report.page.write import gather
 from tests.oracles import classifiers, tiny
 
+pytestmark = pytest.mark.slow
+
 Command = Callable[..., tuple[int, str, str]]
 GONE = "encoder-self.0.1,encoder-self.1.0"
 

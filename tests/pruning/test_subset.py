@@ -56,7 +56,7 @@ SCORES = st.one_of(
 TEMPERATURES = st.sampled_from([1e-8, 1e-4, 0.03, 0.1, 1.0, 7.0, 1000.0]) | st.floats(1e-8, 1e3)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(SCORES, min_size=1, max_size=12),
     share=st.floats(0, 1),
@@ -162,7 +162,7 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
     best, worst = min(losses.values()), max(losses.values())
     assert len(losses) >= 15
     places = []
-    for seed in range(1, 4):
+    for seed in (1, 2):
         options = SubsetOptions(keep=k, first=1.0, last=1e-2)
         torch.manual_seed(seed)  # the model's own dropout
         learner = Subset(gates, options, updates=100, generator=torch.Generator().manual_seed(seed))

@@ -247,10 +247,16 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
 def test_the_control_begins_as_its_recipe_says(
     words: dict[str, Any], tmp_path: Path, initial: str, biased: bool
 ) -> None:
+    """And another one with another seed."""
     recipe = lines(tmp_path, "recipe.toml", ["max-updates = 1", "average = 0", f"initial = '{initial}'"])
     options = {"methods": ("subset",), "keep": (5,), "from_scratch": True, "recipe": recipe, "keep_models": True}
-    run_sweep(config(words, tmp_path / "out", **options))
-    fresh = open_checkpoint(str(tmp_path / "out" / "runs" / "subset-keep5-seed1" / "fresh"), dtype="float32")
+    run_sweep(config(words, tmp_path / "out", **options, seeds=2))
+    fresh, other = (
+        open_checkpoint(str(tmp_path / "out" / "runs" / f"subset-keep5-seed{seed}" / "fresh"), dtype="float32")
+        for seed in (1, 2)
+    )
+    embeddings = [each.model.state_dict()["encoder.embeddings.tokens.weight"] for each in (fresh, other)]
+    assert not torch.equal(*embeddings)
     linear = [its for name, its in fresh.model.named_modules() if "ffn" in name and isinstance(its, torch.nn.Linear)]
     biases = [its.bias for its in linear]
     assert biases and all(bool(bias.any()) is biased for bias in biases)

@@ -240,6 +240,7 @@ def test_cp_and_attnlrp_agree_in_the_last_attention_only() -> None:
         assert same is (place == (Site.CROSS, 2)), place
 
 
+@pytest.mark.slow
 def test_graph_is_freed_without_the_garbage_collector() -> None:
     """Nodes refer to no later tensor, so a batch's memory is back when its relevances are read."""
     made = models.model(norm="pre")

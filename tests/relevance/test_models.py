@@ -21,7 +21,7 @@ from headscope.relevance.backward import Backward, explain_backward
 from headscope.relevance.gradient.recording import recording
 from headscope.relevance.rulesets import RULE_SETS, Explanation
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, row_of
-from tests.oracles import tiny
+from tests.oracles import speakers, tiny
 from tests.oracles.run_options import run_options
 
 NAMES = tuple(name for name, each in RULE_SETS if isinstance(each, Backward))
@@ -258,6 +258,16 @@ def run(kind: str, *, detail: bool = False, **options: Any) -> Any:
         replicates=13,
         detail=detail,
     )
+
+
+def test_what_is_said_of_a_prediction_does_not_depend_on_the_passes() -> None:
+    """Raw relevance is summed over predictions and divided by how many there are."""
+    its, corpus, lrp = speakers.checkpoint("gpt2"), speakers.corpus("gpt2", count=5), choose_analyses(only=["lrp"])
+    each, whole = (
+        analyze(its, corpus, analyses=lrp, options=run_options(rules="cp", steps=steps), replicates=3).tables["lrp"]
+        for steps in ("each", "sum")
+    )
+    np.testing.assert_allclose(each["raw"], whole["raw"], rtol=1e-5, atol=1e-8)
 
 
 def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:

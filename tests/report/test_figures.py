@@ -29,6 +29,8 @@ from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, lo
 from headscope.report.registry import draw_standard
 from tests.makers.runs import SIGNATURE, make_run
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {
     "small": {"encoder-self": [12] * 6},
     "tiny": {"encoder-self": [1, 2], "decoder-self": [1], "cross": [2]},

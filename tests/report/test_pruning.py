@@ -21,6 +21,8 @@ from headscope.report.pruning.quality import SEVERAL, function_counts, run_kind
 from headscope.report.readers.pruning_runs import load_pruned, with_labels
 from headscope.report.readers.run import RunError
 
+pytestmark = pytest.mark.slow
+
 SITES = {"encoder-self": 24, "decoder-self": 24, "cross": 24}
 LABELS = ("positional:-1", "syntactic:nsubj>", "rare", "", "", "positional:1;rare", "syntactic:obj<;syntactic:nsubj>")
 METHODS = {"l0": 3, "subset": 3, "random": 3, "magnitude": 1, "confidence": 1, "lrp": 1}

@@ -161,6 +161,16 @@ def test_training_minimises_the_mean_over_target_tokens_of_all_micro_batches(tex
         torch.testing.assert_close(found[name], each.grad, rtol=1e-9, atol=1e-12, msg=name)
 
 
+def test_the_seed_decides_about_weights_draws_and_dropout(texts: Path, tmp_path: Path) -> None:
+    seen = []
+    for place, seed in enumerate((1, 1, 2)):
+        run = make_run(small(texts, out=tmp_path / str(place), seed=seed), baseline())
+        weight = next(each for each in run.model.parameters() if each.ndim == 2)
+        seen.append((weight.tolist(), torch.rand(3, generator=run.generator).tolist(), torch.rand(3).tolist()))
+    for first, again, other in zip(*seen, strict=True):
+        assert first == again != other
+
+
 # Batches and schedules.
 
 
@@ -328,7 +338,7 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is_and_can_be_prolonged(text
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="forks processes")
 def test_killed_and_resumed_is_the_same_and_two_processes_are_as_one() -> None:
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "resume.py"), "--moments", "1"],
+        [sys.executable, str(ROOT / "benchmarks" / "resume.py"), "--moments", "1", "--sentences", "50"],
         capture_output=True,
         text=True,
         cwd=ROOT,

@@ -31,6 +31,8 @@ from headscope.pruning.removal.remove import run_removal
 from headscope.training.data import tokenizers
 from tests.makers.translators import WORDS, around, changed, trained_here
 
+pytestmark = pytest.mark.slow
+
 ctranslate2 = pytest.importorskip("ctranslate2")
 
 TEXTS = ["a@@ h b@@ i", "j k l m", "c@@ i unheard", "h"]

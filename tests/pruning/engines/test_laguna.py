@@ -30,6 +30,8 @@ from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
 from tests.makers import decoders
 
+pytestmark = pytest.mark.slow
+
 PER_GROUP = "decoder-self.0.0,decoder-self.0.3,decoder-self.0.5,decoder-self.0.6,decoder-self.2.1,decoder-self.2.2,"
 PER_GROUP += "decoder-self.2.4,decoder-self.2.7"
 """One head of each group in two of three layers."""
