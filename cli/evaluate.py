@@ -88,24 +88,14 @@ def _score(score: Score) -> tuple[str, str]:
 
 
 def _show(evaluation: Evaluation, out: Path | None) -> None:
-    from rich.text import Text
-
-    screen = console.out()
-    table = console.table(["metric", "value", "95 %"], numbers=("value", "95 %"), whole=("metric",))
-    for score in evaluation.scores:
-        table.add_row(score.name, *_score(score))
-    if evaluation.scores:
-        console.show([table])
+    rows = [(score.name, *_score(score)) for score in evaluation.scores]
+    table = console.table(["metric", "value", "95 %"], rows, numbers=("value", "95 %"), whole=("metric",))
+    lines = [f" {remark}" for remark in evaluation.remarks]
     if evaluation.tokens is not None:
-        screen.print(Text(f" {evaluation.nll:.2f} nats over {evaluation.tokens} {evaluation.unit}"), soft_wrap=True)
-    for remark in evaluation.remarks:
-        screen.print(Text(f" {remark}"), soft_wrap=True)
-    for score in evaluation.scores:
-        if score.signature:
-            screen.print(Text(f"{score.name}|{score.signature}", style="dim"), soft_wrap=True)
-    screen.print(Text(str(evaluation.signature), style="dim"), soft_wrap=True)
-    values = ((score.name, *_score(score)) for score in evaluation.scores)
-    answer = ", ".join(f"{name} {value}{interval and f' ({interval})'}" for name, value, interval in values)
+        lines.insert(0, f" {evaluation.nll:.2f} nats over {evaluation.tokens} {evaluation.unit}")
+    signatures = [f"{score.name}|{score.signature}" for score in evaluation.scores if score.signature]
+    console.show([*([table] if rows else []), *console.signed(lines, *signatures, evaluation.signature)])
+    answer = ", ".join(f"{name} {value}{interval and f' ({interval})'}" for name, value, interval in rows)
     console.show(console.ending([answer or "nothing was measured"], out or ""))
 
 
@@ -126,23 +116,17 @@ def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> E
 
 def _show_heads(heads: EachHead, out: Path | None) -> None:
     """The model as it is, then the heads that matter most."""
-    from rich.text import Text
-
     columns = [name for name in heads.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
     titles = [_title(name, heads.loss) for name in columns]
     table = console.table(["head off", *titles], numbers=titles, whole=("head off",))
     for row in heads.table.head(SHOWN + 1).to_dict("records"):
         head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
         table.add_row(head, *(f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns))
-    screen = console.out()
-    console.show([table])
+    lines = [f" {remark}" for remark in heads.remarks]
     if len(heads.table) > SHOWN + 1:
         where = f"all are in {out}" if out else "--out FILE.csv writes them all"
-        screen.print(Text(f" … {len(heads.table) - SHOWN - 1} more heads; {where}"), soft_wrap=True)
-    for remark in heads.remarks:
-        screen.print(Text(f" {remark}"), soft_wrap=True)
-    screen.print(Text(str(heads.signature), style="dim"), soft_wrap=True)
-    console.show(console.ending(_heads_answer(heads), out or ""))
+        lines.insert(0, f" … {len(heads.table) - SHOWN - 1} more heads; {where}")
+    console.show([table, *console.signed(lines, heads.signature), *console.ending(_heads_answer(heads), out or "")])
 
 
 def _title(name: str, loss: str) -> str:

@@ -46,7 +46,6 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     from headscope.pruning.removal.record import merge_counts
     from headscope.pruning.removal.savings import allowed, rest
 
-    screen = console.out()
     proof = removed.verified
     columns = ("before", "after", "less, faster", *(["at most"] if removed.timings else []))
     table = console.table(["", *columns], _quality_rows(removed), numbers=columns, whole=columns)
@@ -69,8 +68,8 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         held_out, choice = removed.compensated.text.held_out, removed.compensated.choice
         title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
         title += f"; other text: {choice.sentences} sentences ({choice.text})" if choice is not None else ""
-        screen.print(Text(title, style="italic"), soft_wrap=True)
-        console.show([_performance_table(removed.compensated, "key/value heads merged" if merges else "heads removed")])
+        change = "key/value heads merged" if merges else "heads removed"
+        console.show([Text(title, style="italic"), _performance_table(removed.compensated, change)])
         masked = masked if removed.compensated.options.method == "none" else f"refitted {masked}"
     done = merges or f"{len(removed.removal.removed)} heads removed"
     quality = removed.quality
@@ -90,9 +89,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     if removed.compensated is not None and removed.compensated.refits:
         calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds
         lines.append(f"moments and refits: {seconds:.1f} s on {calibration.count} sentences ({calibration.name})")
-    for line in [*lines, *(f"note: {note}" for note in removed.notes)]:
-        screen.print(Text(line), soft_wrap=True)
-    screen.print(Text(str(removed.signature), style="dim"), soft_wrap=True)
+    console.show(console.signed([*lines, *(f"note: {note}" for note in removed.notes)], removed.signature))
     made = f"{removed.path}: {done} ({removed.format}, {removed.export})"
     answers, page = ([answer], removed.out / "page.html") if answer else ([*verdict, made], None)
     console.show(console.ending(answers, removed.path, after_removal(removed, options or {}), page=page))

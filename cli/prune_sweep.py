@@ -44,18 +44,11 @@ def _show(sweep: Sweep, *, json: bool) -> None:
     if json:
         console.print_json({"out": str(folder), **sweep.record()})
         return
-    from rich.text import Text
-
-    screen = console.out()
-    console.show([_table(sweep)])
-    for method, direction in sweep.context.directions.items():
-        screen.print(Text(f"{method}: {direction}"), soft_wrap=True)
-    for remark in sweep.remarks:
-        screen.print(Text(f"note: {remark}"), soft_wrap=True)
-    screen.print(Text(str(sweep.signature), style="dim"), soft_wrap=True)
-    console.show(
-        console.ending(sweep.conclusions, folder, command_line("plot", "pruning", folder, "--out", f"{folder}.png"))
-    )
+    lines = [f"{method}: {direction}" for method, direction in sweep.context.directions.items()]
+    lines += [f"note: {remark}" for remark in sweep.remarks]
+    following = command_line("plot", "pruning", folder, "--out", f"{folder}.png")
+    ending = console.ending(sweep.conclusions, folder, following)
+    console.show([_table(sweep), *console.signed(lines, sweep.signature), *ending])
 
 
 def _table(sweep: Sweep) -> Any:

@@ -138,21 +138,14 @@ def _show(result: TrainingResult, *, json: bool) -> None:
     if json:
         console.print_json({**vars(result), "folder": str(result.folder)})
         return
-    from rich.text import Text
-
-    screen = console.out()
     scores = [f"validation nll {result.nll:.4f}" if result.nll is not None else ""]
     scores.append(f"BLEU {result.bleu:.2f}" if result.bleu is not None else "")
     shown = "  ".join(part for part in scores if part)
-    screen.print(
-        Text(f"{result.update} updates, {result.seconds:.0f} s, {result.parameters:,} parameters  {shown}"),
-        soft_wrap=True,
-    )
+    lines = [f"{result.update} updates, {result.seconds:.0f} s, {result.parameters:,} parameters  {shown}"]
     if result.best is not None:
-        screen.print(Text(f"best at update {result.best_update}: {result.best:.4f}"), soft_wrap=True)
-    for remark in result.remarks:
-        screen.print(Text(f"note: {remark}"), soft_wrap=True)
-    screen.print(Text(result.signature, style="dim"), soft_wrap=True)
+        lines.append(f"best at update {result.best_update}: {result.best:.4f}")
+    lines += [f"note: {remark}" for remark in result.remarks]
+    console.show(console.signed(lines, result.signature))
     written = [name for name in ("last", "best", "averaged") if (result.folder / name).is_dir()]
     answers = [f"checkpoints in {result.folder}: " + ", ".join(written)] if written else []
     following = command_line("plot", "training", result.folder, "--out", f"{result.folder}-training.png")
