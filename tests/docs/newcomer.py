@@ -51,7 +51,7 @@ SMALLER = {
     ("prune", "rank"): "--max-sentences 3 --valid-sentences 2",
     ("prune", "remove"): "--max-sentences 4 --rounds 0",
     ("prune", "shrink"): "--max-sentences 24 --rounds 0 --allocate global",
-    ("prune", "sweep"): f"{LEARNING} --score-sentences 2 --seeds 1 --beam 1 --bootstrap 20",
+    ("prune", "sweep"): f"{LEARNING} --score-sentences 2 --seeds 1 --metric perplexity --bootstrap 20",
     ("train",): TINY,
 }
 """Options that tests give a command: less work in the same way."""

@@ -22,6 +22,7 @@ from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
 from headscope.report.page.analysis import examples_data, pack
 from headscope.report.page.cards import window
+from headscope.report.page.findings import _functions
 from headscope.report.page.numbers import rounded, spearman, words
 from headscope.report.page.write import (
     SCRIPTS,
@@ -354,6 +355,15 @@ def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path)
     page = study.report(tmp_path / "page.html")
     data = json.loads(Elements(page.read_text(encoding="utf-8")).inside["data"])["analyses"][0]
     assert len(data["examples"]["sentences"]) == 2
+
+
+def test_findings_say_what_labels_say() -> None:
+    """Offsets and relations in short, other details in full; a kind without a detail by itself."""
+    labels = [["looks:same-token", "looks:root"], ["aligned:fed"], ["positional:-1", "syntactic:nsubj>"], ["sink"]]
+    places = {"layout": {"encoder-self": [4]}, "site": [0] * 4, "layer": [0] * 4, "head": [*range(4)]}
+    said = " ".join(_functions(places | {"functions": labels}))
+    for end in ("0.0 same-token, root.", "0.1 fed.", "0.2 −1.", "0.2 v→s.", "0.3."):
+        assert f"encoder-self.{end}" in said
 
 
 def test_functions_stand_beside_importances(run: Path) -> None:
