@@ -39,22 +39,19 @@ class AlignmentOptions(LabelOptions):
         None,
         "Which words belong together: a line of links i-j (i?j: possible), source-target, for each line of the text.",
         metavar="FILE",
-        refuse_idle=True,
     )
     alignments_first: int = option(
-        0, "Number of the first word in --alignments, 0 or 1.", metavar="N", minimum=0, maximum=1, refuse_idle=True
+        0, "Number of the first word in --alignments, 0 or 1.", metavar="N", minimum=0, maximum=1, of="alignments"
     )
     align_corpus: Path | None = option(
         None,
         "Parallel corpus to train the aligner on, its source lines (.gz too); default: the text itself.",
         metavar="FILE",
-        refuse_idle=True,
     )
-    align_target: Path | None = option(None, "The target lines of --align-corpus.", metavar="FILE", refuse_idle=True)
+    align_target: Path | None = option(None, "The target lines of --align-corpus.", metavar="FILE")
     aligner: Literal["auto", "own", "systran"] = option(
         "auto",
         "What aligns without --alignments; auto: systran-align where it is installed, else our own.",
-        refuse_idle=True,
     )
 
 

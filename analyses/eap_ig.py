@@ -27,7 +27,6 @@ class EapIgOptions:
         panel="Prompts",
         minimum=1,
         maximum=1000,
-        refuse_idle=True,
     )
 
 

@@ -35,16 +35,14 @@ class LrpOptions:
         "",
         "Rule sets of `lrp`, comma-separated (an unknown name lists them all); default: what fits.",
         metavar="NAMES",
-        refuse_idle=True,
     )
     target_token: Literal["top1", "reference", "contrastive"] = option(
-        "top1", "Which logit `lrp` explains at each position.", refuse_idle=True
+        "top1", "Which logit `lrp` explains at each position."
     )
     steps: Literal["", "sum", "each"] = option(
         "",
         "`lrp`: all positions of a sentence in one backward pass, or each by itself; default: by rule set.",
         metavar="sum|each",
-        refuse_idle=True,
     )
 
 

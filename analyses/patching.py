@@ -31,7 +31,6 @@ class PatchingOptions:
         "noising",
         "Which run is changed: that on the clean prompt, or that on the corrupt one.",
         panel=PANEL,
-        refuse_idle=True,
     )
 
 

@@ -56,7 +56,6 @@ class RetrievalOptions(LabelOptions):
         metavar="N",
         panel=PANEL,
         minimum=33,
-        refuse_idle=True,
     )
 
     def __post_init__(self) -> None:

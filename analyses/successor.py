@@ -46,7 +46,6 @@ class SuccessorOptions(LabelOptions):
         None,
         "Ordered words for successor, a sequence a line, instead of English ones.",
         metavar="FILE",
-        refuse_idle=True,
     )
 
 

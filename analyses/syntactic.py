@@ -30,7 +30,9 @@ from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.rows import max_and_position
+from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
+from headscope.registry import unknown
 
 RELATIONS = ("nsubj", "obj", "amod", "advmod")
 MARGIN = 0.10
@@ -44,7 +46,7 @@ class SyntacticOptions(PublishedLabelOptions):
     """Options of `syntactic`: relations are those of UD 2, without subtypes."""
 
     relations: str = option(
-        "default", "UD relations: a list, all, or default (nsubj,obj,amod,advmod).", metavar="NAMES", refuse_idle=True
+        "default", "UD relations: a list, all, or default (nsubj,obj,amod,advmod).", metavar="NAMES"
     )
 
 
@@ -94,10 +96,15 @@ class Syntactic(Analysis):
             self.names = [name.strip() for name in self.options.relations.split(",") if name.strip()]
 
     def read(self, corpus: Corpus) -> None:
-        """With `relations` "all": the names of those that occur, sorted."""
+        """With `relations` "all": the names of those that occur, sorted. ConfigError where none of a list occurs."""
+        if self.options.relations == "default":
+            return
+        parses = (parse for sentence in corpus for parse in (sentence.parse, sentence.target_parse) if parse)
+        there = sorted({relation.relation for parse in parses for relation in parse.relations})
         if self.options.relations == "all":
-            parses = (parse for sentence in corpus for parse in (sentence.parse, sentence.target_parse) if parse)
-            self.names = sorted({relation.relation for parse in parses for relation in parse.relations})
+            self.names = there
+        elif not set(there) & set(self.names):
+            raise ConfigError(f"--relations: {unknown('relation in these parses', ', '.join(self.names), there)}")
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if not heads.batch.aligned_of(heads.key_side):

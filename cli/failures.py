@@ -48,6 +48,13 @@ def row_of(parameter: Any, context: Any) -> tuple[str, str] | None:
     return re.sub(r" <\w+(\[\w+\])?>", " …", numbers), record[1].replace(NO_LIMIT, "")
 
 
+def short(text: str) -> str:
+    """The first sentence of an explanation, and what stands behind all of them: `[default: 3]`."""
+    sentence, *others = re.split(r"(?<=\.) (?=[A-Z-])", text, maxsplit=1)
+    behind = re.search(r"\s+\[[^\]]*\]$", "".join(others))
+    return sentence + (behind[0] if behind else "")
+
+
 def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) -> None:
     """A section of names and what is said of them; names of options are not broken at their hyphens."""
     column = min(max(len(name) for name, _ in rows), NAMES_WIDTH) + 4
@@ -63,21 +70,27 @@ def write_rows(formatter: Any, heading: str, rows: Sequence[tuple[str, str]]) ->
 def write_options(command: Any, context: Any, formatter: Any) -> None:
     """Arguments and data first, what all commands have last, else the headings in the order of the declarations.
 
-    Of many options those that are declared `common`, and how the others are asked for.
+    Of many options those that are declared `common`, the first sentence of each, and how the others are asked for.
     """
     sections: dict[str, list[tuple[str, str]]] = {}
-    parameters = command.get_params(context)
-    chosen = len(parameters) > FEW and not context.meta.get(ALL)
-    rare: set[str] = getattr(command.callback, "rare", set()) if chosen else set()
-    for parameter in parameters:
+    rare = rare_options(command, context)
+    for parameter in command.get_params(context):
         if parameter.name not in rare and (row := row_of(parameter, context)) is not None:
+            row = (row[0], short(row[1])) if rare else row
             kind = "Arguments" if parameter.param_type_name == "argument" else "Options"
             heading = getattr(parameter, "rich_help_panel", None) or kind
             sections.setdefault(heading, []).append(row)
     for heading in sorted(sections, key=_place):
         write_rows(formatter, heading, sections[heading])
     if rare:
-        formatter.write(f"\n{len(rare)} more options: {context.command_path} {ALL}\n")
+        formatter.write(f"\n{len(rare) - 1} more options, and more about these: {context.command_path} {ALL}\n")
+
+
+def rare_options(command: Any, context: Any) -> set[str]:
+    """Names of the parameters that this help leaves out: those of many that are not `common`, and --help."""
+    rare: set[str] = getattr(command.callback, "rare", set())
+    chosen = rare and len(command.get_params(context)) > FEW and not context.meta.get(ALL)
+    return {*rare, "help"} if chosen else set()
 
 
 def _place(heading: str) -> int:
@@ -88,6 +101,14 @@ def _place(heading: str) -> int:
 
 class PlainCommand(TyperCommand):
     """A command with a plain help text."""
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """What the command does; where --help has not all options, only the first paragraphs."""
+        whole = self.help
+        if rare_options(self, ctx):
+            self.help = "\n\n".join((whole or "").split("\n\n")[:2])
+        super().format_help_text(ctx, formatter)
+        self.help = whole
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Options under the headings of their panels."""

@@ -175,6 +175,8 @@ def value_of(entry: Field[Any], hint: Any, value: Any) -> Any:
         value = {"true": values[0], "false": entry.default}.get(str(value).lower(), value)
     if value is None or value == (entry.metadata.get("unset") or None):
         return () if get_origin(hint) is tuple else None
+    if isinstance(value, str) and not value.strip(" ,") and value != entry.default:
+        raise ConfigError(f"{flag_of(entry)} is empty; give it a value, or leave it out")
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
         texts = value if isinstance(value, (list, tuple)) else names(str(value))
@@ -188,7 +190,9 @@ def value_of(entry: Field[Any], hint: Any, value: Any) -> Any:
     try:
         return kind(value) if kind in (int, float, str, Path) else value
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError(f"{flag_of(entry)} is {repr(value)[:60]}, which is of the wrong type") from None
+        what = {int: "a whole number", float: "a number"}.get(kind, "another value")
+        other = f" or {entry.metadata['unset']}" if entry.metadata.get("unset") else ""
+        raise ConfigError(f"{flag_of(entry)} is {repr(value)[:60]}; give {what}{other}") from None
 
 
 def declared(function: Callable[..., None], parameters: Iterable[inspect.Parameter]) -> Callable[..., None]:

@@ -14,7 +14,7 @@ SUMMARY = "Take heads out of a model, and prove that nothing else changed."
 COMMANDS = {
     "shrink": "The whole way to a smaller model: rank, allocate, refit, remove, verify, measure on two texts, write.",
     "rank": "Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.",
-    "sweep": "Prune by several methods, to several sizes, with several seeds, and measure every result: one table.",
+    "sweep": "Prune by several methods, to several sizes, with several seeds, measure all: one table.",
     "remove": "Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.",
 }
 """The first line of each command's help, beside those of learners, which say theirs."""

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 OUTPUTS = """Writes removed.txt, kept.txt, ranking.csv, gates.csv (the trajectory), pruning.json, and DIR/model, the
-checkpoint as it has learnt, with all its heads. Processes of torchrun share the sentences of every batch."""
+checkpoint as it has learnt, with all its heads.
+
+Processes of torchrun share the sentences of every batch."""
 
 
 def command_of(learner: DeclaredLearner) -> Any:
@@ -38,7 +40,7 @@ def command_of(learner: DeclaredLearner) -> Any:
         _learn(read(LearnConfig, values, method=method), prices, json=json)
 
     made = Application(add_completion=False)
-    help_text = "\n\n".join([learner.summary, learner.about, OUTPUTS])
+    help_text = "\n\n".join([learner.summary, OUTPUTS, learner.about])
     made.command(name=learner.name, help=help_text, short_help=learner.summary)(command)
     return typer.main.get_command(made)
 
@@ -49,7 +51,7 @@ def _learn(config: LearnConfig, strengths: Sequence[float] = (), *, json: bool) 
     from headscope.pruning.learning.learn import finished, resumable
 
     with process_group() as processes:
-        if config.resume and (record := processes.on_main(lambda: finished(config.out))):
+        if config.resume and (record := processes.on_main(lambda: finished(config))):
             if processes.main:
                 console.say(f"the run in {config.out} is complete; nothing is left to resume")
                 if json:

@@ -52,9 +52,10 @@ def _answer(choice: Selection) -> Iterator[str]:
 def rank(values: Mapping[str, Any], *, json: bool) -> None:
     """Rank heads by a measure, one-shot or scoring anew in steps, and decide which go.
 
-    The lowest go first, or the highest: which, and why, is printed. Processes of torchrun share the text.
+    The lowest go first, or the highest: which, and why, is printed. Writes removed.txt, kept.txt, ranking.csv and
+    pruning.json; with --tune-updates also DIR/model.
 
-    Writes removed.txt, kept.txt, ranking.csv and pruning.json; with --tune-updates also DIR/model.
+    Processes of torchrun share the text.
     """
     from headscope.pruning.ranking.rank_run import run_shared_ranking
 

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 def remove(values: Mapping[str, Any], *, json: bool) -> None:
     """Cut heads out of the weights and write the smaller checkpoint, if it computes what the masked one does.
 
-    The output has the input's format. A Hugging Face class has one number of heads for all layers, so its
-    folder is self-contained: headscope opens it, and transformers does with trust_remote_code=True, without
-    headscope. Differences, savings and times are printed and kept in pruning.json. With --compensate the masked model
-    is the one whose output projections are refitted. With --merge-kv no head goes: key/value heads are merged, and
-    the model is compared with the one whose projections are averaged in place.
+    The output has the input's format. Differences, savings and times are printed and kept in pruning.json.
+
+    A Hugging Face class has one number of heads for all layers, so its folder is self-contained: headscope opens it,
+    and transformers does with trust_remote_code=True, without headscope. With --compensate the masked model is the one
+    whose output projections are refitted. With --merge-kv no head goes: key/value heads are merged, and the model is
+    compared with the one whose projections are averaged in place.
     """
     from headscope.pruning.removal.record import removal_record
     from headscope.pruning.removal.remove import run_removal
@@ -71,7 +72,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         change = "key/value heads merged" if merges else "heads removed"
         console.show([Text(title, style="italic"), _performance_table(removed.compensated, change)])
         masked = masked if removed.compensated.options.method == "none" else f"refitted {masked}"
-    done = merges or f"{len(removed.removal.removed)} heads removed"
+    done = merges or f"{(count := len(removed.removal.removed))} head{'s' * (count != 1)} removed"
     quality = removed.quality
     verdict = [] if quality is None else [f"{verdict_words(quality.record())} ({quality.text})"]
     lines = [

@@ -20,11 +20,13 @@ CAN_GO = {"non-inferior": "yes", "worse": "no", "not established": "?", "not tes
 
 @made_of(SweepConfig)
 def sweep(values: Mapping[str, Any], *, json: bool) -> None:
-    """Prune by several methods, to several sizes, with several seeds, and measure every result: one table.
+    """Prune by several methods, to several sizes, with several seeds, measure all: one table.
 
-    Learnt methods train a copy of the model; rankings close the heads that score lowest, one-shot. Each finished
-    cell is kept: the same command does what is missing, also after a kill; methods, sizes and seeds may be
-    added. Under torchrun the cells are shared out. Writes sweep.csv, survivors.csv and sweep.json.
+    Writes sweep.csv, survivors.csv and sweep.json. Goes on with what an interrupted run left.
+
+    Each finished cell is kept: the same command does what is missing; methods, sizes and seeds may be added. Learnt
+    methods train a copy of the model; rankings close the heads that score lowest, one-shot. Under torchrun the cells
+    are shared out.
     """
     from headscope.pruning.sweep.sweep import cells_kept, run_sweep
 

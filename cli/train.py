@@ -31,7 +31,7 @@ class Going:
 
     resume: bool = option(
         False,
-        "Go on with the run in DIR, exactly; options that are not given are those it has. Another --max-updates or "
+        "Go on with the run in DIR, exactly. Options that are not given are those it has. Another --max-updates or "
         "--max-epochs moves its end, not its schedules. Begins one where there is none.",
         panel="Validation and checkpoints",
         common=True,

@@ -7,7 +7,8 @@ integer is below 2³¹, every other number within float32, and none is infinite 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -27,28 +28,43 @@ MOST: Mapping[str, float] = {
 """The largest values of a search, by the names of fields that are no options."""
 
 
-def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes: str = "--") -> None:
-    """ConfigError for a number among the fields of a config that exceeds its bound, or is infinite or NaN.
+BOUNDS: Mapping[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "minimum": ("at least", operator.ge),
+    "above": ("more than", operator.gt),
+    "maximum": ("at most", operator.le),
+    "below": ("less than", operator.lt),
+}
+"""What a field may declare of its numbers, in the words of messages."""
 
-    `flags` maps fields to options of another name; the other options are `dashes` and the name of the field. A field's
-    own `maximum` (see `headscope.config.option`) goes before the table.
+
+def check_numbers(config: Any, *, flags: Mapping[str, str] | None = None, dashes: str = "--") -> None:
+    """ConfigError for a number among the fields of a config that is out of bounds, or is infinite or NaN.
+
+    `flags` maps fields to options of another name; the other options are `dashes` and the name of the field. What a
+    field declares itself (`BOUNDS`, see `headscope.config.option`) goes before the table.
     """
-    for name, value, maximum in _numbers(config):
+    for name, value, declared in _numbers(config):
         option = (flags or {}).get(name) or (f"--{name.replace('_', '-')}" if dashes else name)
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{option} is {value}; it must be a finite number")
-        bound = maximum or MOST.get(name, REAL if isinstance(value, float) else WHOLE)
+        bounds = {kind: declared[kind] for kind in BOUNDS if declared.get(kind) is not None}
+        if not all(BOUNDS[kind][1](value, bound) for kind, bound in bounds.items()):
+            allowed = " and ".join(f"{BOUNDS[kind][0]} {bound:,}" for kind, bound in bounds.items())
+            if "minimum" in bounds and value < bounds["minimum"]:
+                raise ConfigError(f"{option} {_short(value)}: {allowed} is needed")
+            raise ConfigError(f"{option} is {_short(value)}; it must be {allowed}")
+        bound = declared.get("maximum") or MOST.get(name, REAL if isinstance(value, float) else WHOLE)
         if abs(value) > bound:
             raise ConfigError(f"{option} is {_short(value)}; it must be at most {bound:,}")
 
 
-def _numbers(config: Any) -> Iterator[tuple[str, float, float | None]]:
-    """Names, values and own maxima of the fields that are numbers or tuples of numbers."""
+def _numbers(config: Any) -> Iterator[tuple[str, float, Mapping[str, Any]]]:
+    """Names, values and declarations of the fields that are numbers or tuples of numbers."""
     for field in fields(config):
         value = getattr(config, field.name)
         for part in value if isinstance(value, tuple) else (value,):
             if isinstance(part, (int, float)) and not isinstance(part, bool):
-                yield field.name, part, field.metadata.get("maximum")
+                yield field.name, part, field.metadata
 
 
 def _short(value: float) -> str:

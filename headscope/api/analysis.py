@@ -20,7 +20,7 @@ from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.declarations import checked_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
-from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
+from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, with_stanza
 from headscope.engine.run_files import ANALYSIS, PAGE, RunDescription, describe_run, write_run
 from headscope.errors import ConfigError, OutputError
 from headscope.evaluation.prompts import with_answers
@@ -153,7 +153,7 @@ def measure_heads(
     options = replace(options, analysis_options=checked_options(options.analysis_options))
     limit = sentence_limit(checkpoint, options.max_length)
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
-    if options.parse == "stanza" and any("parse" in cls.needs for cls in analyses):
+    if options.parse == "stanza" and any(reads(cls, "parse") for cls in analyses):
         corpus = with_stanza(corpus, options, progress, processes)
     told, said = run_options(options, checkpoint, corpus, analyses, limit, processes=processes)
     options = replace(options, batch_tokens=told.batching.tokens)

@@ -117,7 +117,7 @@ def ranking_of(
         "run": None if study is None else Path("study"),
         "protect": protect if isinstance(protect, str) else heads_option(protect, checkpoint.layout, name="protect"),
     }
-    fixed = {"checkpoint": checkpoint.path, "out": Path("ranking"), "keep": 0}
+    fixed = {"checkpoint": checkpoint.path, "out": Path("ranking"), "keep": 1}
     config = configured(RankConfig, {**options, **named, **fixed}, function="rank")
     fixed_scores = study is not None or config.is_file
     criterion = None if fixed_scores else criterion_named(config.by, parsed=parse is not None)

@@ -51,12 +51,12 @@ class AnalyzeOptions(TextOptions):
         common=True,
     )
     faithfulness_steps: int = option(
-        10, "Steps of these removals.", metavar="N", panel=ANALYSES, minimum=2, maximum=10_000
+        10, "Steps of these removals.", metavar="N", panel=ANALYSES, minimum=2, maximum=10_000, of="faithfulness"
     )
     faithfulness_seeds: int = option(
-        5, "Random orders beside them.", metavar="N", panel=ANALYSES, minimum=1, maximum=1000
+        5, "Random orders beside them.", metavar="N", panel=ANALYSES, minimum=1, maximum=1000, of="faithfulness"
     )
-    faithfulness_bleu: bool = option(False, "Also translate at every step.", panel=ANALYSES)
+    faithfulness_bleu: bool = option(False, "Also translate at every step.", panel=ANALYSES, of="faithfulness")
     objective: str = option(
         "", "What importances explain: {prompt_objectives}; default: what fits.", metavar="NAME", panel=ANALYSES
     )
@@ -72,10 +72,10 @@ class AnalyzeOptions(TextOptions):
         None, "Dependency parses of the translations: a CoNLL-U file.", metavar="FILE", panel=DATA
     )
     stanza_dir: Path | None = option(
-        None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", panel=DATA
+        None, "Where stanza's models lie; default: stanza's own place.", metavar="DIR", panel=DATA, of="parse=stanza"
     )
-    lang: str = option("en", "Language of the source, for stanza.", panel=DATA)
-    download: bool = option(False, "Let stanza fetch its models.", panel=DATA)
+    lang: str = option("en", "Language of the source, for stanza.", panel=DATA, of="parse=stanza")
+    download: bool = option(False, "Let stanza fetch its models.", panel=DATA, of="parse=stanza")
     frequencies: Path | None = option(
         None, "How frequent tokens are: token and count a line.", metavar="FILE", panel=ANALYSES
     )
@@ -102,12 +102,23 @@ class AnalyzeOptions(TextOptions):
         "corpus",
         "What a row of these is: the corpus, a batch of the fork, or (decoders) its last decoding step.",
         panel=MHR,
+        of="mhr_pickles",
     )
     mhr_batch_size: int | None = option(
-        None, "Sentences in such a batch, fairseq's --batch-size; default 32.", metavar="N", panel=MHR, minimum=1
+        None,
+        "Sentences in such a batch, fairseq's --batch-size; default 32.",
+        metavar="N",
+        panel=MHR,
+        minimum=1,
+        of="mhr_rows=batch|generate",
     )
     mhr_max_tokens: int | None = option(
-        None, "Or token positions in it, fairseq's --max-tokens; both limits hold.", metavar="N", panel=MHR, minimum=1
+        None,
+        "Or token positions in it, fairseq's --max-tokens; both limits hold.",
+        metavar="N",
+        panel=MHR,
+        minimum=1,
+        of="mhr_rows=batch|generate",
     )
     attention: Literal["auto", "dense", "streamed"] = option(
         "auto",
@@ -118,13 +129,6 @@ class AnalyzeOptions(TextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mhr_rows != "corpus" and not self.mhr_pickles:
-            raise ConfigError(f"--mhr-rows {self.mhr_rows} is about --mhr-pickles; give that too")
-        for name, size in (("--mhr-batch-size", self.mhr_batch_size), ("--mhr-max-tokens", self.mhr_max_tokens)):
-            if size is not None and self.mhr_rows == "corpus":
-                raise ConfigError(f"{name} is about batches; give --mhr-rows batch or generate too")
-        if self.faithfulness_bleu and not self.faithfulness:
-            raise ConfigError("--faithfulness-bleu is about --faithfulness; give that too")
         if self.frequencies and self.frequency_corpus:
             raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
 
@@ -175,7 +179,13 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
         written=True,
     )
     alignment_heads: int = option(
-        6, "The most heads that --write-alignment names.", metavar="N", panel=OUTPUT, minimum=1, identity=False
+        6,
+        "The most heads that --write-alignment names.",
+        metavar="N",
+        panel=OUTPUT,
+        minimum=1,
+        identity=False,
+        of="write_alignment",
     )
     force: bool = option(
         False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True

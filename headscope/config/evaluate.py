@@ -51,12 +51,9 @@ class EvaluateOptions(ExpertOption, SearchOptions, TextOptions):
         panel=EACH,
         common=True,
     )
-    heads: str | None = option(None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", panel=EACH)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.heads and not self.each_head:
-            raise ConfigError("--heads is for the table of --each-head; give --each-head too")
+    heads: str | None = option(
+        None, "Only these heads: cross.0.*,decoder-self.1.3.", metavar="LIST", panel=EACH, of="each_head"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,7 @@ class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
         common=True,
     )
     out: Path | None = option(
-        None, "Write the table of all heads.", metavar="FILE.csv", panel=EACH, written=True, common=True
+        None, "Write the table of all heads.", metavar="FILE.csv", panel=EACH, written=True, common=True, of="each_head"
     )
     per_sentence: Path | None = option(
         None,
@@ -90,5 +87,3 @@ class EvaluateConfig(EvaluateOptions, TextFiles, CheckpointOptions):
             raise ConfigError("no text: give --source FILE (one sentence a line)")
         if self.each_head and self.per_sentence:
             raise ConfigError("--per-sentence and --each-head are two runs; give one of them")
-        if self.out and not self.each_head:
-            raise ConfigError("--out is for the table of --each-head; give --each-head too")

@@ -30,7 +30,9 @@ def option(
     repeat: bool = False,
     minimum: float | None = None,
     maximum: float | None = None,
-    refuse_idle: bool = False,
+    above: float | None = None,
+    below: float | None = None,
+    of: str = "",
     written: bool = False,
     identity: bool = True,
     unset: str = "",
@@ -42,14 +44,16 @@ def option(
     must be given. `panel` is the heading in --help (default: that of what has the option), `name` the option's name
     where it is not the field's (`from` of `run`); an `argument` has none. Where a command has many options, --help has
     those that are `common` or must be given, --help-all the others too. Values of a tuple that may `repeat` are given
-    one by one, not with commas. `minimum` and `maximum` bound numbers. With `refuse_idle` a value is refused, not
-    ignored, in a run of which nothing has the option. A path that is `written` is an output; every other path is an
+    by one, not with commas. `minimum` and `maximum` bound numbers, `above` and `below` leave the bound itself out. An
+    option that is `of` another one ("faithfulness"), or of some of its values ("parse=stanza"), is refused, not
+    ignored, where that is not given. A path that is `written` is an output; every other path is an
     input, which no output replaces. `identity` False: it does not change what is computed, only where, how fast, or
     what is kept. `unset` is a word that says the default None of a number.
     """
     about: dict[str, Any] = {"help": help, "metavar": metavar, "panel": panel, "name": name, "argument": argument}
     about["common"] = common or argument or default is MISSING
-    about |= {"repeat": repeat, "minimum": minimum, "maximum": maximum, "refuse_idle": refuse_idle, "unset": unset}
+    about |= {"minimum": minimum, "maximum": maximum, "above": above, "below": below}
+    about |= {"repeat": repeat, "of": of, "unset": unset}
     return field(default=default, metadata={**about, "written": written, "identity": identity and not written})
 
 
@@ -108,15 +112,18 @@ class PublishedLabelOptions(LabelOptions):
 
 
 def check_options(options: Any) -> None:
-    """ConfigError for a number of an options class that is out of bounds, and for a word that is none of a Literal."""
-    for entry in fields(options):
-        value, minimum = getattr(options, entry.name), entry.metadata.get("minimum")
-        numbers = value if isinstance(value, tuple) else (value,)
-        for number in numbers if minimum is not None else ():
-            if number is not None and number < minimum:
-                raise ConfigError(f"{flag_of(entry)} {number}: at least {minimum} is needed")
+    """ConfigError for a number of an options class that is out of bounds, and for a word that is none of a Literal.
+
+    Also for an option that is about another one (`of`), which is not given.
+    """
     flags = {entry.name: flag_of(entry) for entry in fields(options)}
     check_numbers(options, flags=flags)
+    for entry in fields(options):
+        other, _, words = entry.metadata.get("of", "").partition("=")
+        is_given = other and getattr(options, entry.name) != entry.default
+        if is_given and not (str(getattr(options, other)) in words.split("|") if words else getattr(options, other)):
+            needed = " ".join([flags.get(other) or flag(other), *words.split("|")[:1]]).strip()
+            raise ConfigError(f"{flags[entry.name]} is about {needed}; give that too")
     for name, allowed, strange in _strange_choices(options):
         *others, last = words = [str(word) for word in allowed if word]
         choices = f"{', '.join(others)} or {last}" if others else last

@@ -63,7 +63,7 @@ class TranslateConfig(ExpertOption, SearchOptions, MaskedHeads, BatchTokens, Che
         panel=DATA,
         minimum=2,
     )
-    seed: int = option(1, "Seed of what --expert draws.", panel=MODEL, minimum=0, maximum=SEED)
+    seed: int = option(1, "Seed of what --expert draws.", panel=MODEL, minimum=0, maximum=SEED, of="expert=random")
     window: int = option(512, "Lines that are read before they are translated.", panel=MODEL, minimum=1, maximum=WHOLE)
 
     def __post_init__(self) -> None:
@@ -101,7 +101,9 @@ class HubOptions:
         panel=OUTPUT,
         identity=False,
     )
-    hub_public: bool = option(False, "Make a new repository on the hub public.", panel=OUTPUT, identity=False)
+    hub_public: bool = option(
+        False, "Make a new repository on the hub public.", panel=OUTPUT, identity=False, of="hub_name"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -283,14 +283,14 @@ def checked_options(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_idle_options(values: Mapping[str, Any], running: Sequence[str], why: Mapping[str, str]) -> None:
-    """ConfigError for values of options that may not be ignored (`refuse_idle`) where no analysis that runs has them.
+    """ConfigError for values of options that no analysis has that runs: they would be ignored.
 
     `why` says of the other analyses how it comes that they do not run, or what to do.
     """
     idle: dict[str, list[str]] = {}
     for name, option in analysis_options().items():
         owners = [owner for owner in option.analyses if owner in why]
-        ignored = owners and option.field.metadata.get("refuse_idle") and not {*running} & {*option.analyses}
+        ignored = owners and not {*running} & {*option.analyses}
         if ignored and values.get(name, option.field.default) != option.field.default:
             idle.setdefault(owners[0], []).append(name)
     for analysis, names in idle.items():

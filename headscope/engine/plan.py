@@ -80,9 +80,24 @@ def chosen_analyses(options: AnalyzeOptions, *, prompts: bool = False) -> list[t
     analyses = choose_analyses(only=options.only, skip=options.skip, also=also)
     if options.objective and not any(map(needs_objective, analyses)):
         raise ConfigError(f"--objective {options.objective} is what importances explain; ask for one (--importance)")
+    has_text = options.parse == "stanza" or getattr(options, "source", None) is not None  # else parses are the text
+    for option, given, need in (
+        ("--parse", has_text and options.parse, "parse"),
+        ("--target-parse", options.target_parse, "parse"),
+        ("--frequencies", options.frequencies, "frequencies"),
+        ("--frequency-corpus", options.frequency_corpus, "frequencies"),
+    ):
+        if given and not any(reads(cls, need) for cls in analyses):
+            able = [name for name, cls in ANALYSES if reads(cls, need)]
+            raise ConfigError(f"{option} {given} is what {' and '.join(able)} read; ask for one (--also {able[-1]})")
     others = {name: f"ask for it (--also {name})" for name, cls in ANALYSES if cls not in analyses}
     refuse_idle_options(checked_options(options.analysis_options), [cls.name for cls in analyses], others)
     return analyses
+
+
+def reads(cls: type[Analysis], what: str) -> bool:
+    """Whether an analysis reads what it `needs`, such as "parse", for all of its measures or for some."""
+    return what in cls.needs or any(measure.needs == what for measure in cls.measures)
 
 
 def with_stanza(
@@ -254,7 +269,8 @@ def _applicable(
             left_out.append(LeftOut(cls.name, reason))
         else:
             fitting.append(cls)
-    idle = {omission.analysis: f"it {omission.why}" for omission in left_out}
+    unasked = {cls.name for cls in analyses if cls.default}  # of others it is said that they are left out
+    idle = {omission.analysis: f"it {omission.why}" for omission in left_out if omission.analysis in unasked}
     refuse_idle_options(options.analysis_options, [cls.name for cls in fitting], idle)
     if not fitting:
         raise ConfigError(

@@ -162,10 +162,13 @@ def _find_intact(opened: OpenedEvaluation, against: Against, *, altered: bool) -
     else:
         left_out = [metric.name for metric in opened.asked("states")]
         opened.metrics = tuple(name for name in opened.metrics if name not in left_out)
-        opened.remarks.append(
-            f"left out: {', '.join(left_out)}: no head is masked and there is no other model to compare with; give "
-            "--against CKPT, the intact model, or --mask LIST"
+        why = (
+            f"{', '.join(left_out)}: no head is masked and there is no other model to compare with; give --against "
+            "CKPT, the intact model, or --mask LIST"
         )
+        if opened.config.metrics and not opened.metrics:
+            raise ConfigError(why)
+        opened.remarks.append(f"left out: {why}")
 
 
 def check_metric_names(names: Sequence[str]) -> None:

@@ -21,6 +21,8 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
     DataError, with the line, for a file that is no such table, for a head that the model lacks, and for one twice.
     """
     file = path / "heads.csv" if path.is_dir() else path
+    if path.is_dir() and not file.exists():
+        raise DataError(f"{path} has no heads.csv, so it is no run of `headscope analyze`; name one")
     table = read_csv(file)
     if missing := [name for name in LOCATION if name not in table]:
         raise DataError(f"{file} lacks the column {missing[0]!r}; it needs site,layer,head and a column of scores")

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import torch
 
-from headscope.config import Companions
+from headscope.config import Companions, flag
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, ConfigError, shortlist
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
-from headscope.training.config import TrainConfig
+from headscope.training.config import TrainConfig, default_of
 from headscope.training.variant import Variant
 
 
@@ -106,6 +106,19 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
         raise CheckpointError(f"--init {config.init} has no vocabularies, so it cannot read text")
     if config.tokenizer is not None:
         raise ConfigError("--init brings its own vocabularies; leave out --tokenizer")
+    stack = checkpoint.model.config.decoder
+    own: dict[str, Any] = {
+        "d_model": stack.d_model,
+        "d_ffn": stack.d_ffn,
+        "heads": stack.most_heads,
+        "norm": stack.norm,
+    }
+    own |= {"activation": stack.activation, "positions": stack.positions, "decoder_layers": stack.layers}
+    own["vocab_size"] = len(checkpoint.target)
+    for name, value in own.items():
+        given = getattr(config, name)
+        if given not in (value, default_of(config, name)):
+            raise ConfigError(f"--init {config.init} has {flag(name)} {value}, not {given}; leave it out")
     return checkpoint
 
 

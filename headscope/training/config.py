@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,12 +44,15 @@ class TrainConfig:
         "lm: join the lines and cut the text into blocks of N subwords; default: a line is a text.",
         panel=DATA,
         minimum=1,
+        of="kind=lm",
     )
     max_sentences: int | None = option(None, "Use only the first N lines of the training text.", panel=DATA, minimum=1)
     fraction: float = option(
         1.0,
         "Use only this share of the training text, drawn by --seed; a smaller share is part of a larger one.",
         panel=DATA,
+        above=0,
+        maximum=1,
     )
     max_length: int = option(
         512, "Subwords a side may have; longer sentences are left out and counted.", panel=DATA, minimum=2
@@ -70,8 +73,12 @@ class TrainConfig:
         "none, lowercase (part of the tokenizer), moses or moses-lowercase (punctuation, tokens; docs/training.md).",
         panel=TEXT,
     )
-    source_lang: str = option("en", "Language of the source, for moses.", panel=TEXT)
-    target_lang: str = option("de", "Language of the target, for moses.", panel=TEXT)
+    source_lang: str = option(
+        "en", "Language of the source, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase"
+    )
+    target_lang: str = option(
+        "de", "Language of the target, for moses.", panel=TEXT, of="normalise=moses|moses-lowercase"
+    )
 
     init: str | None = option(
         None,
@@ -81,10 +88,14 @@ class TrainConfig:
         common=True,
     )
     dicts: Path | None = option(
-        None, "Dictionaries of --init, where they are not beside it.", metavar="DIR", panel=MODEL
+        None, "Dictionaries of --init, where they are not beside it.", metavar="DIR", panel=MODEL, of="init"
     )
     bpe: Path | None = option(
-        None, "BPE merges that split the text for --init; default: it is split already.", metavar="CODES", panel=MODEL
+        None,
+        "BPE merges that split the text for --init; default: it is split already.",
+        metavar="CODES",
+        panel=MODEL,
+        of="init",
     )
     encoder_layers: int = option(3, "Layers of the encoder.", panel=MODEL, minimum=1, maximum=1000)
     decoder_layers: int = option(3, "Layers of the decoder.", panel=MODEL, minimum=1, maximum=1000)
@@ -92,7 +103,9 @@ class TrainConfig:
     d_ffn: int = option(256, "Width of the feed-forward layers.", panel=MODEL, minimum=1, maximum=2**18)
     heads: int = option(8, "Heads of every attention module.", panel=MODEL, minimum=1, maximum=1024)
     norm: Literal["pre", "post"] = option("post", "post or pre: where layers normalise.", panel=MODEL)
-    activation: str = option("relu", "relu, gelu, gelu-tanh, silu, tanh or linear.", panel=MODEL)
+    activation: Literal["relu", "gelu", "gelu-tanh", "silu", "tanh", "linear"] = option(
+        "relu", "relu, gelu, gelu-tanh, silu, tanh or linear.", panel=MODEL
+    )
     positions: Literal["sinusoidal", "learned", "none"] = option(
         "sinusoidal", "sinusoidal, learned or none.", panel=MODEL
     )
@@ -102,12 +115,12 @@ class TrainConfig:
         panel=MODEL,
     )
     tie_output: bool = option(True, "The output projection is the decoder's embeddings.", panel=MODEL)
-    dropout: float = option(0.1, "On embeddings and the output of every sublayer.", panel=MODEL)
-    attention_dropout: float = option(0.0, "On attention weights.", panel=MODEL)
-    activation_dropout: float = option(0.0, "Inside feed-forward layers.", panel=MODEL)
-    context_dropout: float = option(0.0, "On contexts, before the output projection.", panel=MODEL)
+    dropout: float = option(0.1, "On embeddings and the output of every sublayer.", panel=MODEL, minimum=0, below=1)
+    attention_dropout: float = option(0.0, "On attention weights.", panel=MODEL, minimum=0, below=1)
+    activation_dropout: float = option(0.0, "Inside feed-forward layers.", panel=MODEL, minimum=0, below=1)
+    context_dropout: float = option(0.0, "On contexts, before the output projection.", panel=MODEL, minimum=0, below=1)
 
-    lr: float = option(0.002, "Highest learning rate.", panel=OPTIMISATION, common=True)
+    lr: float = option(0.002, "Highest learning rate.", panel=OPTIMISATION, above=0, common=True)
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = option(
         "inverse-sqrt", "inverse-sqrt, cosine (to --min-lr at the end of the run) or constant.", panel=OPTIMISATION
     )
@@ -117,12 +130,14 @@ class TrainConfig:
     warmup_lr: float = option(
         1e-7, "Where the warm-up begins; the first update is one step of it above.", panel=OPTIMISATION, minimum=0
     )
-    min_lr: float = option(0.0, "Where a cosine schedule ends.", panel=OPTIMISATION, minimum=0)
-    betas: tuple[float, ...] = option((0.9, 0.98), "Adam's two rates.", panel=OPTIMISATION)
-    epsilon: float = option(1e-8, "Adam's epsilon.", panel=OPTIMISATION)
+    min_lr: float = option(0.0, "Where a cosine schedule ends.", panel=OPTIMISATION, minimum=0, of="schedule=cosine")
+    betas: tuple[float, ...] = option((0.9, 0.98), "Adam's two rates.", panel=OPTIMISATION, minimum=0, below=1)
+    epsilon: float = option(1e-8, "Adam's epsilon.", panel=OPTIMISATION, above=0)
     weight_decay: float = option(0.0, "Decoupled weight decay.", panel=OPTIMISATION, minimum=0)
     clip: float = option(0.0, "Longest norm of the gradient; 0: no limit.", panel=OPTIMISATION, minimum=0)
-    label_smoothing: float = option(0.1, "Share of probability spread over all subwords.", panel=OPTIMISATION)
+    label_smoothing: float = option(
+        0.1, "Share of probability spread over all subwords.", panel=OPTIMISATION, minimum=0, below=1
+    )
     max_tokens: int = option(
         4096,
         "Positions in a batch, the longer side, padding included; per forward pass.",
@@ -141,14 +156,20 @@ class TrainConfig:
         None, "Validate and write checkpoints every N updates; default: after every epoch.", panel=RUN, minimum=1
     )
     bleu_every: int = option(1, "BLEU at every N-th validation; 0: never.", panel=RUN, minimum=0)
-    bleu_sentences: int | None = option(None, "Translate only the first N validation sentences.", panel=RUN, minimum=1)
+    bleu_sentences: int | None = option(
+        None, "Translate only the first N validation sentences.", panel=RUN, minimum=1, of="valid_source"
+    )
     beam: int = option(5, "Beam of validation, and of the checkpoints.", panel=RUN, minimum=1, maximum=BEAM)
-    best_by: Literal["loss", "bleu"] = option("loss", "loss or bleu: what the best checkpoint has.", panel=RUN)
-    patience: int | None = option(None, "End after N validations without a better one.", panel=RUN, minimum=1)
+    best_by: Literal["loss", "bleu"] = option(
+        "loss", "loss or bleu: what the best checkpoint has.", panel=RUN, of="valid_source"
+    )
+    patience: int | None = option(
+        None, "End after N validations without a better one.", panel=RUN, minimum=1, of="valid_source"
+    )
     average: int = option(
         0, "Average the weights of N checkpoints into DIR/averaged; 0: none.", panel=RUN, minimum=0, maximum=1000
     )
-    average_of: Literal["last", "best"] = option("last", "last or best: which checkpoints.", panel=RUN)
+    average_of: Literal["last", "best"] = option("last", "last or best: which checkpoints.", panel=RUN, of="average")
     save_every: int | None = option(
         None, "Save the state that --resume needs every N updates too, not after epochs alone.", panel=RUN, minimum=1
     )
@@ -175,21 +196,13 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        for name in SHARES:
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{flag(name)} is {getattr(self, name)}; it must be at least 0 and less than 1")
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"--fraction is {self.fraction}; it must be more than 0 and at most 1")
-        for name in ("lr", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{flag(name)} is {getattr(self, name)}; it must be more than 0")
         _check_kind(self)
         if self.d_model % self.heads:
             good = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
             raise ConfigError(f"--d-model {self.d_model} is not divisible by --heads {self.heads}; choose from {good}")
         if self.schedule == "cosine" and self.max_updates is None and self.max_epochs is None:
             raise ConfigError("--schedule cosine must know the end: give --max-updates or --max-epochs")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if len(self.betas) != 2:
             raise ConfigError(f"--betas {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98")
         if self.save_confidence != "none" and self.compile:
             raise ConfigError("--save-confidence looks at attention weights, which --compile hides; leave one out")
@@ -206,12 +219,15 @@ class TrainConfig:
         return plain_options(self)
 
 
-SHARES = ["dropout", "attention_dropout", "activation_dropout", "context_dropout", "label_smoothing"]
+def default_of(config: TrainConfig, name: str) -> Any:
+    """What an option of a run is where it is not given."""
+    return preset(config.preset).get(name, next(entry.default for entry in fields(config) if entry.name == name))
 
 
 def _check_kind(config: TrainConfig) -> None:
-    if config.init is None and (config.dicts or config.bpe):
-        raise ConfigError("--dicts and --bpe belong to the checkpoint of --init; give that too, or leave them out")
+    given = [name for name in ("vocab_size", "tokenizer_kind") if getattr(config, name) != default_of(config, name)]
+    if config.tokenizer is not None and given:
+        raise ConfigError(f"--tokenizer brings its own subwords; leave out {flag(given[0])}")
     if config.source is None:
         raise ConfigError("no text: give --source FILE (one sentence a line), and --target FILE for translation")
     if config.kind == "lm":
@@ -222,8 +238,6 @@ def _check_kind(config: TrainConfig) -> None:
         return
     if config.target is None:
         raise ConfigError("--kind translation needs --target FILE; for a language model give --kind lm")
-    if config.block is not None:
-        raise ConfigError("--block is for --kind lm")
     if (config.valid_source is None) is not (config.valid_target is None):
         raise ConfigError("validation needs both --valid-source and --valid-target, or neither")
 

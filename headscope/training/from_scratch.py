@@ -36,8 +36,19 @@ from headscope.training.variants.widths import Baseline
 NOT_THE_RECIPES = {
     *("out", "preset", "source", "target", "max_sentences", "tokenizer", "init", "dicts", "bpe", "seed", "device"),
     *("kind", "threads", "tensorboard"),
+    *(
+        "d_model",
+        "d_ffn",
+        "heads",
+        "norm",
+        "activation",
+        "positions",
+        "decoder_layers",
+        "vocab_size",
+    ),  # the model's own
 }
 FREE = NOT_THE_RECIPES | {"valid_source", "valid_target"}  # files, which may move
+OF_VALIDATION = {"valid_source", "valid_target", "best_by", "patience", "bleu_sentences"}
 FRESH, RUN = "fresh", "scratch"  # directories of the model before training, and of the run
 
 
@@ -116,7 +127,7 @@ def read_recipe(
     values = {name: value for name, value in values.items() if name not in NOT_THE_RECIPES}
     texts = [values.get(name) for name in ("valid_source", "valid_target")]
     if not all(text is None or text.is_file() for text in texts):
-        values |= {"valid_source": None, "valid_target": None}
+        values = {name: value for name, value in values.items() if name not in OF_VALIDATION}
     values |= {"source": source, "target": target, "max_sentences": max_sentences}
     return TrainConfig(**values, kind="translation" if two_sided else "lm", init=FRESH, device=device)
 

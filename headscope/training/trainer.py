@@ -151,6 +151,7 @@ def _recorded(folder: Path, about: Mapping[str, Any], history: History | None) -
 def make_run(config: TrainConfig, variant: Variant, processes: Processes | None = None) -> TrainingRun:
     """Data, model and optimizer of a run that has not begun; `variant.prepare` is called."""
     processes = processes or Processes()
+    variant.check(config)
     if config.save_confidence != "none":
         from headscope.training.files.confidence_files import with_confidence
 
@@ -162,8 +163,6 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
     data: Prepared | None = prepare(config, vocabularies) if processes.main else None
     processes.wait()
     data = data or prepare(config, vocabularies)
-    if config.patience is not None and data.valid is None:
-        raise ConfigError("--patience needs validation text: --valid-source (and --valid-target)")
     torch.manual_seed(config.seed)
     model = build_model(config, variant, init, data.source, data.target)
     model = model.to(device, torch.float64 if config.precision == "float64" else torch.float32)

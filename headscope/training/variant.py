@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import TransformerConfig
+    from headscope.training.config import TrainConfig
     from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses import Sums
     from headscope.training.position import TrainingPosition
@@ -35,7 +36,7 @@ Gradients: TypeAlias = "Callable[[Sequence[TrainingBatch]], Sums]"
 class Variant:
     """One way of training; a fresh instance per run. Every method has a default that changes nothing.
 
-    Order of calls: `shape` → the model is built (and filled from `--init`) → `adapt` → `groups` → the
+    Order of calls: `check` → `shape` → the model is built (and filled from `--init`) → `adapt` → `groups` → the
     optimizer is built → `prepare` → (on resume: `load_state_dict`, `resumed`) → per epoch: `before_epoch`;
     per update: `before_update`, `step`, the optimizer's step, `after_update`; then validation, then the
     checkpoint, then `after_epoch`, then the state for resuming. A state may also be saved after any
@@ -56,6 +57,9 @@ class Variant:
 
     def __init__(self, options: Any) -> None:
         self.options = options
+
+    def check(self, config: TrainConfig) -> None:
+        """Before anything is read: ConfigError where the shared options lack what it needs."""
 
     def shape(self, config: TransformerConfig) -> TransformerConfig:
         """The architecture to train, made from what the shared options (or `--init`) say."""
@@ -201,7 +205,7 @@ class VariantChain(Variant):
             groups = intersected(groups, part.groups(model))
         return groups
 
-    prepare, resumed = _of_each("prepare"), _of_each("resumed")
+    check, prepare, resumed = _of_each("check"), _of_each("prepare"), _of_each("resumed")
     before_epoch, after_epoch = _of_each("before_epoch"), _of_each("after_epoch")
     before_update, after_update = _of_each("before_update"), _of_each("after_update")
 

@@ -49,6 +49,7 @@ TOGETHER: dict[str, dict[str, str]] = {
     "source2": {"compensate": "mean", "source": "c"},
     "labels": {"compensate": "mean", "source": "c"},
     "target_parse": {"source": "c", "target": "d"},
+    "stanza_dir": {"parse": "stanza"},
     "anchor": {"compensate": "least-squares", "by": "obs", "source": "c", "target": "d"},
     "check": {"compensate": "auto", "source": "c"},
     "keep_only": {"heads": ""},

@@ -333,7 +333,7 @@ def test_keep_only_keeps_the_other_sites(tmp_path: Path) -> None:
         (["--heads", "encoder-self.7.*"], "no head of this model"),
         (["--heads", "encoder-self"], "is no head"),
         (["--heads", "decoder.0.1"], "is no head"),
-        (["--heads", ""], "no head is to be removed"),
+        (["--heads", ""], "--heads is empty"),
         ([], "give --heads LIST, the heads that go, or --keep-only LIST, those that stay, or --merge-kv N, the key/"),
         (["--heads", "cross.0.1", "--keep-only", "cross.0.1"], "the key/value heads that stay; not both\n"),
         (["--merge-kv", "1"], "every head of a native checkpoint has keys and values of its own"),

@@ -167,7 +167,7 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
         (["--keep", 3, "--max-drop", "1%"], "--keep and --max-drop both say how small the model gets"),
         (["--keep", 7], "--keep 7: there are 6 heads"),
         (["--keep", 6], "are all heads there are"),
-        (["--fraction", 2], "--fraction is 2.0; it must be at most 1"),
+        (["--fraction", 2], "--fraction is 2.0; it must be more than 0 and at most 1"),
         ([], "12 sentences to judge on"),
         (["--max-drop", "little"], "--max-drop 'little' must be a number"),
         (["--keep", 3, "--metric", "accuracy"], "--metric accuracy"),

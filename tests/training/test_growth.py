@@ -210,7 +210,7 @@ def test_options_of_mixing_that_mean_nothing(options: dict[str, Any], message: s
 
 def test_options_of_disagreement_that_mean_nothing() -> None:
     for options, message in (
-        ({"weight": -1.0}, "--weight is -1.0"),
+        ({"weight": -1.0}, "--weight -1.0"),
         ({"sites": ("encoder",)}, "--sites 'encoder' is not"),
     ):
         with pytest.raises(ConfigError, match=message):

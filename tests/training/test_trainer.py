@@ -490,7 +490,7 @@ def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
         ({"vocab_size": 5000}, r"--vocab-size 5000.*\d+"),
         ({"vocab_size": 7}, r"--vocab-size 7.*\d+"),
         ({"max_length": 2}, "150.*--max-length 2"),
-        ({"tokenizer": short}, "--tokenizer .*short"),
+        ({"tokenizer": short, "vocab_size": 8000}, "--tokenizer .*short"),
     ):
         with pytest.raises(DataError, match=message):
             make_run(small(texts, out=tmp_path / "run", **options), baseline())

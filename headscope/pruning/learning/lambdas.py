@@ -90,17 +90,10 @@ def lambdas_complete(out: Path) -> bool:
 
 def _record(config: LearnConfig, progress: Progress, processes: Processes) -> Mapping[str, Any]:
     """Learn for one λ, unless that has been done; ConfigError where it was done with other options."""
-    record, resume = processes.on_main(lambda: (finished(config.out), resumable(config.out)))
+    record, resume = processes.on_main(lambda: (finished(config), resumable(config.out)))
     if not record:
         run_learning(replace(config, resume=resume), progress=progress, processes=processes)
         return processes.on_main(lambda: contents(config.out, CHOICE).record)
-    free = {"out", "resume", "force", "save_every", "device"}
-    settings, before = config.settings(), record["options"]
-    if changed := [name for name in settings if name not in free and settings[name] != before.get(name)]:
-        raise ConfigError(
-            f"--resume: {config.out} was made with another --{changed[0].replace('_', '-')} "
-            f"({before.get(changed[0])}, now {settings[changed[0]]}); give the same options, or another --out"
-        )
     return record
 
 

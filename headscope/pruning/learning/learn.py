@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.config.option import changed, flag, identity
+from headscope.config.option import changed, flag, flag_of, identity
 from headscope.data.batching import DEFAULT_TOKENS
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
@@ -63,23 +63,39 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress, proce
 @contextmanager
 def _workplace(config: LearnConfig) -> Iterator[Workplace]:
     """Where the run is made; ConfigError where it is complete."""
-    if config.resume and finished(config.out):
+    if config.resume and finished(config):
         raise ConfigError(f"the run in {config.out} is complete; nothing is left to resume (--force learns anew)")
     resumed = to_resume(config.out, CHOICE) if config.resume else None
     with workplace(config.out, CHOICE, inputs=inputs_of(config), force=config.force, resume=resumed) as workspace:
         yield workspace
 
 
-def finished(out: Path) -> Mapping[str, Any]:
+def finished(config: LearnConfig) -> Mapping[str, Any]:
     """The record of a complete run in a directory that no other run is about to replace; empty where there is none.
 
-    What a killed process left there without having begun is removed.
+    What a killed process left there without having begun is removed. ConfigError where it was of other options.
     """
+    out = config.out
     run = contents(out, CHOICE)
     if resumable(out) or run.kind != CHOICE.name:
         return {}
     clear_killed(out, CHOICE)
+    free = {"out", "resume", "force", "save_every", "device"}
+    settings = {name: value for name, value in config.settings().items() if name not in free}
+    _check_same(config, settings, run.record.get("options") or settings)
     return run.record
+
+
+def _check_same(config: LearnConfig, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """ConfigError where the run that is to go on was begun with other options."""
+    now, before = ({**options, **options.get("method", {}), "method": None} for options in (now, before))
+    if others := changed(now, before, LearnConfig):
+        flags = {entry.name: flag_of(entry) for entry in fields(config.method)} | {"name": "method"}
+        other = min(others, key=lambda name: name != "name")
+        raise ConfigError(
+            f"--resume: the run in {config.out} was begun with another {flags.get(other) or flag(other)} "
+            f"({before.get(other)}, now {now[other]}); give the same options, or another --out"
+        )
 
 
 def resumable(out: Path) -> bool:
@@ -309,12 +325,8 @@ def restore_gate_state(
     """
     out = config.out
     with restoring(out / STATE, advice=ANEW):
-        fixed, saved = _fixed(config), dict(state["settings"])
-    if others := changed(fixed, saved, LearnConfig):
-        raise ConfigError(
-            f"--resume: the run in {out} was begun with another {flag(others[0])} "
-            f"({saved.get(others[0])}, now {fixed[others[0]]}); give the same options, or another --out"
-        )
+        saved = dict(state["settings"])
+    _check_same(config, _fixed(config), saved)
     if state.get("digests") != [tuner.checkpoint.digest, tuner.data.digest]:
         raise ConfigError(f"--resume: the run in {out} was begun with another checkpoint or text; give the same")
     with restoring(out / STATE, advice=ANEW):

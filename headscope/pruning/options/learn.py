@@ -54,7 +54,7 @@ class LearnConfig(SelectionConfig):
         2048, "Token positions in the batch of an update.", panel=MODEL, minimum=1, maximum=WHOLE
     )
     updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1, common=True)
-    gate_lr: float | None = option(None, GATE_LR, panel=LEARNING)
+    gate_lr: float | None = option(None, GATE_LR, panel=LEARNING, minimum=0)
     log_every: int | None = option(
         None, "Updates between points of gates.csv; default: 50 points.", panel=LEARNING, minimum=1
     )

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from headscope.config.inputs import DATA
-from headscope.config.option import option
+from headscope.config.option import flag_of, option
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.refit import DAMPING, RefitOptions, as_text
-from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, SelectionConfig
+from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, LEARNING, SelectionConfig
 
 End = Literal["lowest", "highest"]
 """Which end of a ranking stays."""
 Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
 """How many heads each layer keeps."""
 ALLOCATE = (
-    "How many heads each layer keeps: as all scores say, the same share, the same number (in whole groups: what "
+    "How many heads each layer keeps. As all scores say, the same share, the same number (in whole groups: what "
     "programs that serve models can hold, prune remove --export native), as scores say with as many heads of every "
     "group of a layer (where query heads share keys and values; prune remove --export laguna), or as the loss says "
     "that is measured once what is left is refitted (prune remove --compensate; slow)."
@@ -37,9 +37,11 @@ class RankConfig(SelectionConfig):
         metavar="NAME|FILE.csv",
         panel=HEADS,
     )
-    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, common=True)
+    keep: int | None = option(
+        None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, minimum=1, common=True
+    )
     fraction: float | None = option(
-        None, "Share of the heads that stays.", metavar="F", panel=HEADS, minimum=0, maximum=1, common=True
+        None, "Share of the heads that stays.", metavar="F", panel=HEADS, above=0, maximum=1, common=True
     )
     run: Path | None = option(
         None, "Read heads.csv of this run instead of measuring.", name="from", metavar="RUN", panel=HEADS, common=True
@@ -67,12 +69,19 @@ class RankConfig(SelectionConfig):
     )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
     damping: float = option(
-        DAMPING, "Ridge of criteria and allocations that refit, a share of the mean second moment.", panel=HEADS
+        DAMPING,
+        "Ridge of criteria and allocations that refit, a share of the mean second moment.",
+        panel=HEADS,
+        minimum=0,
     )
     score_sentences: int = option(500, "Lines of --source to score on.", panel=DATA, minimum=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        learning = (entry for entry in fields(self) if entry.metadata.get("panel") == LEARNING and entry.name != "seed")
+        given = [flag_of(entry) for entry in learning if getattr(self, entry.name) != entry.default]
+        if given and not self.tune_updates:
+            raise ConfigError(f"{given[0]} is about learning, and nothing learns; give --tune-updates N too")
         given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
         check_one_given(
             {"--keep N, the heads that stay": self.keep, "--fraction F, the share that stays": self.fraction}

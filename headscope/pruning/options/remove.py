@@ -52,6 +52,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "Merge those that are neighbours by these scores of heads; default: those that stand side by side.",
         metavar="FILE.csv|RUN",
         panel=HEADS,
+        of="merge_kv",
     )
     allocate: MergeAllocation = option(
         "uniform",
@@ -59,7 +60,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         "--objective, measured layer by layer (slow; --export deci-hf, gguf, self-contained).",
         panel=HEADS,
     )
-    column: str | None = option(None, "Column of --merge-by.", metavar="NAME", panel=HEADS)
+    column: str | None = option(None, "Column of --merge-by.", metavar="NAME", panel=HEADS, of="merge_by")
     export: tuple[str, ...] = option(
         (),
         "{exports}; default: the first. Files for engines besides, as in native,onnx: {engines}. What most programs "
@@ -98,7 +99,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     )
     compensate: str = option(
         "none",
-        "Refit what is left of the output projections on --source, in closed form: least-squares refits weights and "
+        "Refit what is left of the output projections on --source, in closed form. Least-squares refits weights and "
         "bias, mean moves the mean of removed heads into the bias, auto takes what harms least on held-out text and on "
         "--check.",
         metavar="none|mean|least-squares|auto",
@@ -111,7 +112,10 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         1000, "Sentences of --source to refit on.", metavar="N", panel=COMPENSATION, minimum=1
     )
     damping: float = option(
-        DAMPING, "Ridge of least-squares, a share of the mean second moment; auto tries 0.1 too.", panel=COMPENSATION
+        DAMPING,
+        "Ridge of least-squares, a share of the mean second moment; auto tries 0.1 too.",
+        panel=COMPENSATION,
+        minimum=0,
     )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
     feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
@@ -191,10 +195,6 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         check_allocation(self.allocate, self.merge_kv, has_text=self.has_text)
         if self.merge_kv:
             check_merge(pad=self.pad, compensate=self.compensate)
-        elif self.merge_by is not None:
-            raise ConfigError("--merge-by says which key/value heads --merge-kv N merges; give that too")
-        if self.column is not None and self.merge_by is None:
-            raise ConfigError("--column says which column of --merge-by FILE.csv holds scores; give that too")
 
     @property
     def calibration(self) -> Refit:

@@ -64,14 +64,14 @@ class PruningOptions(HeadChoice):
         panel=LEARNING,
     )
     lr: float | None = option(
-        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", panel=LEARNING
+        None, "Adam's rate for the model; default: 3e-4, for Hugging Face models 3e-5.", panel=LEARNING, minimum=0
     )
     schedule: Literal["constant", "linear"] = option("constant", "linear: to 0 at the end.", panel=LEARNING)
-    warmup: int = option(0, "Updates in which the rates rise.", panel=LEARNING)
+    warmup: int = option(0, "Updates in which the rates rise.", panel=LEARNING, minimum=0)
     label_smoothing: float | None = option(
-        None, "Label smoothing; default: 0.1 for translation, else 0.", panel=LEARNING
+        None, "Label smoothing; default: 0.1 for translation, else 0.", panel=LEARNING, minimum=0, below=1
     )
-    clip: float = option(1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING)
+    clip: float = option(1.0, "Longest norm of the model's gradient; 0: no limit.", panel=LEARNING, minimum=0)
     seed: int = option(1, "Seed of gates, noise, dropout and data order.", panel=LEARNING, minimum=0, maximum=SEED)
 
     def settings(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class SelectionConfig(PruningOptions):
         False, "Go on and cut the heads out, into DIR/pruned (prune remove).", panel=OUTPUT, identity=False, common=True
     )
     export: tuple[str, ...] = option(
-        (), "For --remove: as prune remove has it.", metavar="KIND", panel=OUTPUT, identity=False
+        (), "For --remove: as prune remove has it.", metavar="KIND", panel=OUTPUT, identity=False, of="remove"
     )
 
     def __post_init__(self) -> None:

@@ -27,9 +27,11 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
     """The options of `headscope prune shrink`: how small, on which text; all else has a default."""
 
     device_map: str | None = None
-    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, common=True)
+    keep: int | None = option(
+        None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, minimum=1, common=True
+    )
     fraction: float | None = option(
-        None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS, minimum=0, maximum=1, common=True
+        None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS, above=0, maximum=1, common=True
     )
     max_drop: str | None = option(
         None,

@@ -33,10 +33,10 @@ class SweepConfig(PruningOptions):
         common=True,
     )
     keep: tuple[int, ...] = option(
-        (), "Sizes: heads that stay, of those sites.", metavar="N,N,…", panel=HEADS, common=True
+        (), "Sizes: heads that stay, of those sites.", metavar="N,N,…", panel=HEADS, minimum=1, common=True
     )
     fractions: tuple[float, ...] = option(
-        (), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS, minimum=0, maximum=1, common=True
+        (), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS, above=0, maximum=1, common=True
     )
     lambdas: tuple[float, ...] = option(
         (),
@@ -46,7 +46,9 @@ class SweepConfig(PruningOptions):
         panel=HEADS,
         minimum=0,
     )
-    strength_as: Literal["paper", "code"] = option("paper", "As prune l0 has it.", name="lambda-as", panel=HEADS)
+    strength_as: Literal["paper", "code"] = option(
+        "paper", "As prune l0 has it.", name="lambda-as", panel=HEADS, of="lambdas"
+    )
     start: Literal["glorot", "open"] | None = option(None, "As prune l0 has it.", panel=HEADS)
     allocate: Allocation = option("global", ALLOCATE, panel=HEADS)
     compensate: str = option(
@@ -69,13 +71,14 @@ class SweepConfig(PruningOptions):
     seed: int = option(1, "The first of them, and that of the bootstrap.", panel=HEADS, minimum=0, maximum=SEED)
     score_sentences: int = option(500, "Lines of --source to rank on.", panel=DATA, minimum=1)
     updates: int = option(1000, "Updates of learning.", panel=LEARNING, minimum=1, common=True)
-    gate_lr: float | None = option(None, GATE_LR, panel=LEARNING)
+    gate_lr: float | None = option(None, GATE_LR, panel=LEARNING, minimum=0)
     from_scratch: bool = option(False, "Also train what learnt gates leave from scratch, as a control.", panel=LEARNING)
     recipe: Path | None = option(
         None,
         "How: a run of `headscope train` or a file of its options; default: the run CKPT lies in.",
         metavar="RUN|FILE.toml",
         panel=LEARNING,
+        of="from_scratch",
     )
     metric: str = option("", "{metrics}; default: what fits the model.", metavar="NAME", panel=MEASURING, common=True)
     functions: Path | None = option(
@@ -89,6 +92,7 @@ class SweepConfig(PruningOptions):
         False,
         "Also label the heads of every pruned model anew, on the text and with the options of that run.",
         panel=MEASURING,
+        of="functions",
     )
     text: Literal["raw", "tokenised-lowercase"] = option("raw", "What BLEU compares, as in evaluate.", panel=MEASURING)
     beam: int | None = option(None, "Beam; default: the checkpoint's own.", panel=SEARCH, minimum=1, maximum=BEAM)
@@ -164,14 +168,12 @@ class SweepConfig(PruningOptions):
         if self.lambdas and not self.priced:
             priced = [name for name, learner in learners().items() if learner.priced]
             raise ConfigError(f"--lambda is for {' and '.join(priced)}, which --methods does not name")
+        if self.start is not None and not self.learnt:
+            raise ConfigError(f"--start is for gates that {' and '.join(learners())} learn; --methods names none")
         if not (self.keep or self.fractions) and not (self.lambdas and set(self.methods) <= self.priced):
             raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --fractions 0.25,0.5")
         if self.from_scratch and not self.learnt:
             raise ConfigError(f"--from-scratch trains what {' and '.join(learners())} leave; --methods names none")
-        if self.relabel and self.functions is None:
-            raise ConfigError("--relabel labels as a run of `headscope analyze` did; name that with --functions RUN")
-        if self.recipe is not None and not self.from_scratch:
-            raise ConfigError("--recipe is for --from-scratch; give that too")
 
     def _check_texts(self) -> None:
         if self.trains and not self.has_text:

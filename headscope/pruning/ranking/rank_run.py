@@ -70,6 +70,8 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
     if keep is None:
         keep = nearest_keep(gates, config.fraction or 0.0, config.allocate)
     check_keep(gates, keep, config.allocate)
+    if config.steps > max(gates.heads - keep, 1):
+        raise ConfigError(f"--steps {config.steps}: {gates.heads - keep} heads go; take at most as many steps")
     context = context_of(config, opened, processes)
     run = config.run
     heads = None if run is None else partial(read_heads, run, opened.checkpoint.layout)

@@ -86,12 +86,15 @@ def check_keep(gating: GateLayout, keep: int, allocation: str) -> None:
 def nearest_keep(gating: GateLayout, fraction: float, allocation: str) -> int:
     """The number of heads nearest to a fraction of them all that an allocation can give.
 
-    By default it is rounded to whole groups, and not less than the protected heads.
+    By default it is rounded to whole groups, and not less than the protected heads. ConfigError where that is none.
     """
-    if allocation in NEAREST:
-        return NEAREST[allocation](gating, fraction)
     size, least = int(gating.sizes[0]), len(gating.protected)
-    return max(least, least + size * round((fraction * gating.heads - least) / size))
+    nearest = max(least, least + size * round((fraction * gating.heads - least) / size))
+    if allocation in NEAREST:
+        nearest = NEAREST[allocation](gating, fraction)
+    if not nearest:
+        raise ConfigError(f"a share of {fraction:g} of {gating.heads} heads is none; take a larger one, or --keep N")
+    return nearest
 
 
 def _over_all(gating: GateLayout, keep: int) -> list[Quota]:

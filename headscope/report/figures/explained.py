@@ -7,7 +7,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from headscope.errors import ConfigError
 from headscope.report.layout.grid import tick_step
 from headscope.report.layout.legend import Entry, Legend
 from headscope.report.layout.output import cell_pitch, widest
@@ -37,7 +36,7 @@ def explained_shares(run: AnalysisRun) -> Figure:
         raise MissingTable(f"run {run.name} has no explained shares; run `headscope analyze … --also explained` first")
     known = run.heads.dropna(subset=["explained"])
     if known.empty:
-        raise ConfigError(f"run {run.name}: no head has an explained share; analyse more sentences")
+        raise MissingTable(f"run {run.name}: no head has an explained share; analyse more sentences")
     counted = set(zip(known["site"], known["layer"], strict=True))
     most = run.most_heads
     pitch = cell_pitch(PITCH, most + 2, besides=LEFT + 0.1)

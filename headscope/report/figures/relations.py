@@ -10,13 +10,12 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from headscope.errors import ConfigError
 from headscope.report.layout.grid import draw_cells, tick_step
 from headscope.report.layout.legend import Legend, contrast
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import Panels
-from headscope.report.readers.run import AnalysisRun
+from headscope.report.readers.run import AnalysisRun, MissingTable
 
 CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
 MOST = 24  # rows of one panel; with more relations the clearest are shown
@@ -30,7 +29,7 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
     table = run.table("syntactic", "relation", "label", "count", "accuracy", "baseline", "margin")
     labels = chosen_labels(table, most)
     if not labels:
-        raise ConfigError(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")
+        raise MissingTable(f"run {run.name}: syntactic.csv holds no relation; analyse more sentences")
     left_out = table["label"].nunique() - len(labels)
     words = ("Accuracy of heads on syntactic relations", "accuracy")
     entries = [

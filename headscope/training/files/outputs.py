@@ -133,12 +133,12 @@ def training_workspace(
 
 @contextmanager
 def cleaned(workspace: Workplace, processes: Processes) -> Iterator[None]:
-    """A run that cannot write, or is stopped, before there is a state to go on from leaves nothing in the way."""
+    """A run that cannot begin or write, or is stopped, before there is a state to go on from leaves nothing behind."""
     try:
         yield
-    except (OutputError, KeyboardInterrupt) as error:
+    except (CheckpointError, ConfigError, DataError, OutputError, KeyboardInterrupt) as error:
         if processes.main and not (workspace.path / STATE).exists():
-            workspace.discard(keep=() if isinstance(error, OutputError) else _KEPT)
+            workspace.discard(keep=_KEPT if isinstance(error, KeyboardInterrupt) else ())
         raise
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from headscope.config import NoOptions, option
+from headscope.config import NoOptions, check_options, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
 from headscope.training.variant import Gradients, Variant, variant
@@ -27,6 +27,7 @@ class DisagreementOptions(NoOptions):
     weight: float = option(
         1.0,
         "Weight of the mean cosine beside the mean loss of a token. With --compat fork beside the summed loss.",
+        minimum=0,
         common=True,
     )
     sites: tuple[str, ...] = option(
@@ -39,8 +40,7 @@ class DisagreementOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.weight < float("inf"):
-            raise ConfigError(f"--weight is {self.weight}; it must not be negative")
+        check_options(self)
         known = [site.value for site in SITES]
         if unknown := [name for name in self.sites if name not in known]:
             raise ConfigError(f"--sites {unknown[0]!r} is not known; choose from {', '.join(known)}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from headscope.config import NoOptions, option
+from headscope.config import NoOptions, check_options, option
+from headscope.config.option import flag_of
 from headscope.errors import ConfigError
 from headscope.training.variant import Gradients, Variant, variant
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from headscope.heads import Site
     from headscope.model.native.transformer import Transformer
     from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+    from headscope.training.config import TrainConfig
     from headscope.training.data.batches import TrainingBatch
     from headscope.training.losses import Sums
     from headscope.training.run_state import TrainingRun
@@ -32,22 +34,27 @@ GATE = ".mixing.gate."
 class MaeOptions(NoOptions):
     """Options of `mae`."""
 
-    expert_heads: int = option(0, "Heads of an expert; 0: all but one (MAE-7 of 8 heads).", common=True)
-    gate_hidden: int = option(0, "Hidden units of a gate; 0: half the model's width, at most 256.", maximum=2**18)
+    expert_heads: int = option(0, "Heads of an expert; 0: all but one (MAE-7 of 8 heads).", minimum=0, common=True)
+    gate_hidden: int = option(
+        0, "Hidden units of a gate; 0: half the model's width, at most 256.", minimum=0, maximum=2**18
+    )
     gate_norm: Literal["auto", "batch", "layer", "none"] = option(
         "auto",
         "Norm of a gate's input: batch (in decoders by statistics of earlier batches), layer or none; auto: batch in "
         "encoders, layer in decoders.",
     )
-    gate_dropout: float = option(0.1, "Dropout in a gate.")
+    gate_dropout: float = option(0.1, "Dropout in a gate.", minimum=0, below=1)
     gate_scale: float = option(
         1.0,
         "How far apart new gates start: their output weights are Glorot's times this. 0: experts start equal, and in a "
         "short run plain SGD at rate 1 leaves them so.",
+        minimum=0,
     )
-    gate_window: int = option(0, "Decoders: a gate reads the mean of the last N positions; 0: of all so far.")
-    gate_lr: float = option(1.0, "Learning rate of the gates' own SGD, without momentum and decay.")
-    gate_every: int = option(5, "Gates are trained in every N-th epoch (G steps), counted from 1.")
+    gate_window: int = option(
+        0, "Decoders: a gate reads the mean of the last N positions; 0: of all so far.", minimum=0
+    )
+    gate_lr: float = option(1.0, "Learning rate of the gates' own SGD, without momentum and decay.", above=0)
+    gate_every: int = option(5, "Gates are trained in every N-th epoch (G steps), counted from 1.", minimum=1)
     bcd: bool = option(
         True, "Block coordinate descent; --no-bcd (NoBCD): gates and rest jointly, soft mixture.", common=True
     )
@@ -57,22 +64,13 @@ class MaeOptions(NoOptions):
     )
 
     def __post_init__(self) -> None:
-        if self.expert_heads < 0 or self.gate_hidden < 0 or self.gate_window < 0:
-            raise ConfigError(
-                f"--expert-heads {self.expert_heads}, --gate-hidden {self.gate_hidden}, --gate-window "
-                f"{self.gate_window}: none of them may be negative"
-            )
-        if not 0 <= self.gate_scale < float("inf"):
-            raise ConfigError(f"--gate-scale is {self.gate_scale:g}; it must be 0 or more")
-        if not 0 <= self.gate_dropout < 1:
-            raise ConfigError(f"--gate-dropout is {self.gate_dropout}; it must be at least 0 and less than 1")
-        if not 0 < self.gate_lr < float("inf") or self.gate_every < 1:
-            raise ConfigError(
-                f"--gate-lr {self.gate_lr:g} and --gate-every {self.gate_every}; the rate must be more than 0, "
-                "the number of epochs at least 1"
-            )
+        check_options(self)
         if sum((not self.bcd, self.uniform, self.tune != "none")) > 1:
             raise ConfigError("--no-bcd, --uniform and --tune are three ways to train; give one of them")
+        of_gates = (entry for entry in fields(self) if entry.name.startswith("gate_"))
+        given = [flag_of(entry) for entry in of_gates if getattr(self, entry.name) != entry.default]
+        if self.uniform and given:
+            raise ConfigError(f"{given[0]} is about gates, and --uniform has none; leave one of them out")
 
 
 @dataclass
@@ -123,6 +121,10 @@ class Mae(Variant):
         """Whether gates have steps of their own."""
         return self.options.bcd and not self.options.uniform
 
+    def check(self, config: TrainConfig) -> None:
+        if self.options.tune != "none" and config.init is None:
+            raise ConfigError(f"--tune {self.options.tune} is for a trained model; name it with --init")
+
     def shape(self, config: TransformerConfig) -> TransformerConfig:
         """A model that mixes experts already keeps its own; else ConfigError where the options do not fit its heads."""
         if all(stack.self_mixing == MIXING for stack in config.stacks):
@@ -136,8 +138,6 @@ class Mae(Variant):
     def adapt(self, model: Transformer, *, fresh: bool) -> None:
         from headscope.model.mixing.experts import experts_of
 
-        if fresh and self.options.tune != "none":
-            raise ConfigError(f"--tune {self.options.tune} is for a trained model; name it with --init")
         gates = any(GATE in name for name, _ in model.named_parameters())
         if gates is self.options.uniform:
             raise ConfigError(

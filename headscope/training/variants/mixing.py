@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from headscope.config import NoOptions, option
+from headscope.config import NoOptions, check_options, option
 from headscope.errors import ConfigError
 from headscope.heads import SITES, Site
 from headscope.training.position import TrainingPosition
@@ -33,34 +33,34 @@ class MixingOptions(NoOptions):
         None,
         f"Weight of the growth loss beside the mean loss of a token; default {GAMMA}. With --compat fork beside the "
         "loss summed over a batch (published: 40).",
+        minimum=0,
         common=True,
     )
     start_after: float = option(
         0.31,
         "Share of the run, as long as it was begun, before the matrices are trained. With --compat fork of 40 epochs "
         "of 160,239 sentences.",
+        minimum=0,
+        maximum=1,
         common=True,
     )
     radius: float = option(
-        1e-4, "Growth radius. Has no gradient, so it changes the reported loss only, with --compat fork."
+        1e-4,
+        "Growth radius. Has no gradient, so it changes the reported loss only, with --compat fork.",
+        of="compat=fork",
     )
     ratios: tuple[float, ...] = option(
         (1.0,), "Factors of the growth loss: one, or three for encoder-self, decoder-self, cross; 0 freezes a site."
     )
     norm_cap: float | None = option(
-        None, "Push a matrix no further than N times its nuclear norm at the identity; default: no end."
+        None, "Push a matrix no further than N times its nuclear norm at the identity; default: no end.", above=0
     )
     compat: Literal["none", "fork"] = option(
         "none", "fork: the constants and quirks of the published program.", common=True
     )
 
     def __post_init__(self) -> None:
-        if self.gamma is not None and not 0 <= self.gamma < float("inf"):
-            raise ConfigError(f"--gamma is {self.gamma}; it must not be negative (0: matrices are trained, not pushed)")
-        if not 0 <= self.start_after <= 1:
-            raise ConfigError(f"--start-after is {self.start_after}; it is a share of the run, from 0 to 1")
-        if self.norm_cap is not None and not self.norm_cap > 0:
-            raise ConfigError(f"--norm-cap is {self.norm_cap}; it must be more than 0, such as 3")
+        check_options(self)
         if len(self.ratios) not in (1, len(SITES)) or any(ratio < 0 for ratio in self.ratios):
             raise ConfigError(
                 f"--ratios {','.join(f'{ratio:g}' for ratio in self.ratios)}: give one factor, or three for "

@@ -14,6 +14,7 @@ from headscope.training.position import TrainingPosition
 from headscope.training.variant import Variant, per_site, variant
 
 if TYPE_CHECKING:
+    from headscope.training.config import TrainConfig
     from headscope.training.run_state import TrainingRun
     from headscope.training.swap_scores import Phase, Scores, SwapTiming
     from headscope.training.swaps import ForkSwap, Swap
@@ -128,6 +129,12 @@ class SwapHeads(Variant):
         self.histories: dict[Site, SwapHistory] = {}
         self.scheduled = 0
 
+    def check(self, config: TrainConfig) -> None:
+        if self.options.swap_schedule is None and not self.options.ways:
+            raise ConfigError("nothing says which heads change places; give --swap-schedule FILE or --dynamic WAY")
+        if self.options.ways and config.valid_source is None:
+            raise ConfigError("--dynamic ranks heads on the validation text; give --valid-source and --valid-target")
+
     def prepare(self, run: TrainingRun) -> None:
         from headscope.training.swap_scores import Phase
         from headscope.training.swaps import check_fork_width, check_separate
@@ -136,8 +143,6 @@ class SwapHeads(Variant):
         check_separate(*(module for *_, module in run.model.attention_modules()))
         if options.compat == "fork":
             check_fork_width(run.model)
-        if options.swap_schedule is None and not options.ways:
-            raise ConfigError("nothing says which heads change places; give --swap-schedule FILE or --dynamic WAY")
         if options.swap_schedule is not None:
             self.schedule = self._read(run, options.swap_schedule)
         sites = {site for site, _ in run.model.declared_attention().layout}
@@ -145,8 +150,6 @@ class SwapHeads(Variant):
             if len(options.dynamic) == len(SITES) and site not in sites:
                 raise ConfigError(f"--dynamic {way} for {site}, which this model has not")
         self.histories = {site: SwapHistory(Phase(), 0) for site in options.ways if site in sites}
-        if self.histories and run.data.valid is None:
-            raise ConfigError("--dynamic ranks heads on the validation text; give --valid-source and --valid-target")
 
     def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
         """The schedule, checked against the model and the length of the run."""

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from headscope.config import NoOptions, option
-from headscope.errors import ConfigError
+from headscope.config import NoOptions, check_options, option
 from headscope.training.variant import Variant, variant
 
 if TYPE_CHECKING:
@@ -29,19 +28,18 @@ class WideOptions(NoOptions):
     """Options of `wide`; `narrow` has the same with other defaults."""
 
     d_head: int | None = option(
-        None, "Width of a head's queries, keys and values; default: the model's.", maximum=2**18, common=True
+        None, "Width of a head's queries, keys and values; default: the model's.", minimum=1, maximum=2**18, common=True
     )
     head_input: Literal["full", "slice"] = option(
         "full", "full: every head reads the whole input; slice: its own part of it.", common=True
     )
-    shared_qkv: bool = option(False, "With slice: one small matrix each for queries, keys and values of all heads.")
+    shared_qkv: bool = option(
+        False, "With slice: one small matrix each for queries, keys and values of all heads.", of="head_input=slice"
+    )
     qkv_bias: bool = option(True, "Biases of queries, keys and values.")
 
     def __post_init__(self) -> None:
-        if self.d_head is not None and self.d_head < 1:
-            raise ConfigError(f"--d-head is {self.d_head}; it must be at least 1")
-        if self.shared_qkv and self.head_input != "slice":
-            raise ConfigError("--shared-qkv goes with --head-input slice; heads that read everything do not share")
+        check_options(self)
 
 
 @variant
@@ -77,7 +75,7 @@ class NarrowOptions(WideOptions):
     """Options of `narrow`."""
 
     d_head: int | None = option(
-        None, "Width of a head's queries, keys and values; default: its slice's.", maximum=2**18, common=True
+        None, "Width of a head's queries, keys and values; default: its slice's.", minimum=1, maximum=2**18, common=True
     )
     head_input: Literal["full", "slice"] = option(
         "slice", "slice: every head reads its own part of the input; full: all of it.", common=True

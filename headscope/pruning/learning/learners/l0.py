@@ -42,21 +42,19 @@ class L0Options:
         "story-of-heads program's concrete_coef).",
         name="lambda-as",
     )
-    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", common=True)
+    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", minimum=1, common=True)
     start: Literal["glorot", "open"] | None = option(
         None,
         "Gates at the start: random, as the program's, about half of them half closed; or open. Default: open with "
         "--keep, else glorot.",
     )
-    temperature: float = option(0.33, "Of the gates' noise.")
+    temperature: float = option(0.33, "Of the gates' noise.", above=0)
 
     def __post_init__(self) -> None:
         check_options(self)
         check_one_given({"--lambda L (or a list)": self.strength, "--keep N to have it searched": self.keep})
         if self.strength is not None and not 0 <= self.strength < float("inf"):
             raise ConfigError(f"--lambda {self.strength:g}: it must not be negative; 0 is no penalty")
-        if not self.temperature > 0:
-            raise ConfigError(f"--temperature {self.temperature:g} must be more than 0")
 
 
 @learner
