@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio, interval, joined
 from headscope.config import PublishedLabelOptions
+from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
 from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
@@ -73,12 +74,12 @@ class Positional(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         b, h, t = heads.argmax_position.shape
         reach = max(1, min(t - 1, REACH + 1))
-        cells = heads.offsets.clamp(-reach, reach) + reach  # [b h t], 0 in the middle
+        cells = (heads.offsets if reach <= REACH else heads.offsets.clamp(-reach, reach)) + reach  # [b h t]
         counted, _ = heads.counted(torch.float32)
         histogram = torch.zeros(b, h, 2 * reach + 1, device=cells.device)
         histogram.scatter_add_(2, cells, counted[:, None].expand(b, h, t))
-        able = heads.shared("queries by offset", lambda: _queries_by_offset(heads, reach))
-        return {"offsets": Ratio(histogram, able[:, None], centred=True, coarse=True)}
+        able = heads.shared("queries by offset", lambda: _able(heads, reach))
+        return {"offsets": Ratio(histogram, able, centred=True, coarse=True)}
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
@@ -120,28 +121,28 @@ class Positional(Analysis):
         return evidence_signature(self.options)
 
 
-def _queries_by_offset(heads: HeadBatch, reach: int) -> Tensor:
-    """How many queries have a key at each offset [b o]: both count, and one sees the other. The same for all heads."""
-    able = heads.keys.new_zeros(len(heads.keys), 2 * reach + 1, dtype=torch.float32)
-    for queries, visible in heads.rows.visible_blocks():  # [b q s]
-        there = visible & heads.keys[:, None] & heads.queries[:, queries, None]
-        able += _diagonals(there, queries.start, reach)
-    return able
+def _able(heads: HeadBatch, reach: int) -> Tensor:
+    """How many queries have a key at each offset [b 1 o], the same for all heads."""
+    counted, _ = heads.counted(torch.float32)
+    blocks = [
+        queries_by_offset(counted[:, queries], seen.float(), queries.start, reach)
+        for queries, seen in heads.rows.seen_blocks()
+    ]
+    return torch.stack(blocks).sum(dim=0) if len(blocks) > 1 else blocks[0]
 
 
-def _diagonals(there: Tensor, first: int, reach: int) -> Tensor:
-    """Of pairs `there` [b q s], queries from position `first` on: queries with one at each offset [b 2·reach+1].
+def queries_by_offset(counted: Tensor, seen: Tensor, first: int, reach: int) -> Tensor:
+    """How many of the `counted` queries [b q], from position `first` on, see a key at each offset [b 1 2·reach+1].
 
-    At the ends: at any offset from there on.
+    `seen` [b q s] is one where a query sees a key, else zero. At the ends: at any offset from there on.
     """
-    b, q, s = there.shape
-    pad = torch.nn.functional.pad
-    shifted = pad(pad(there, (q, 0)).flatten(1), (0, q)).view(b, q, q + s + 1)  # query i, key j: column q + j − i
-    middle = q + first  # the column of offset 0
-    single = pad(shifted.sum(dim=1), (reach, reach))[:, middle + 1 : middle + 2 * reach]
-    ends = (shifted[..., : max(0, middle - reach + 1)], shifted[..., middle + reach :])
-    low, high = (end.any(dim=-1).sum(dim=-1, keepdim=True) for end in ends)
-    return torch.cat([low, single, high], dim=-1).float()
+    offsets = torch.arange(seen.shape[2]) - torch.arange(first, first + seen.shape[1])[:, None]  # [q s]
+    cells = upload(offsets.clamp(-reach, reach) + reach, seen.device)
+    having = torch.zeros(*seen.shape[:2], 2 * reach + 1, device=seen.device)
+    having.scatter_add_(2, cells.expand_as(seen), seen)
+    if bool(((offsets < -reach) | (offsets > reach)).any()):
+        having.clamp_(max=1)
+    return counted[:, None] @ having
 
 
 def _modal(total: Tensor, able: Tensor) -> Tensor:

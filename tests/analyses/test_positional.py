@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
-from headscope.analyses.positional import Positional, _diagonals
+from headscope.analyses.positional import Positional, queries_by_offset
 from headscope.bootstrap import Bootstrap, GroupSums
 from headscope.data.encoded import Batch, Side
 from headscope.engine.base import Aggregates, AnalysisReport, HeadBatch
@@ -65,14 +65,17 @@ def test_looking_at_the_first_word_is_no_offset(causal: bool) -> None:
 
 def test_pairs_by_offset_are_those_of_loops() -> None:
     """Blocks of queries from anywhere, and offsets that are counted together at the ends."""
-    there = torch.rand(3, 11, 11, generator=torch.Generator().manual_seed(5)) < 0.3
+    generator = torch.Generator().manual_seed(5)
+    there, counted = torch.rand(3, 11, 11, generator=generator) < 0.3, torch.rand(3, 11, generator=generator) < 0.7
     for reach in (1, 4, 10):
         for first, last in ((0, 11), (0, 5), (5, 11), (10, 11)):
-            able = _diagonals(there[:, first:last], first, reach)
-            for line, pairs in zip(able, there, strict=True):
+            of_block = counted[:, first:last].float(), there[:, first:last].float()
+            able = queries_by_offset(*of_block, first, reach)[:, 0]
+            for line, pairs, counts in zip(able, there, counted, strict=True):
                 expected = Counter(
                     offset
                     for query in range(first, last)
+                    if counts[query]
                     for offset in {max(-reach, min(reach, int(key) - query)) for key in pairs[query].nonzero()}
                 )
                 assert line.tolist() == [expected[offset] for offset in range(-reach, reach + 1)]

@@ -50,8 +50,11 @@ class AttentionRows(Protocol):
         """Where queries may look [b t s]; HeadscopeError where weights are streamed."""
         ...
 
-    def visible_blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of queries, by their positions, with where they may look [b q s]: one where weights are there."""
+    def seen_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Blocks of queries, by their positions, with one for each counted key that a query sees [b q s], else zero.
+
+        Where all weights are there, it is one block.
+        """
         ...
 
     @property
@@ -96,9 +99,9 @@ class DenseRows:
     shared: SharedTensors
     first_query: int = 0
 
-    def visible_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+    def seen_blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """See `AttentionRows`."""
-        yield slice(self.first_query, self.first_query + self.weights.shape[2]), self.visible
+        yield slice(self.first_query, self.first_query + self.weights.shape[2]), self._seen()
 
     @property
     def sight(self) -> object:
@@ -108,11 +111,11 @@ class DenseRows:
     @cached_property
     def maximum(self) -> tuple[Tensor, Tensor]:
         """See `AttentionRows`."""
-        weights = self.weights  # no weight is above one, so two less is below all that are seen
-        return max_and_position(weights + self._shared("hidden", self._hidden))  # [b h t s] + [b 1 t s]
+        hidden = self._shared("hidden", lambda: self._seen()[:, None] - 1)  # [b 1 t s]: zero, or minus one if hidden
+        return max_and_position(self.weights.add(hidden, alpha=2))  # no weight is above one: hidden ones are below all
 
-    def _hidden(self) -> Tensor:
-        return (~(self.visible & self.keys[:, None]))[:, None] * -2.0
+    def _seen(self) -> Tensor:
+        return self._shared("seen", lambda: self._visible(self.weights.dtype) * self.keys[:, None])
 
     @property
     def entropy(self) -> Tensor:
@@ -131,8 +134,10 @@ class DenseRows:
 
     def visible_on(self, columns: Tensor) -> Tensor:
         """See `AttentionRows`."""
-        visible = self._shared(f"visible/{columns.dtype}", lambda: self.visible.to(columns.dtype))
-        return visible @ upload(columns, visible.device)
+        return self._visible(columns.dtype) @ upload(columns, self.visible.device)
+
+    def _visible(self, dtype: torch.dtype) -> Tensor:
+        return self._shared(f"visible/{dtype}", lambda: self.visible.to(dtype))
 
     def weight_on_pairs(self, name: str | None, match: Match, *, every_key: bool = False) -> tuple[Tensor, Tensor]:
         """See `AttentionRows`."""

@@ -48,10 +48,10 @@ class StreamedRows:
         """HeadscopeError: there is no matrix."""
         raise _missing("visible keys", self.scores.size)
 
-    def visible_blocks(self) -> Iterator[tuple[slice, Tensor]]:
+    def seen_blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """See `Rows`."""
         for queries, visible in self.seen.blocks():
-            yield queries, visible[:, 0]
+            yield queries, (visible[:, 0] & self.keys[:, None]).float()
 
     @property
     def sight(self) -> object:
