@@ -234,7 +234,8 @@ def test_a_batch_holds_inputs_labels_and_masks() -> None:
     ],
 )
 def test_learning_rates(texts: Path, schedule: Any, update: int, expected: float) -> None:
-    config = small(texts, schedule=schedule, lr=0.01, min_lr=0.001, warmup=100, max_updates=1000)
+    lowest = {"min_lr": 0.001} if schedule == "cosine" else {}
+    config = small(texts, schedule=schedule, lr=0.01, warmup=100, max_updates=1000, **lowest)
     assert rate(config, TrainingPosition(update=update, updates_planned=1000)) == pytest.approx(expected)
 
 
@@ -513,7 +514,7 @@ def test_a_run_that_could_not_begin_is_not_in_the_way(texts: Path, tmp_path: Pat
     config = small(texts, out=tmp_path / "run", max_updates=1, valid_source=None, valid_target=None)
     with pytest.raises(ConfigError, match="--patience"):
         train(replace(config, patience=3), baseline())
-    assert [path.name for path in config.out.iterdir()] == ["data"]
+    assert not config.out.exists()
     assert train(config, baseline()).nll is None
 
 

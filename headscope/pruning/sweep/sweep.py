@@ -320,8 +320,8 @@ def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]
         return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
     if others := changed(record["options"], options, SweepConfig):
         return (
-            f"the sweep in {folder} has {flag(others[0])} {options.get(others[0]) or 'unset'}, now "
-            f"{record['options'][others[0]] or 'unset'}; give the same options, another --out, or --force to begin anew"
+            f"the sweep in {folder} has {flag(others[0])} {options.get(others[0])!r}, now "
+            f"{record['options'][others[0]]!r}; give the same options, another --out, or --force to begin anew"
         )
     before = {name: record["digests"].get(name) for name in ("recipe", "labels")} | digests  # which older records lack
     if others := [name for name, value in record["digests"].items() if before.get(name) != value]:
