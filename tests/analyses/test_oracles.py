@@ -587,8 +587,8 @@ def test_relations_that_the_parses_lack_are_named() -> None:
     study = tried("bert", [sentence], "syntactic", relations="dobj,obj")
     assert study.remarks[1:] == ["syntactic: the parses have no dobj (relations are those of UD 2, without subtypes)"]
     assert set(study.tables["syntactic"].label) == {"obj>", "obj<"}
-    study = tried("bert", [sentence], "syntactic", relations="dobj")
-    assert len(study.tables["syntactic"]) == 0 and study.heads.syntactic_margin.isna().all()
+    with pytest.raises(ConfigError, match=r"dobj.*obj"):
+        tried("bert", [sentence], "syntactic", relations="dobj")
 
 
 def test_sentences_without_a_word_are_no_obstacle() -> None:

@@ -167,7 +167,7 @@ def test_what_the_intact_model_says() -> None:
     """`top1`: logits of the ids that the intact model finds likeliest."""
     its, total, count = speakers.checkpoint("gpt2"), torch.zeros(()).double(), 0
     heads = list(all_heads(its.layout))
-    for sentence in speakers.corpus("gpt2"):
+    for sentence in speakers.corpus("gpt2", count=COUNT):
         one = asked("gpt2", sentence)
         with torch.no_grad():
             ids = one.logits(its).argmax(dim=-1)

@@ -100,7 +100,7 @@ MISTAKES = {
     f"{READ} --pairs --parse T": "leave out --source2 and --pairs",
     f"{READ} --faithfulness-bleu": "--faithfulness-bleu is about --faithfulness",
     f"{READ} --frequencies T --frequency-corpus T": "give one",
-    f"{READ} --mhr-rows batch": "--mhr-rows batch is about --mhr-pickles",
+    f"{READ} --mhr-rows batch": "--mhr-rows is about --mhr-pickles",
     f"{READ} --clean T": "give --corrupt and --answer too",
     f"{REMOVE} --keep-only cross.0.1": "not both",
     f"{REMOVE} --anchor mixed": "--anchor is for --compensate least-squares",

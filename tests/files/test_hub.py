@@ -186,4 +186,4 @@ def test_nothing_is_pushed_where_nothing_can_be_written(hub: Hub, bert: Path, tm
 
 def test_public_without_a_name_is_refused(bert: Path, tmp_path: Path, command: Command) -> None:
     status, _, err = command(*removal(bert, tmp_path / "small", "--hub-public"))
-    assert status == 2 and "--hub-name USER/NAME" in err
+    assert status == 2 and "--hub-public is about --hub-name" in err

@@ -263,7 +263,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"merge_kv": (2,), "pad": True}, "--pad"),
     ({"merge_kv": (4, 2, 1), "export": ("native",)}, "--export native.*key/value"),
     ({"merge_kv": (2,), "compensate": "mean", "source": "FILE"}, "--compensate mean"),
-    ({"heads": "decoder-self.0.0", "merge_by": "FILE"}, "--merge-by.*--merge-kv N"),
+    ({"heads": "decoder-self.0.0", "merge_by": "FILE"}, "--merge-by is about --merge-kv"),
     ({"merge_kv": (2,), "column": "full_attention"}, "--column.*--merge-by"),
     ({"merge_kv": (2,), "merge_by": "RUN"}, "columns.*--column"),
     ({"merge_kv": (2,), "merge_by": "RUN", "column": "sink"}, "'sink'"),

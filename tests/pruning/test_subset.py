@@ -206,10 +206,10 @@ def test_exactly_k_heads_and_the_same_bits(straight: bool, tmp_path: Path) -> No
 
 def test_all_heads_and_none(tmp_path: Path) -> None:
     total = learnt(tmp_path, "some", keep=3).gating.heads
-    for keep in (0, total):
-        choice = learnt(tmp_path, f"{keep}", keep=keep)
-        assert len(choice.removed) == total - keep
-        assert (tmp_path / f"{keep}" / "removed.txt").read_text().count("\n") == total - keep
+    assert not learnt(tmp_path, "all", keep=total).removed
+    assert (tmp_path / "all" / "removed.txt").read_text() == ""
+    with pytest.raises(ConfigError, match="--keep 0: at least 1 is needed"):
+        learnt(tmp_path, "none", keep=0)
     with pytest.raises(ConfigError, match=f"--keep {total + 1}: there are {total} heads"):
         learnt(tmp_path, "more", keep=total + 1)
 
@@ -225,7 +225,10 @@ def test_what_the_command_refuses(tmp_path: Path) -> None:
         (["--keep", "5", "--source", str(text), "--temperature", "0"], "--temperature 0 --end-temperature 0.05"),
         (["--keep", "5", "--source", str(text), "--cooldown", "0"], "--cooldown 0"),
         (["--keep", "5", "--source", str(text), "--dtype", "bfloat16"], "--dtype bfloat16: small updates"),
-        (["--keep", "5", "--source", str(text), "--label-smoothing", "1"], "needs --target|--label-smoothing 1"),
+        (
+            ["--keep", "5", "--source", str(text), "--label-smoothing", "1"],
+            "--label-smoothing is 1.0; it must be at least 0 and less than 1",
+        ),
     ):
         found = CliRunner().invoke(app, [*command, *options])
         with pytest.raises(HeadscopeError, match=message):
