@@ -13,7 +13,8 @@ from headscope.api.selection import GateValues, Heads, gates_name, gates_of, hea
 from headscope.api.texts import Text, texts_of
 from headscope.config import Companions
 from headscope.data.encoded import Batch, pad_side
-from headscope.errors import ConfigError, HeadscopeError
+from headscope.engine.plan import refuse_unread_target
+from headscope.errors import HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
 from headscope.model.discovery import eval_mode
@@ -79,8 +80,7 @@ class OpenModel:
         """
         opened = self.checkpoint
         corpus = texts_of(text, target).corpus()
-        if corpus.has_target and not opened.two_sided:
-            raise ConfigError(f"a model of type {opened.model_type!r} reads one side only; leave out target")
+        refuse_unread_target(opened, corpus)
         batch = one_batch(opened, [(sentence.source, sentence.target) for sentence in corpus]).to(opened.device)
         with eval_mode(opened.model), torch.no_grad():
             if opened.predicts == "classes":

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from headscope.assets import sample
@@ -207,6 +207,7 @@ def language_of(lines: Sequence[str]) -> str | None:
     return best if shares[best] >= KNOWN and shares[best] > 2 * max(others) else None
 
 
+@cache
 def _common() -> list[tuple[str, frozenset[str]]]:
     """The most frequent words of the samples."""
     found = []
