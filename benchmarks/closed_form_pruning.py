@@ -35,7 +35,7 @@ from headscope.engine.base import RunOptions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.gate_layout import GateLayout, gate_layout
@@ -151,8 +151,12 @@ def refitted(name: str, context: ScoringContext, heads: Sequence[HeadId]) -> Any
     checkpoint, calibration = context.checkpoint, context.corpus
     assert calibration is not None
     if name in SEQUENTIAL:
-        return refitted_model(checkpoint, sequential_refits(checkpoint, calibration, heads, residual=SEQUENTIAL[name]))
-    return refitted_model(checkpoint, compensate(checkpoint, moments_of(context), heads, RefitOptions(method=name)))
+        return RefittedCopy.of(
+            checkpoint, sequential_refits(checkpoint, calibration, heads, residual=SEQUENTIAL[name])
+        ).model
+    return RefittedCopy.of(
+        checkpoint, compensate(checkpoint, moments_of(context), heads, RefitOptions(method=name))
+    ).model
 
 
 def study(

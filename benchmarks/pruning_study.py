@@ -42,7 +42,7 @@ from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.projections import WeightOwners
-from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import text_batches
 from headscope.pruning.gate_layout import gate_layout
@@ -68,7 +68,7 @@ def by_options(options: RefitOptions, context: ScoringContext, heads: Sequence[H
     """The masked model, refitted as options say."""
     if options.method == "none":
         refits = compensate(context.checkpoint, moments_of(context), heads, options)
-        return context.checkpoint.with_model(refitted_model(context.checkpoint, refits))
+        return context.checkpoint.with_model(RefittedCopy.of(context.checkpoint, refits).model)
     return refitted_checkpoint(context, heads, options)
 
 

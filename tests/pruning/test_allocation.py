@@ -16,7 +16,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.compensate import ModuleOrder, compensate, measured_allocation, refitted_model
+from headscope.pruning.closed_form.compensate import ModuleOrder, RefittedCopy, compensate, measured_allocation
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
@@ -50,7 +50,7 @@ def measured(kind: str) -> tuple[Checkpoint, Moments, DamageMeter, tuple[ModuleO
 def damage_without(kind: str, heads: Sequence[HeadId]) -> float:
     """Mean growth of the loss of a model that is refitted anew, sentence by sentence, without padding."""
     checkpoint, moments, _, _ = measured(kind)
-    made = refitted_model(checkpoint, compensate(checkpoint, moments, heads))
+    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads)).model
     intact, altered = loss(kind, checkpoint.model), loss(kind, made)
     return altered - intact
 
@@ -70,7 +70,7 @@ def loss(kind: str, model: nn.Module) -> float:
 def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
     checkpoint, moments, meter, orders = measured(kind)
     heads = [head for projection, units in orders for head in projection.units[units[0]]]
-    made = refitted_model(checkpoint, compensate(checkpoint, moments, heads))
+    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads)).model
     performance = meter.measure(made)
     assert performance.objective == "loss" and performance.sentences == 7
     assert performance.value == pytest.approx(loss(kind, made), rel=1e-9)
@@ -140,7 +140,7 @@ def test_the_criterion_measures_on_its_text_and_heads_that_are_protected_never_g
     _, _, last = sorted(heads, key=lambda head: scores[head])
     moments = collect_moments(checkpoint, corpus)
     meter = DamageMeter.of(checkpoint, corpus)
-    made = refitted_model(checkpoint, compensate(checkpoint, moments, heads))
+    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads)).model
     assert scores[last] == pytest.approx(meter.measure(made).damage, abs=1e-6)
 
 
@@ -174,7 +174,7 @@ def test_any_order_inside_modules_is_allocated_by_measuring(tmp_path: Path) -> N
 def test_vectors_are_compared_by_their_cosine() -> None:
     checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=11)
     meter = DamageMeter.of(checkpoint, corpus)
-    altered: Any = checkpoint.with_model(refitted_model(checkpoint, [])).model
+    altered: Any = checkpoint.with_model(RefittedCopy.of(checkpoint, []).model).model
     assert meter.measure(altered).value == pytest.approx(1, abs=1e-6)
     with torch.no_grad():
         next(altered.parameters()).add_(torch.linspace(-0.1, 0.1, 5)[0])

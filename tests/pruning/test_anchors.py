@@ -32,7 +32,7 @@ from headscope.pruning.closed_form.anchors import (
 )
 from headscope.pruning.closed_form.bench import AnchoredMoments, RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, least_harm, share, split_text
-from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Performance, spread
 from headscope.pruning.closed_form.moments import collect_moments, weighted
 from headscope.pruning.closed_form.output_projections import output_projections
@@ -153,7 +153,7 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     harms = {"none": 1.0}
     for options in bench.tried(heads):
         moments = AnchoredMoments(checkpoint, parts.calibration).of(options.anchor)
-        model = refitted_model(checkpoint, compensate(checkpoint, moments, heads, options))
+        model = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, options)).model
         damages = [meter.measure(model).damage for meter in meters]
         name = Candidate(options, performance(0), performance(0)).name
         harms[name] = max(share(damage, of) for damage, of in zip(damages, none, strict=True))
@@ -207,7 +207,7 @@ def test_most_candidates_are_measured_on_a_few_lines(kind: str, monkeypatch: pyt
     assert sum(read) < 0.7 * len(choice.candidates) * (sum(few) + sum(rest))
     for each in full[1:]:
         moments = AnchoredMoments(checkpoint, parts.calibration).of(each.options.anchor)
-        model = refitted_model(checkpoint, compensate(checkpoint, moments, heads, each.options))
+        model = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, each.options)).model
         for meter, found in zip(whole, (each.held_out, each.check), strict=True):
             wanted = meter.measure(model)
             assert (found.value, found.damage) == pytest.approx((wanted.value, wanted.damage), rel=1e-5)

@@ -16,7 +16,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection
 from headscope.pruning.options.refit import RefitOptions
@@ -61,7 +61,7 @@ def test_a_refitted_model_is_nearer_to_the_intact_one(kind: str) -> None:
     with masked(checkpoint.model, heads):
         closed = logits(checkpoint, kind)
     made = {
-        method: refitted_model(checkpoint, compensate(checkpoint, moments, heads, RefitOptions(method=method)))
+        method: RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, RefitOptions(method=method))).model
         for method in ("none", "least-squares")
     }
     zeroed, refitted = (logits(checkpoint, kind, model) for model in made.values())
@@ -82,7 +82,7 @@ def test_every_module_gains_and_only_modules_that_lose_heads_change(kind: str) -
         assert not each.refit.weight[:, gone].any() and each.refit.damping > 0
         assert each.projection.has_bias or not each.refit.shift.any()
     if not any(each.projection.mixing_folded for each in refits):  # folding is another model
-        changed = _changed(checkpoint.model, refitted_model(checkpoint, refits))
+        changed = _changed(checkpoint.model, RefittedCopy.of(checkpoint, refits).model)
         owners = [each.projection.owner for each in refits]
         kinds = ("weight", "bias") if refits[0].projection.has_bias else ("weight",)
         assert changed == {f"{owner}.{name}" for owner in owners for name in kinds}
@@ -107,7 +107,7 @@ def test_a_mean_lies_between(kind: str) -> None:
 def test_no_heads_are_the_same_model(kind: str) -> None:
     checkpoint, moments, _ = calibrated(kind)
     assert compensate(checkpoint, moments, []) == []
-    assert not _changed(checkpoint.model, refitted_model(checkpoint, []))
+    assert not _changed(checkpoint.model, RefittedCopy.of(checkpoint, []).model)
 
 
 @pytest.mark.parametrize("kind", ["bert", "native-post"])
@@ -127,7 +127,7 @@ def test_any_type() -> None:
     checkpoint.model.to(torch.bfloat16)
     moments = collect_moments(checkpoint, speakers.corpus("llama"))
     heads = [HeadId(Site.DECODER_SELF, 1, head) for head in range(3)]
-    made = refitted_model(checkpoint, compensate(checkpoint, moments, heads))
+    made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads)).model
     weights = dict(made.named_parameters())
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     assert _changed(checkpoint.model, made) == {"model.layers.1.self_attn.o_proj.weight"}
@@ -158,8 +158,8 @@ def test_a_mixing_that_depends_on_its_input_cannot_be_folded() -> None:
     moments = collect_moments(made, corpus)
     folded = HeadId(Site.CROSS, 2, 0)  # a single expert, which there is nothing to mix with
     with pytest.raises(ConfigError, match="input"):
-        refitted_model(made, compensate(made, moments, [folded]))
-    changed = refitted_model(made, compensate(made, moments, [HeadId(Site.ENCODER_SELF, 0, 1)]))
+        RefittedCopy.of(made, compensate(made, moments, [folded]))
+    changed = RefittedCopy.of(made, compensate(made, moments, [HeadId(Site.ENCODER_SELF, 0, 1)])).model
     weight = changed.get_parameter("encoder.layers.0.self_attention.output.weight")
     assert not weight[:, 7:14].any() and weight[:, :7].any()
 

@@ -19,7 +19,7 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.selfcontained import in_plain_class
 from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
-from headscope.pruning.closed_form.compensate import refitted_model
+from headscope.pruning.closed_form.compensate import RefittedCopy
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import RefitOptions
@@ -131,7 +131,7 @@ def test_output_projections_are_refitted_to_what_the_intact_ones_give() -> None:
     assert [refit.projection.places[0][1] for refit in refits] == list(range(len(whole.layout)))
     intact = least_squares.contexts("llama", whole, text)
     for number, refit in enumerate(refits):
-        before = whole.with_model(refitted_model(pooled, refits[:number]))
+        before = whole.with_model(RefittedCopy.of(pooled, refits[:number]).model)
         (place,) = refit.projection.places
         inputs, weight = least_squares.contexts("llama", before, text)[place], refit.projection.weight.numpy()
         targets = intact[place] @ weight.T

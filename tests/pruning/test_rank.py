@@ -18,7 +18,7 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.compensate import refitted_model
+from headscope.pruning.closed_form.compensate import RefittedCopy
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.gate_layout import GateLayout, gate_layout
@@ -140,7 +140,7 @@ def test_a_ranking_is_refitted_before_it_is_tuned(folder: Path, tmp_path: Path) 
     options: dict[str, Any] = {"by": "obs", "keep": 8, "compensate": "least-squares", "sequential": True}
     sequential = ranked(folder, tmp_path / "sequential", **options)
     whole = open_checkpoint(str(folder / "whole"), device="cpu")
-    made = refitted_model(whole, sequential_refits(whole, corpus, plain.removed))
+    made = RefittedCopy.of(whole, sequential_refits(whole, corpus, plain.removed)).model
     expected = DamageMeter.of(whole, corpus).measure(made).value
     assert sequential.quality["refitted"] == pytest.approx(expected, rel=1e-6) != refitted.quality["refitted"]
     assert "compensate:least-squares-sequential" in str(sequential.signature)

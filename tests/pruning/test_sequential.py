@@ -17,7 +17,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText
-from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import collect_moments, text_batches
 from headscope.pruning.closed_form.output_projections import feed_forward_outputs, output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
@@ -56,7 +56,7 @@ def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str, res
     refits = sequential_refits(checkpoint, texts(kind), gone(kind), RefitOptions(damping=1e-3), residual=residual)
     intact, stream = contexts(checkpoint, kind), oracle.streams(kind, checkpoint, texts(kind).read())
     for number, refit in enumerate(refits):
-        pruned = checkpoint.with_model(refitted_model(checkpoint, refits[:number]))
+        pruned = checkpoint.with_model(RefittedCopy.of(checkpoint, refits[:number]).model)
         (place,) = refit.projection.places
         inputs, weight = contexts(pruned, kind)[place], refit.projection.weight.numpy()
         columns = refit.projection.columns([head for head in gone(kind) if (head.site, head.layer) == place]).tolist()
@@ -106,7 +106,8 @@ def test_outputs_of_feed_forward_blocks_are_refitted_too(kind: str) -> None:
     assert set(found) < set(range(len(refits))) and refits[0].projection.owner not in whole
     for number in found:
         refit, owner = refits[number], refits[number].projection.owner
-        inputs, outputs, sums = blocks(checkpoint.with_model(refitted_model(checkpoint, refits[:number])), kind)[owner]
+        before = checkpoint.with_model(RefittedCopy.of(checkpoint, refits[:number]).model)
+        inputs, outputs, sums = blocks(before, kind)[owner]
         bias = checkpoint.model.get_submodule(owner).get_parameter("bias").detach().numpy()
         targets = whole[owner][2] - (sums - outputs) - bias
         weight = refit.projection.weight.numpy()
@@ -164,7 +165,7 @@ def test_a_module_may_lose_all_its_heads() -> None:
     heads = [HeadId.parse(f"encoder-self.0.{head}") for head in range(3)]
     refit, _ = sequential_refits(checkpoint, texts("bert"), heads)
     assert not refit.refit.weight.any() and bool(refit.refit.shift.isfinite().all())
-    assert bool(torch.isfinite(next(refitted_model(checkpoint, [refit]).parameters())).all())
+    assert bool(torch.isfinite(next(RefittedCopy.of(checkpoint, [refit]).model.parameters())).all())
 
 
 def test_it_is_for_least_squares() -> None:

@@ -23,7 +23,6 @@ from headscope.pruning.closed_form.compensate import (
     RefittedCopy,
     compensate,
     heads_by_module,
-    refitted_model,
 )
 from headscope.pruning.closed_form.damage import DamageMeter, StagedMeter
 from headscope.pruning.closed_form.moments import Mixture, ModuleMoments, Moments, collect_moments
@@ -173,9 +172,7 @@ class RefitBench:
 
     def copy_with(self, refits: Collection[ModuleRefit]) -> RefittedCopy:
         """A copy of the model with its projections refitted."""
-        copy = RefittedCopy(self.altered or self.checkpoint, [refit.projection for refit in refits])
-        _put(copy, refits)
-        return copy
+        return RefittedCopy.of(self.altered or self.checkpoint, refits)
 
     @property
     def _pooled(self) -> nn.Module | None:
@@ -212,7 +209,7 @@ class RefitBench:
         few, copy = self._first_stage(heads)
         measured = {few[0].name: self._candidate(few[0].options, self._pooled, heads, few[0])}
         for each in sorted(few[1:], key=lambda each: max(each.harms(few[0])))[:FINALISTS]:
-            _put(copy, self.refits(heads, each.options))
+            copy.put_all(self.refits(heads, each.options))
             measured[each.name] = self._candidate(each.options, copy.model, few=each)
         whole = self.held_out.rest is None and self.check[0].rest is None
         shown = [measured.get(each.name, each if whole else replace(each, first=few[0])) for each in few]
@@ -231,7 +228,7 @@ class RefitBench:
         for options in self.tried(heads):
             refits = self.refits(heads, options)
             copy = copy or self.copy_with(refits)
-            _put(copy, refits)
+            copy.put_all(refits)
             few.append(self._at_first(options, copy.model))
         assert copy is not None, "least squares is always tried"
         return few, copy
@@ -257,11 +254,6 @@ class RefitBench:
         ]
 
 
-def _put(copy: RefittedCopy, refits: Collection[ModuleRefit]) -> None:
-    for refit in refits:
-        copy.put(refit.projection, refit.refit)
-
-
 def refitted(
     checkpoint: Checkpoint,
     corpus: Corpus,
@@ -276,4 +268,4 @@ def refitted(
     `moments` are those of the intact model on `corpus`, where they are known. ConfigError as of `compensate`.
     """
     bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), batching=batching, moments=moments)
-    return checkpoint.with_model(refitted_model(checkpoint, bench.refits(heads, options)))
+    return checkpoint.with_model(RefittedCopy.of(checkpoint, bench.refits(heads, options)).model)

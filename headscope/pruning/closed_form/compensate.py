@@ -140,6 +140,18 @@ class RefittedCopy:
         )
         self._intact = model
 
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> RefittedCopy:
+        """A copy with these refits; without any it is the same model bit for bit."""
+        made = cls(checkpoint, [each.projection for each in refits])
+        made.put_all(refits)
+        return made
+
+    def put_all(self, refits: Collection[ModuleRefit]) -> None:
+        """Set the projections of several modules to their refits."""
+        for each in refits:
+            self.put(each.projection, each.refit)
+
     @torch.no_grad()
     def put(self, projection: OutputProjection | FeedForwardOutput, refit: SolvedRefit) -> None:
         """Set one projection to a refit of the intact model's; a bias that it lacks is added where needed."""
@@ -152,14 +164,6 @@ class RefittedCopy:
             owner.get_parameter("bias").copy_(bias + refit.shift.to(bias))
         elif has_added_bias(owner) or bool(refit.shift.any()):
             add_bias(owner, refit.shift.to(weight))
-
-
-def refitted_model(checkpoint: Checkpoint, refits: Collection[ModuleRefit]) -> nn.Module:
-    """A copy of the model with the refitted output projections; without refits it is the same model bit for bit."""
-    made = RefittedCopy(checkpoint, [module_refit.projection for module_refit in refits])
-    for module_refit in refits:
-        made.put(module_refit.projection, module_refit.refit)
-    return made.model
 
 
 ModuleOrder = tuple[OutputProjection, Sequence[int]]

@@ -20,7 +20,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import select_heads
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.compensate import compensate, refitted_model
+from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.engines.decoders import PARTS
 from headscope.pruning.options.refit import RefitOptions
@@ -147,7 +147,7 @@ def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
     assert scores[1] == pytest.approx(scores[0], rel=1e-3)
 
     refits = [
-        refitted_model(
+        RefittedCopy.of(
             model.checkpoint,
             compensate(
                 model.checkpoint,
@@ -155,7 +155,7 @@ def test_headscope_knows_the_gate_of_what_it_wrote(tmp_path: Path) -> None:
                 select_heads("decoder-self.1.0,decoder-self.1.1", model.checkpoint.layout),
                 RefitOptions(method="least-squares"),
             ),
-        )
+        ).model
         for model in (plain, gated)
     ]
     ids = torch.arange(3, 40)[None]
