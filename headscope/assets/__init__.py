@@ -13,6 +13,11 @@ def sample(kind: str) -> Path:
     return _path(f"sample.{kind}")
 
 
+def varied(language: str) -> Path:
+    """Path of text of many kinds (letters, news, reviews, law, speech): `en` and `de` (120 lines each)."""
+    return _path(f"varied.{language}")
+
+
 def captions(kind: str) -> Path:
     """Path of the captions: `en` and `de` (240 lines each), of the kind that the trained model translates.
 

@@ -103,6 +103,25 @@ def test_a_mean_lies_between(kind: str) -> None:
         assert one.error_without >= one.error >= other.error
 
 
+@pytest.mark.parametrize("kind", ["bert", "marian", "native-post"])
+@pytest.mark.parametrize("method", ["mean", "least-squares"])
+def test_a_refit_in_part_lies_on_the_way_to_it(kind: str, method: str) -> None:
+    checkpoint, moments, heads = calibrated(kind)
+    nothing, part, whole = (
+        compensate(checkpoint, moments, heads, options)
+        for options in (
+            RefitOptions(method="none"),
+            RefitOptions(method=method, strength=0.3),
+            RefitOptions(method=method),
+        )
+    )
+    for before, between, after in zip(nothing, part, whole, strict=True):
+        for name in ("weight", "shift"):
+            first, found, last = (getattr(each.refit, name) for each in (before, between, after))
+            assert torch.allclose(found, 0.7 * first + 0.3 * last, rtol=1e-12, atol=1e-12)
+        assert after.error < between.error < between.error_without == before.error
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_heads_are_the_same_model(kind: str) -> None:
     checkpoint, moments, _ = calibrated(kind)

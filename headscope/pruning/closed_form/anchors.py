@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
-from headscope.assets import sample
+from headscope.assets import sample, varied
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.lines import read_lines
 from headscope.errors import ConfigError
@@ -73,8 +73,8 @@ def anchor_texts(
     }
     general = general_text(checkpoint, corpus) if "sample" in names else None
     if general is not None:
-        made["sample"] = lambda: general.half(0)
-    both = corpus if general is None else with_lines(corpus, general.half(0))
+        made["sample"] = lambda: general.half()
+    both = corpus if general is None else with_lines(corpus, general.half())
     for name, share in NOISES.items():
         made[name] = partial(noised_text, checkpoint, both, share=share, seed=seed)
     return {name: made[name] for name in names if name in made}
@@ -159,14 +159,14 @@ def shuffled_text(corpus: Corpus, *, seed: int = 1) -> Corpus:
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:
     """What a compensation is checked on besides, and whether it says something that a model could foretell.
 
-    `check`, else the half of the sample that is no anchor, else random subwords.
+    `check`, else text of many kinds that ships, else random subwords.
     """
     if sides(check, name="--check"):
         return opened(check, like=corpus, name="--check"), True
     general = general_text(checkpoint, corpus)
     if general is None:
         return random_text(checkpoint, corpus, seed=seed + 1, count=CHECKED), False
-    return general.half(1), True
+    return general.other(), True
 
 
 def general_text(checkpoint: Checkpoint, corpus: Corpus) -> General | None:
@@ -179,19 +179,25 @@ def general_text(checkpoint: Checkpoint, corpus: Corpus) -> General | None:
     languages = [language for lines in texts if (language := language_of(lines)) is not None]
     if corpus.has_second or len(languages) < len(texts):
         return None
-    general = General([list(read_lines(sample(language))) for language in languages])
-    return general if _readable(checkpoint, general.half(0)) else None
+    general = General(*([list(read_lines(kind(language))) for language in languages] for kind in (sample, varied)))
+    return general if all(_readable(checkpoint, text) for text in (general.half(), general.other())) else None
 
 
 class General(NamedTuple):
-    """The lines of a sample, and those of its translation."""
+    """The lines of a sample and of its translation, and those of text of many kinds."""
 
     sides: list[list[str]]
+    kinds: list[list[str]]
 
-    def half(self, which: int) -> Corpus:
-        """Every other line."""
-        source, *target = (lines[which::2] for lines in self.sides)
+    def half(self) -> Corpus:
+        """Every other line of the sample."""
+        source, *target = (lines[::2] for lines in self.sides)
         return replace(open_corpus(source, target=target[0] if target else None), name="headscope's sample")
+
+    def other(self) -> Corpus:
+        """The text of many kinds."""
+        source, *target = self.kinds
+        return replace(open_corpus(source, target=target[0] if target else None), name="headscope's varied text")
 
 
 CHECKED = 120

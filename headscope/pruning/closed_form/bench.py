@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -36,13 +36,15 @@ TRIED_IN_TURN: OtherText = "noised"
 """Tried too where modules are refitted one after the other: six readings more are few then."""
 
 
+HALF = 0.5
+"""The strength that `auto` tries of the best refit too: on text of another kind the whole way may be too far."""
 FINALISTS = 2
 """Candidates of `auto` that are compared with masking on all lines, the best on a few lines of both texts."""
 CHECK_SHARE, CHECKED = 4, 32
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
 PREDICTED = "top1"
 """The objective that a text without any sense is measured by."""
-REFITTED = ("method", "damping", "anchor", "sequential", "feed_forward")
+REFITTED = ("method", "damping", "anchor", "sequential", "feed_forward", "strength")
 """The options of a calibration that say how modules are refitted."""
 
 
@@ -204,19 +206,24 @@ class RefitBench:
     def _chosen(self, heads: Sequence[HeadId]) -> Choice:
         """What harms least: of all candidates on a few lines, of the best two and masking on all lines.
 
-        Where asked for, the best of least squares is refitted module after module too.
+        The best of least squares goes half the way too, and where asked for it is refitted module after module.
         """
         few, copy = self._first_stage(heads)
-        measured = {few[0].name: self._candidate(few[0].options, self._pooled, heads, few[0])}
+        nothing = self._candidate(few[0].options, self._pooled, heads, few[0])
+        measured = {nothing.name: nothing}
         for each in sorted(few[1:], key=lambda each: max(each.harms(few[0])))[:FINALISTS]:
             copy.put_all(self.refits(heads, each.options))
             measured[each.name] = self._candidate(each.options, copy.model, few=each)
+        if heads and self.altered is None and self.options.strength == 1:
+            half = replace(_best(measured.values(), nothing).options, strength=HALF)
+            copy.put_all(self.refits(heads, half))
+            few.append(self._candidate(half, copy.model))
+            measured[few[-1].name] = few[-1]
         whole = self.held_out.rest is None and self.check[0].rest is None
         shown = [measured.get(each.name, each if whole else replace(each, first=few[0])) for each in few]
         if self.options.sequential and heads:
-            refitted = [each for each in measured.values() if each.options.method == "least-squares"]
-            best = min(refitted, key=lambda each: max(each.harms(shown[0])))
-            options = replace(best.options, sequential=True, feed_forward=self.options.feed_forward)
+            best = _best(measured.values(), nothing).options
+            options = replace(best, strength=1.0, sequential=True, feed_forward=self.options.feed_forward)
             shown.append(self._candidate(options, self.copy_with(self.refits(heads, options)).model))
         taken = least_harm([each for each in shown if each.first is None])
         return Choice(shown, taken, self.check[1].name, self.check[1].count)
@@ -247,11 +254,17 @@ class RefitBench:
         return [
             *([RefitOptions(method="mean", add_bias=self.add_bias)] if biased else []),
             *(
-                RefitOptions(damping=damping, add_bias=self.add_bias, anchor=anchor)
+                RefitOptions(damping=damping, add_bias=self.add_bias, anchor=anchor, strength=asked.strength)
                 for anchor in anchors
                 for damping in dampings
             ),
         ]
+
+
+def _best(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
+    """The one of least squares that harms least on the worse of both texts."""
+    refits = [each for each in candidates if each.options.method == "least-squares"]
+    return min(refits, key=lambda each: max(each.harms(masked)))
 
 
 def refitted(

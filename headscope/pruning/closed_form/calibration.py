@@ -14,7 +14,7 @@ from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.compensate import ModuleRefit
 from headscope.pruning.closed_form.damage import Performance
-from headscope.pruning.options.refit import Refit, RefitOptions, anchor_name, check_texts, in_turn
+from headscope.pruning.options.refit import Refit, RefitOptions, anchor_name, check_texts, in_turn, partly
 
 FEWEST = 8
 """Sentences that a refit needs at least."""
@@ -83,6 +83,7 @@ class Compensated:
             "anchor": anchor_name(self.options.anchor) or "none",
             "sequential": self.options.sequential,
             "feed_forward": self.options.feed_forward,
+            "strength": self.options.strength,
             "calibration": {"text": self.text.calibration.name, "sentences": self.text.calibration.count},
             "held_out": {"text": self.text.held_out.name, "sentences": self.text.held_out.count},
             "performance": {name: asdict(performance) for name, performance in self.performance.items()},
@@ -98,6 +99,7 @@ class Compensated:
         text = self.text.calibration
         anchor = anchor_name(self.options.anchor)
         how = in_turn(self.options) + [f"anchor={anchor}{self.anchor_digest[:8]}"] * bool(anchor)
+        how += partly(self.options)
         return {
             "compensate": "-".join([self.options.method, *how]),
             "damping": f"{self.options.damping:g}",
@@ -160,11 +162,12 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """`least-squares, sequential, anchor mixed, damping 0.1`."""
+        """`least-squares, sequential, anchor mixed, damping 0.1, strength 0.5`."""
         anchor = anchor_name(self.options.anchor)
         refits = self.options.method == "least-squares"
         how = in_turn(self.options) + [f"anchor {anchor}"] * bool(anchor)
-        return ", ".join([self.options.method, *how, *([f"damping {self.options.damping:g}"] if refits else [])])
+        how += [f"damping {self.options.damping:g}"] * refits + partly(self.options, " ")
+        return ", ".join([self.options.method, *how])
 
     @property
     def remark(self) -> str:

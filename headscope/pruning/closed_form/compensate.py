@@ -30,7 +30,7 @@ from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
-from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, reconstruction_error
+from headscope.pruning.closed_form.refit import COMPENSATIONS, SolvedRefit, between, reconstruction_error
 from headscope.pruning.options.refit import RefitOptions
 
 
@@ -114,10 +114,11 @@ def refit_module(
             projection.weight, columns, mean=moments.mean, second=moments.second, affine=affine, share=options.damping
         )
 
-    refit, energy = refitted(options.method), moments.output_energy(projection.weight) or 1.0
+    nothing, energy = refitted("none"), moments.output_energy(projection.weight) or 1.0
+    refit = between(nothing, refitted(options.method), options.strength)
     error, error_without = (
         reconstruction_error(projection.weight, weights, mean=moments.mean, second=moments.second) / energy
-        for weights in (refit, refitted("none"))
+        for weights in (refit, nothing)
     )
     return ModuleRefit(projection, refit, error, error_without, affine)
 

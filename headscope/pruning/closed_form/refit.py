@@ -14,7 +14,7 @@ m]. All in float64.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -132,6 +132,14 @@ class SolvedRefit:
     shift: Tensor
     damping: float = 0.0
     raised: int = 0
+
+
+def between(nothing: SolvedRefit, refit: SolvedRefit, strength: float) -> SolvedRefit:
+    """A share of the way from the columns that stay, as they were, to a refit, which is itself at 1."""
+    if strength == 1:
+        return refit
+    weight, shift = (torch.lerp(getattr(nothing, name), getattr(refit, name), strength) for name in ("weight", "shift"))
+    return replace(refit, weight=weight, shift=shift)
 
 
 class Compensation(Protocol):

@@ -30,8 +30,9 @@ class RefitOptions:
     `damping` is that share. `add_bias`: an output projection without a bias gets one; else its refit is linear.
     `sequential`: module after module (see `sequential`), for least squares only; `feed_forward`: then the outputs of
     feed-forward blocks too. `anchor` says whose moments are added
-    to those of the calibration text (see `anchors`): one of `ANCHORS`, "" for none, or a text. ConfigError for a method
-    that there is not.
+    to those of the calibration text (see `anchors`): one of `ANCHORS`, "" for none, or a text. `strength` is how far a
+    projection goes from what it was, without the removed columns (0), to its refit (1). ConfigError for a method that
+    there is not.
     """
 
     method: str = "least-squares"
@@ -40,9 +41,11 @@ class RefitOptions:
     sequential: bool = False
     feed_forward: bool = False
     anchor: OtherText = ""
+    strength: float = 1.0
 
     def __post_init__(self) -> None:
         check_damping(self.damping)
+        check_strength(self)
         if self.method == AUTO:
             raise ConfigError(f"--compensate {AUTO} is for prune remove; choose {', '.join(COMPENSATIONS)} here")
         if self.method not in COMPENSATIONS:
@@ -57,7 +60,7 @@ class RefitOptions:
     def name(self) -> str:
         """For signatures."""
         anchor = anchor_name(self.anchor)
-        return "-".join([self.method, *in_turn(self), *([anchor] if anchor else [])])
+        return "-".join([self.method, *in_turn(self), *([anchor] if anchor else []), *partly(self)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +75,10 @@ class Refit:
     other text too: "random" subwords, "shuffled" words of the calibration text, "mixed" (both), "general" (both, and
     half of the sample that ships in the language of the text), "noised" (that half, and calibration text and sample
     with 15, 30 and 60 % of their subwords drawn at random), "none", or a text of your own.
-    "auto" compares none, mean and least squares, with anchors and dampings unless these are given, on held-out text
-    and on a second text, and takes what harms least on the worse of the two. `check` is that second text (default: the
-    other half of the sample, random subwords where the language is not known).
+    `strength` is how far projections go to their refit: 0.5 is half the way from what they were.
+    "auto" compares none, mean and least squares, with anchors, dampings and strengths unless these are given, on
+    held-out text and on a second text, and takes what harms least on the worse of the two. `check` is that second text
+    (default: text of many kinds that ships, random subwords where the language is not known).
     Texts are a file's path, a list of sentences, a pair (source, target) of these, or `hs.Texts`.
     ConfigError for values of a wrong type, an unknown method, a negative damping, and options that a method lacks.
     """
@@ -87,6 +91,7 @@ class Refit:
     objective: str = ""
     anchor: OtherText = ""
     check: OtherText = ()
+    strength: float = 1.0
 
     def __post_init__(self) -> None:
         for name, (kind, words) in _KINDS.items():
@@ -94,6 +99,7 @@ class Refit:
             if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
                 raise ConfigError(f"{name}={value!r:.60} is of the wrong type; give {words}")
         check_feed_forward(self)
+        check_strength(self)
         check_refit(
             self.method,
             damping=self.damping,
@@ -111,6 +117,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "sequential": (bool, "True or False"),
     "feed_forward": (bool, "True or False"),
     "objective": (str, "a string"),
+    "strength": (Real, "a number"),
 }
 
 
@@ -159,6 +166,20 @@ def check_feed_forward(options: RefitOptions | Refit) -> None:
     """ConfigError where feed-forward blocks are to be refitted and modules are not refitted one after the other."""
     if options.feed_forward and not options.sequential:
         raise ConfigError("feed_forward refits module after module; give sequential=True too")
+
+
+def check_strength(options: RefitOptions | Refit) -> None:
+    """ConfigError for a strength that is none, and where one in part does not apply."""
+    if not 0 < options.strength <= 1:
+        raise ConfigError(f"--strength {options.strength:g}: more than 0 and at most 1, which is the whole refit")
+    if options.strength < 1 and (options.sequential or options.method == "none"):
+        other = "--sequential makes up for all that went before" if options.sequential else "nothing is refitted"
+        raise ConfigError(f"--strength {options.strength:g} is for refits of all modules at once; {other}")
+
+
+def partly(options: RefitOptions | Refit, mark: str = "=") -> list[str]:
+    """What signatures (and names, where a space is the `mark`) say of a refit that is taken in part."""
+    return [f"strength{mark}{options.strength:g}"] * (options.strength < 1)
 
 
 def in_turn(options: RefitOptions | Refit) -> list[str]:

@@ -117,6 +117,13 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         panel=COMPENSATION,
         minimum=0,
     )
+    strength: float = option(
+        1.0,
+        "How far a projection goes to its refit: 0.5 is half the way from what it was; auto tries that too.",
+        panel=COMPENSATION,
+        above=0,
+        maximum=1,
+    )
     sequential: bool = option(False, SEQUENTIAL, panel=COMPENSATION)
     feed_forward: bool = option(False, FEED_FORWARD, panel=COMPENSATION)
     objective: str = option(
@@ -209,6 +216,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             objective=self.objective,
             anchor=as_text(self.anchor),
             check=as_text(self.check),
+            strength=self.strength,
         )
 
 

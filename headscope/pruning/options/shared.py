@@ -19,8 +19,8 @@ ANCHOR = (
     "auto compares with others."
 )
 CHECK = (
-    "A second text, of another kind, that a compensation is measured on; default: half of the sample that ships in the "
-    "language of the text (en, de), random subwords where that is not known."
+    "A second text, that a compensation is measured on; default: text of many kinds that ships in the language of the "
+    "text (en, de), random subwords where that is not known."
 )
 Freeze = Literal["none", "encoder", "decoder", "model"]
 

@@ -72,8 +72,8 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
     )
     check: tuple[str, ...] = option(
         (),
-        "A second text, of another kind, that refits are chosen by and the result is measured on too; default: a "
-        "general sample that ships in the language of the text (en, de), random subwords where that is not known.",
+        "A second text, of another kind, that refits are chosen by and the result is measured on too; default: text of "
+        "many kinds that ships in the language of the text (en, de), random subwords where that is not known.",
         metavar="FILE[,TARGET]",
         panel=DATA,
     )

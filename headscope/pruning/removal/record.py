@@ -269,6 +269,7 @@ def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineE
         "anchor": "" if calibration is None else anchor_name(calibration.anchor),
         "sequential": calibration is not None and calibration.sequential and not done.removal.merged,
         "feed_forward": calibration is not None and calibration.feed_forward,
+        "strength": "" if calibration is None or calibration.strength == 1 else calibration.strength,
     }
     return typed_command(done.source["path"], chosen)
 
