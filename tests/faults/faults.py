@@ -72,7 +72,7 @@ def signalled(number: int, call: int) -> Iterator[list[int]]:
         nonlocal count
         count += 1
         if count == call:
-            sys.setprofile(None)  # no more is counted
+            sys.settrace(None)  # no more is counted
             signal.raise_signal(number)
 
     before = signal.signal(number, lambda received, _: stray.append(received))
@@ -134,8 +134,8 @@ def _calls(see: Callable[[], None]) -> Iterator[None]:
             if ours[code]:
                 see()
 
-    sys.setprofile(profile)
+    sys.settrace(profile)
     try:
         yield
     finally:
-        sys.setprofile(None)
+        sys.settrace(None)
