@@ -70,8 +70,9 @@ class Seen:
         """(query, its weights on all keys, keys that count and that it sees)."""
         call = self.calls[place]
         keys = self.keys(place[0], keep)
+        visible, weights = call.visible.tolist(), call.weights[head].tolist()
         for t in self.queries(place[0], keep):
-            yield t, call.weights[head, t].tolist(), [s for s in keys if call.visible[t, s]]
+            yield t, weights[t], [s for s in keys if visible[t][s]]
 
     def argmax_position(self, place: Place, head: int, keep: bool) -> Iterator[tuple[int, int]]:
         """(query, the counted key with its largest weight, the first one where several tie)."""
