@@ -17,11 +17,12 @@ from functools import wraps
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Union, get_args, get_origin
 
 from headscope.config import AnalyzeOptions
 from headscope.engine.declarations import analysis_options
 from headscope.errors import ConfigError, HeadscopeError, flags_are_kept
+from headscope.files.serialize import types_of
 from headscope.progress import Progress, bar, no_progress, reported
 from headscope.registry import unknown
 
@@ -160,7 +161,7 @@ def analyze_options(options: Mapping[str, Any]) -> AnalyzeOptions:
 
 
 def _types(cls: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(cls)
+    hints = types_of(cls)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 

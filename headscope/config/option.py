@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from headscope.bounds import check_numbers
 from headscope.errors import ConfigError
+from headscope.files.serialize import types_of
 
 C = TypeVar("C")
 
@@ -59,13 +60,13 @@ def option(
 
 def declared_options(cls: type[Any]) -> Iterator[tuple[Field[Any], Any]]:
     """The options of a config class with their types: fields that have a help text; the others are set by code."""
-    hints = get_type_hints(cls)
+    hints = types_of(cls)
     return ((entry, hints[entry.name]) for entry in fields(cls) if entry.metadata.get("help"))
 
 
 def identity(config: Any) -> dict[str, Any]:
     """The options that shape what is computed, as JSON values; files are not among them, which digests identify."""
-    hints = get_type_hints(type(config))
+    hints = types_of(type(config))
     entries = [entry for entry in fields(config) if entry.metadata.get("identity", True)]
     return {
         entry.name: plain_value(getattr(config, entry.name)) for entry in entries if not names_file(hints[entry.name])
@@ -149,7 +150,7 @@ def flag(name: str) -> str:
 
 def _strange_choices(options: Any) -> Iterator[tuple[str, tuple[Any, ...], Any]]:
     """Name, allowed words and value of every Literal field that has another value."""
-    for name, hint in get_type_hints(type(options)).items():
+    for name, hint in types_of(type(options)).items():
         value = getattr(options, name, None)
         inner = [part for part in get_args(hint) if get_origin(part) is Literal] or [hint]
         allowed = get_args(inner[0]) if get_origin(inner[0]) is Literal else ()
@@ -173,7 +174,7 @@ def plain_value(value: Any) -> Any:
 
 def restored(cls: type[C], values: Mapping[str, Any]) -> C:
     """The config that `plain_options` gave the values of; fields that they lack have their defaults."""
-    hints = get_type_hints(cls)
+    hints = types_of(cls)
     own = {field.name: values[field.name] for field in fields(cls) if field.name in values}  # type: ignore[arg-type]
     for name, value in own.items():
         if isinstance(value, list):

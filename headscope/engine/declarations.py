@@ -19,11 +19,12 @@ from dataclasses import Field, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headscope.config import NoOptions, check_options, flag
 from headscope.config.option import restored
 from headscope.errors import ConfigError
+from headscope.files.serialize import types_of
 from headscope.registry import Registry, unknown
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def analysis_options() -> dict[str, DeclaredOption]:
     """Every option that analyses have, by name; ConfigError where two give one name another type or default."""
     options: dict[str, DeclaredOption] = {}
     for analysis in declarations("Options"):
-        hints = get_type_hints(analysis.Options)
+        hints = types_of(analysis.Options)
         for option in fields(analysis.Options):
             first = options.get(option.name)
             if first and (first.type, first.field.default) != (hints[option.name], option.default):

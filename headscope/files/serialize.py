@@ -47,9 +47,19 @@ def from_plain(cls: type[C], values: Mapping[str, Any]) -> C:
     return config
 
 
+def types_of(cls: type[Any]) -> dict[str, Any]:
+    """The types of a class's fields, worked out once: that takes longer than most uses of them. Not to be changed."""
+    if cls not in _TYPES:
+        _TYPES[cls] = get_type_hints(cls)
+    return _TYPES[cls]
+
+
+_TYPES: dict[type[Any], dict[str, Any]] = {}
+
+
 def _build(cls: type[Any], values: Mapping[str, Any], prefix: str, problems: Problems) -> Any:
     """An instance of a config class, or None after adding to `problems`."""
-    hints = get_type_hints(cls)
+    hints = types_of(cls)
     known = {field.name for field in fields(cls)}
     before = len(problems)
     for name in sorted(set(values) - known):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args
 
 from headscope.bounds import MOST_LAYERS, MOST_WIDTH
 from headscope.errors import ConfigError
-from headscope.files.serialize import from_plain, to_plain
+from headscope.files.serialize import from_plain, to_plain, types_of
 
 ACTIVATIONS = ("relu", "gelu", "gelu-tanh", "silu", "tanh", "linear")
 Option = str | int | float | bool
@@ -81,7 +81,7 @@ class StackConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least 0 and less than 1")
         _one_of("activation", self.activation, ACTIVATIONS)
         for name in ("head_input", "norm", "positions"):
-            _one_of(name, getattr(self, name), get_args(get_type_hints(StackConfig)[name]))
+            _one_of(name, getattr(self, name), get_args(types_of(StackConfig)[name]))
         self._check_heads()
         self._check_positions()
 
