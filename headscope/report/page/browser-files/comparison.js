@@ -41,7 +41,7 @@ function needs() {
   return make('div', {}, make('h3', {}, 'Do functions predict importance?'),
     make('p', {}, 'How likely a head with the function is needed more than another head of its model (½: the function says nothing): the mean over runs, its 95 % interval for which models are a sample of models, and a dot a run.'),
     make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption },
-      make('table', { class: 'overruns' }, make('caption', {}, caption), make('thead', {}, head), make('tbody', {}, body))),
+      make('table', { class: 'overruns' }, captioned(caption), make('thead', {}, head), make('tbody', {}, body))),
     make('ul', { class: 'legend' }, key),
     csvButton('Save this table as CSV', 'needs.csv', () => [['function', 'measure', 'needed', 'needed_low', 'needed_high', ...runs.map((run) => analyses[run].name), 'heads'], ...rows]));
 }
