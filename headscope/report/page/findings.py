@@ -69,7 +69,7 @@ def pruned(sweeps: Sequence[Data], removals: Sequence[Data]) -> list[str]:
     """Sentences about runs of `headscope prune`."""
     sentences = []
     for run in sweeps:
-        sentences += run["notes"]
+        sentences += [f"{note}." for note in run["notes"]]
         if not run["measured"]:
             cells = run["cells"]
             columns = (cells[name] for name in ("cell", "method", "kept", "of"))

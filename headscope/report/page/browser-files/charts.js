@@ -28,7 +28,8 @@ function range(values, { zero = false, pad = 0.04 } = {}) {
 function tickWords(found, percent = false) {
   const scale = percent ? 100 : 1;
   const step = found.length > 1 ? (found[1] - found[0]) * scale : 1;
-  const decimals = Math.min(8, Math.max(0, -Math.floor(Math.log10(step) + 1e-9) + (step / 10 ** Math.floor(Math.log10(step)) === 2.5 ? 1 : 0)));
+  const power = Math.floor(Math.log10(step) + 1e-9);
+  const decimals = Math.min(8, Math.max(0, -power + (Math.abs(step / 10 ** power - 2.5) < 1e-6 ? 1 : 0)));
   const format = new Intl.NumberFormat('en', { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
   return found.map((tick) => `${format.format(tick * scale).replaceAll('-', '−')}${percent ? ' %' : ''}`);
 }
@@ -82,7 +83,7 @@ function curves({ title, xLabel, yLabel, series, zero = false, percent = false, 
     }).join('');
     svg.append(draw('path', {
       d: path, fill: 'none', stroke: line.color, 'stroke-width': line.thin ? 1 : 2,
-      'stroke-dasharray': line.dash || null, opacity: line.thin ? 0.6 : 1,
+      'stroke-dasharray': line.dash || null, class: line.thin ? 'thin' : null,
     }));
     if (points.length > 40) continue;
     for (const point of points) {

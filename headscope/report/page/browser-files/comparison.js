@@ -29,11 +29,13 @@ function needs() {
     return make('td', { title: `${title}; ${heads} heads in all` }, svg, make('span', {}, number(mean, 2)),
       make('span', { class: 'quiet whole' }, low === null ? '' : ` ${number(low, 2)} to ${number(high, 2)}`));
   };
-  const names = Object.keys(measures);
+  const names = Object.keys(measures).filter((measure) => Object.values(cells).some((row) => row[measure]));
+  const seen = runs.map((_, place) => Object.values(cells).some((row) => names.some((measure) => row[measure] && row[measure][3][place] !== null)));
   const caption = 'Functions and importances over runs';
   const head = make('tr', {}, make('td'), names.map((name) => make('th', { scope: 'col' }, measures[name])));
   const body = Object.entries(cells).map(([name, row]) => make('tr', {}, make('th', { scope: 'row' }, name), names.map((measure) => cell(row[measure]))));
   const key = runs.map((run, place) => {
+    if (!seen[place]) return null;
     const dot = draw('svg', { width: 10, height: 10, 'aria-hidden': 'true' }, draw('circle', { cx: 5, cy: 5, r: 4, fill: color(place) }));
     return make('li', {}, dot, ` ${analyses[run].name}: ${analyses[run].model}`);
   });
