@@ -274,7 +274,7 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
         "encoder-self": [[0, 1, 2]]
     }
     found = report["pruning"]["findings"]
-    assert found[0] == "l0: 3 heads can go" and "1,000 parameters became 900 (10 % fewer)" in found[1]
+    assert found[0] == "l0: 3 heads can go." and "1,000 parameters became 900 (10 % fewer)" in found[1]
     assert report["training"]["findings"] == [
         "train (mixing): 30 updates; best validation loss 1.67 at update 30, best BLEU 9 at update 30."
     ]
