@@ -65,9 +65,9 @@ def sentence(labels: Sequence[tuple[str, float]], row: Mapping[Any, Any], pairs:
     if shares:
         parts.append("explained by " + ", ".join(f"{BY[group]} {share:.2f}" for group, share in shares))
     if row.get("explained", float("nan")) < 0.5:
-        parts.append(f"{1 - row['explained']:.2f} only the sentence says")
+        parts.append(f"{min(1 - row['explained'], 1):.2f} only the sentence says")
     if pairs and any(group == "lexical" for group, _ in shares):
-        parts.append("highest: " + ", ".join(f"{query} → {key}" for query, key in pairs[:MOST_PAIRS]))
+        parts.append("highest: " + ", ".join(f"“{query}” → “{key}”" for query, key in pairs[:MOST_PAIRS]))
     return "; ".join(parts)
 
 

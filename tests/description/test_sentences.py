@@ -29,11 +29,12 @@ def test_what_is_established_stands_first_and_the_strongest_of_it() -> None:
     text = sentence([("rare", 0.52), ("positional:-1", 0.9)], row, [("dog", "Hund"), ("man", "Mann")])
     assert text == (
         "looks at the token before: 0.90; looks at the rarest token: 0.52; explained by pairs of words 0.61, "
-        "position 0.10; highest: dog → Hund, man → Mann"
+        "position 0.10; highest: “dog” → “Hund”, “man” → “Mann”"
     )
     assert sentence([], {"explained": 0.25, "explained_position": 0.25}, []) == (
         "explained by position 0.25; 0.75 only the sentence says"
     )
+    assert sentence([], {"explained": -0.1}, []) == "1.00 only the sentence says"  # a description can mislead
     assert sentence([], {"explained": float("nan")}, [("a", "b")]) == ""
 
 
@@ -45,6 +46,6 @@ def test_of_every_row_of_a_table() -> None:
     pair = {"site": "cross", "layer": 0, "head": 0, "kind": "lexical", "query": "dog", "key": "Hund"}
     found = descriptions(heads, {"labels": pd.DataFrame([label]), "token_pairs": pd.DataFrame([pair])})
     assert found == [
-        "explained by pairs of words 0.60; highest: dog → Hund",
+        "explained by pairs of words 0.60; highest: “dog” → “Hund”",
         "looks at the same string in the source: 0.70; explained by pairs of words 0.60",
     ]

@@ -117,6 +117,9 @@ def test_a_label_needs_instances_sentences_an_interval_and_more_than_luck() -> N
     hits[::10] = 1  # 0.55 of 120
     report, _ = labelled(hits, np.ones((120, 1)), 0.5)
     assert report.unsupported[HeadId(*PLACE, 0)][0].startswith("does (interval from 0.4")
+    none = Estimate(*(np.array([value]) for value in (0.55, -0.0004, 0.56)))
+    report, _ = labelled(hits, np.ones((120, 1)), 0.5, estimate=none)
+    assert report.unsupported[HeadId(*PLACE, 0)] == ["does (interval from 0.000, below 0.5)"]
     sure = Estimate(*(np.array([value]) for value in (0.55, 0.54, 0.56)))
     report, adjusted = labelled(hits, np.ones((120, 1)), 0.5, estimate=sure)
     p = adjusted[0][0, 0]

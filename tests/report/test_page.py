@@ -274,7 +274,7 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
         "encoder-self": [[0, 1, 2]]
     }
     found = report["pruning"]["findings"]
-    assert found[0] == "l0: 3 heads can go" and "1,000 parameters became 900 (10 % fewer)" in found[1]
+    assert found[0] == "l0: 3 heads can go." and "1,000 parameters became 900 (10 % fewer)" in found[1]
     assert report["training"]["findings"] == [
         "train (mixing): 30 updates; best validation loss 1.67 at update 30, best BLEU 9 at update 30."
     ]
@@ -358,11 +358,11 @@ def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path)
 
 
 def test_findings_say_what_labels_say() -> None:
-    """Offsets and relations in short, other details in full; a kind without a detail by itself."""
+    """Offsets with a sign, other details as labels have them; a kind without a detail by itself."""
     labels = [["looks:same-token", "looks:root"], ["aligned:fed"], ["positional:-1", "syntactic:nsubj>"], ["sink"]]
     places = {"layout": {"encoder-self": [4]}, "site": [0] * 4, "layer": [0] * 4, "head": [*range(4)]}
     said = " ".join(_functions(places | {"functions": labels}))
-    for end in ("0.0 same-token, root.", "0.1 fed.", "0.2 −1.", "0.2 v→s.", "0.3."):
+    for end in ("0.0 same-token, root.", "0.1 fed.", "0.2 −1.", "0.2 nsubj>.", "0.3."):
         assert f"encoder-self.{end}" in said
 
 

@@ -349,7 +349,23 @@ def test_a_narrow_screen_is_never_scrolled_sideways(reader: Reader) -> None:
     reader.page.locator('#heads .map [aria-label^="cross.0.1:"]').click()
     assert reader.text("#detail h3") == "cross.0.1"
     assert reader.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    parts = "e => [...e.querySelectorAll('.scroll')].filter(part => part.scrollWidth > part.clientWidth).length"
+    assert reader.page.eval_on_selector("#detail", parts) == 0
+    note = reader.page.locator("#detail .over + tr td").first
+    assert note.inner_text().startswith("n = ") and note.bounding_box()["width"] > 250
     reader.page.set_viewport_size(DESK)
+
+
+def test_the_detail_of_a_head_is_reached_at_its_top(chromium: Any, runs: dict[str, Path]) -> None:
+    """Also from below, where the detail is higher than the screen."""
+    context = chromium.new_context(viewport=PHONE, reduced_motion="reduce")
+    reader = Reader(context.new_page(), runs["page"])
+    button = reader.page.locator("#words .inwords button").first
+    button.scroll_into_view_if_needed()
+    button.click()
+    top = reader.page.eval_on_selector("#detail h3", "e => e.getBoundingClientRect().top")
+    assert 0 <= top < PHONE["height"] / 4
+    context.close()
 
 
 def test_hostile_texts_do_nothing(chromium: Any, runs: dict[str, Path]) -> None:

@@ -147,7 +147,7 @@ class LabelTests:
         if part.sampled and units < LEAST_UNITS:
             return f"{instances} instances are in {units} sentences, {LEAST_UNITS} are needed"
         if not low >= part.threshold[at]:
-            return f"interval from {low:.3f}, below {part.threshold[at]:.3g}"
+            return f"interval from {round(low, 3) + 0.0:.3f}, below {part.threshold[at]:.3g}"
         if not adjusted <= FALSE_DISCOVERIES:
             return f"p {float(part.p[at]):.2g} is {adjusted:.2g} among {tests} tests"
         return ""

@@ -69,7 +69,7 @@ def pruned(sweeps: Sequence[Data], removals: Sequence[Data]) -> list[str]:
     """Sentences about runs of `headscope prune`."""
     sentences = []
     for run in sweeps:
-        sentences += run["notes"]
+        sentences += [f"{note}." for note in run["notes"]]
         if not run["measured"]:
             cells = run["cells"]
             columns = (cells[name] for name in ("cell", "method", "kept", "of"))
@@ -115,7 +115,7 @@ def _functions(data: Data) -> Iterator[str]:
     for name, labels in zip(names, data["functions"], strict=True):
         for function in functions_of(";".join(labels)):
             kinds[function.family.name] = function.family
-            said = function.short if function.detail and function.family.detail else function.detail
+            said = function.short if function.detail and function.family.detail == "offset" else function.detail
             families.setdefault(function.family.name, []).append((name, said))
     for family in sorted(kinds.values(), key=lambda family: (family.order, family.name)):
         heads: dict[str, list[str]] = {}

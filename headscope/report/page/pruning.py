@@ -31,6 +31,9 @@ RECORD = "pruning.json"
 SIZES = {
     "attention_heads": "attention heads",
     "flops": "floating point operations of the text",
+    "attention_flops": "those of attention",
+    "output_flops": "those of the output layer",
+    "read": "bytes of weights that a step reads",
     "cache": "cache, bytes a token",
     "cross_cache": "cache, bytes a source token",
 }
@@ -164,6 +167,7 @@ def _run_data(run: PruningRun) -> dict[str, Any]:
         "titles": [titled(column, COLUMNS) for column in columns],
         "cells": cells,
         "survivors": _survivors(run.survivors),
+        "more_gates": max(0, len(run.gates) - TRAJECTORIES),
         "gates": {cell: _trajectory(run.trajectory(cell)) for cell in list(run.gates)[:TRAJECTORIES]},
     }
 

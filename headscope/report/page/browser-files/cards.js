@@ -67,6 +67,18 @@ function needPart(data, row) {
   }));
 }
 
+/** Where a line of an example begins and ends so that its words keep their size: those furthest from its ends go first. */
+function fitting(widths, ends, room) {
+  let [first, last] = [0, widths.length - 1];
+  const [low, high] = [Math.min(...ends), Math.max(...ends)];
+  const wide = () => widths.slice(first, last + 1).reduce((sum, width) => sum + width, 0);
+  while (wide() > room && (first < low || last > high)) {
+    if (low - first > last - high) first += 1;
+    else last -= 1;
+  }
+  return [first, last];
+}
+
 /** An example: the words about the query and the key, with a line from the one to the other. */
 function exampleOf(example) {
   const [size, gap, edge] = [12, 7, 6];
@@ -74,18 +86,23 @@ function exampleOf(example) {
   const style = window.getComputedStyle(document.body).fontFamily;
   const isEnd = (line, place) => example.ends.some(([onLine, at]) => onLine === line && at === place);
   const laid = example.words.map((words, line) => {
-    let right = edge;
-    return words.map((word, place) => {
-      const text = word === null ? '…' : shown(word);
+    const texts = words.map((word) => (word === null ? '…' : shown(word)));
+    const widths = texts.map((text, place) => {
       measuring.font = `${isEnd(line, place) ? 'bold ' : ''}${size}px ${style}`;
-      const wide = measuring.measureText(text).width;
-      const made = { text, left: right, middle: right + wide / 2 };
-      right += wide + gap;
+      return measuring.measureText(text).width;
+    });
+    const ends = example.ends.filter(([onLine]) => onLine === line).map(([, at]) => at);
+    const [first, last] = fitting(widths.map((wide) => wide + gap), ends, narrow() ? 300 : 430);
+    let right = edge;
+    return texts.map((text, place) => {
+      if (place < first || place > last) return null;
+      const made = { text, left: right, middle: right + widths[place] / 2 };
+      right += widths[place] + gap;
       made.right = right;
       return made;
     });
   });
-  const width = Math.max(...laid.map((words) => words[words.length - 1].right)) + edge;
+  const width = Math.max(...laid.flat().filter(Boolean).map((word) => word.right)) + edge;
   const below = several ? 76 : 56;
   const level = (line) => (several && line === 0 ? 14 : below - 8);
   const [from, to] = example.ends.map(([line, place]) => laid[line][place]);
@@ -96,6 +113,7 @@ function exampleOf(example) {
     : from === to ? `M${from.middle - 5},${start}C${from.middle - 16},${start - 26} ${from.middle + 16},${start - 26} ${from.middle + 5},${start}`
       : `M${from.middle},${start}C${from.middle},${start - bow} ${to.middle},${start - bow} ${to.middle},${start}`;
   const words = laid.map((line, number) => line.map((word, place) => {
+    if (!word) return null;
     const role = isEnd(number, place) ? (word === from ? 'word from' : 'word to') : 'word faint';
     return draw('text', { x: word.left, y: level(number), class: role }, word.text);
   }));
@@ -140,11 +158,11 @@ function buildCards() {
       (value) => { chosen.mostly = value; chosen.shown = CARDS; show(); }));
     const rows = data.site.map((_, row) => row).filter((row) => !chosen.mostly || cards.mostly[row] === chosen.mostly);
     const lines = rows.slice(0, chosen.shown).map((row) => make('li', {}, make('div', { class: 'who' }, headButton(state.run, row), shareBar(cards, row, 'shares small')),
-      make('div', {}, data.functions[row].map(chip), make('span', { dir: 'auto' }, cards.sentences[row] || '–'))));
+      make('div', {}, data.functions[row].map(chip), make('span', { dir: 'auto' }, cards.sentences[row] || 'nothing is established'))));
     put(list, shareLegend(cards), make('ul', { class: 'inwords', tabindex: 0, 'aria-label': 'Heads in words' }, lines));
     more.hidden = lines.length === rows.length;
   };
   onChange((what) => { if (what.has('run')) show(); });
   show();
-  section('words', 'Heads in words', make('p', { class: 'quiet' }, 'What is established about every head, the strongest first; shares are of sentences that the description was not fitted to.'), controls, list, more);
+  section('words', 'Heads in words', make('p', { class: 'quiet' }, 'What is established about every head, in each sentence the strongest first; shares are of sentences that the description was not fitted to.'), controls, list, more);
 }

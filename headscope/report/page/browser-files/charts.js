@@ -28,13 +28,15 @@ function range(values, { zero = false, pad = 0.04 } = {}) {
 function tickWords(found, percent = false) {
   const scale = percent ? 100 : 1;
   const step = found.length > 1 ? (found[1] - found[0]) * scale : 1;
-  const decimals = Math.min(8, Math.max(0, -Math.floor(Math.log10(step) + 1e-9) + (step / 10 ** Math.floor(Math.log10(step)) === 2.5 ? 1 : 0)));
+  const power = Math.floor(Math.log10(step) + 1e-9);
+  const decimals = Math.min(8, Math.max(0, -power + (Math.abs(step / 10 ** power - 2.5) < 1e-6 ? 1 : 0)));
   const format = new Intl.NumberFormat('en', { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
   return found.map((tick) => `${format.format(tick * scale).replaceAll('-', '−')}${percent ? ' %' : ''}`);
 }
 
-/** Axes of a plane: returns the svg, its scales, and where to draw. */
-function plane({ title, x, y, xLabel, yLabel, width = 460, height = 240, percent = false }) {
+/** Axes of a plane: returns the svg, its scales, and where to draw. On a narrow screen it is narrower, so that letters keep their size. */
+function plane({ title, x, y, xLabel, yLabel, width: wanted = 460, height = 240, percent = false }) {
+  const width = narrow() ? Math.min(wanted, 320) : wanted;
   const [left, below] = [ticks(y[0], y[1]), ticks(x[0], x[1])];
   const [leftWords, belowWords] = [tickWords(left), tickWords(below, percent)];
   const edge = { left: 30 + 6.5 * Math.max(...leftWords.map((word) => word.length)), right: 16, top: 10, bottom: 40 };
@@ -81,7 +83,7 @@ function curves({ title, xLabel, yLabel, series, zero = false, percent = false, 
     }).join('');
     svg.append(draw('path', {
       d: path, fill: 'none', stroke: line.color, 'stroke-width': line.thin ? 1 : 2,
-      'stroke-dasharray': line.dash || null, opacity: line.thin ? 0.6 : 1,
+      'stroke-dasharray': line.dash || null, class: line.thin ? 'thin' : null,
     }));
     if (points.length > 40) continue;
     for (const point of points) {
@@ -107,7 +109,7 @@ function legend(series, band) {
   return items.length > 1 || band ? make('ul', { class: 'legend' }, items) : null;
 }
 
-/** Rows of a name and a number with its interval, on one axis, which `shared` rows of other tables have too. */
+/** Rows of a name and a number with its interval, on one axis, which `shared` rows of other tables have too; an `under` is a line below its row. */
 function dots(caption, rows, { zero = true, unit = '', shared = rows } = {}) {
   const x = range(shared.flatMap((row) => [row.value, row.low, row.high, row.mark]), { zero, pad: 0.03 });
   const across = (value) => ((value - x[0]) / (x[1] - x[0])) * 100;
@@ -118,7 +120,7 @@ function dots(caption, rows, { zero = true, unit = '', shared = rows } = {}) {
     const from = x[0] <= 0 && x[1] >= 0 ? 0 : x[0];
     svg.append(draw('rect', {
       x: Math.min(across(from), across(row.value)), width: Math.abs(across(row.value) - across(from)), y: 3, height: 6,
-      fill: row.color || COLORS[0], opacity: 0.55,
+      fill: row.color || COLORS[0], class: 'measured',
     }));
     if (row.low !== null && row.low !== undefined) {
       svg.append(draw('rect', { x: across(row.low), width: Math.max(across(row.high) - across(row.low), 0.3), y: 5.4, height: 1.2, class: 'whisker' }));
@@ -128,19 +130,20 @@ function dots(caption, rows, { zero = true, unit = '', shared = rows } = {}) {
     }
     return svg;
   };
-  const body = rows.map((row) => make('tr', {}, make('th', { scope: 'row' }, row.name), make('td', { class: 'bar' }, bar(row)),
-    make('td', { class: 'number' }, number(row.value)), make('td', { class: 'number quiet' }, row.note || '')));
-  const marks = ticks(x[0], x[1], 2);
+  const body = rows.map((row) => [make('tr', { class: row.under ? 'over' : null }, make('th', { scope: 'row' }, row.name), make('td', { class: 'bar' }, bar(row)),
+    make('td', { class: 'number' }, number(row.value)), make('td', { class: 'number quiet' }, row.note || '')),
+  row.under ? make('tr', {}, make('td', { colspan: 4, class: 'quiet' }, row.under)) : null]);
+  const marks = [2, 3, 5].map((count) => ticks(x[0], x[1], count)).find((found) => found.length > 1) || [];
   const words = tickWords(marks).map((text, place) => {
-    const mark = make('span', {}, text);
+    const mark = make('span', {}, marks[place] ? text : '0');
     mark.style.setProperty('left', `${across(marks[place])}%`);
     return mark;
   });
   const foot = make('tr', {}, make('td'), make('td', { class: 'bar' }, make('div', { class: 'ticks', 'aria-hidden': 'true' }, words)), make('td'), make('td'));
-  const head = make('tr', {}, ['', '', unit || 'value', rows.some((row) => row.note) ? rows.noted || '95 %' : ''].map((words) => (
+  const head = make('tr', {}, ['', '', unit || 'value', rows.some((row) => row.note) ? '95 %' : ''].map((words) => (
     words ? make('th', { scope: 'col', class: 'number' }, words) : make('td', {}))));
   return make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption },
-    make('table', { class: 'bars' }, make('caption', {}, caption), make('thead', {}, head), make('tbody', {}, body), make('tfoot', {}, foot)));
+    make('table', { class: 'bars' }, captioned(caption), make('thead', {}, head), make('tbody', {}, body), make('tfoot', {}, foot)));
 }
 
 /** Points with names; a click on one calls its `pick`. */

@@ -29,11 +29,13 @@ function needs() {
     return make('td', { title: `${title}; ${heads} heads in all` }, svg, make('span', {}, number(mean, 2)),
       make('span', { class: 'quiet whole' }, low === null ? '' : ` ${number(low, 2)} to ${number(high, 2)}`));
   };
-  const names = Object.keys(measures);
+  const names = Object.keys(measures).filter((measure) => Object.values(cells).some((row) => row[measure]));
+  const seen = runs.map((_, place) => Object.values(cells).some((row) => names.some((measure) => row[measure] && row[measure][3][place] !== null)));
   const caption = 'Functions and importances over runs';
   const head = make('tr', {}, make('td'), names.map((name) => make('th', { scope: 'col' }, measures[name])));
   const body = Object.entries(cells).map(([name, row]) => make('tr', {}, make('th', { scope: 'row' }, name), names.map((measure) => cell(row[measure]))));
   const key = runs.map((run, place) => {
+    if (!seen[place]) return null;
     const dot = draw('svg', { width: 10, height: 10, 'aria-hidden': 'true' }, draw('circle', { cx: 5, cy: 5, r: 4, fill: color(place) }));
     return make('li', {}, dot, ` ${analyses[run].name}: ${analyses[run].model}`);
   });
@@ -41,7 +43,7 @@ function needs() {
   return make('div', {}, make('h3', {}, 'Do functions predict importance?'),
     make('p', {}, 'How likely a head with the function is needed more than another head of its model (½: the function says nothing): the mean over runs, its 95 % interval for which models are a sample of models, and a dot a run.'),
     make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption },
-      make('table', { class: 'overruns' }, make('caption', {}, caption), make('thead', {}, head), make('tbody', {}, body))),
+      make('table', { class: 'overruns' }, captioned(caption), make('thead', {}, head), make('tbody', {}, body))),
     make('ul', { class: 'legend' }, key),
     csvButton('Save this table as CSV', 'needs.csv', () => [['function', 'measure', 'needed', 'needed_low', 'needed_high', ...runs.map((run) => analyses[run].name), 'heads'], ...rows]));
 }

@@ -84,6 +84,12 @@ function rowOf(data, name) {
   return data.rows.has(name) ? data.rows.get(name) : -1;
 }
 
+/** The measures that some head has, those for an overview first. */
+function foremost(data) {
+  const known = data.measures.filter((measure) => measure.values.some((value) => value !== null));
+  return known.sort((a, b) => (a.overview || Infinity) - (b.overview || Infinity) || 0);
+}
+
 function measureOf(data, name) { return data.measures.find((measure) => measure.name === name); }
 
 function families() { return new Map(report.families.map((family) => [family.name, family])); }
@@ -118,7 +124,8 @@ function select(run, row, reveal = false) {
   if (reveal) {
     const detail = document.getElementById('detail');
     if (detail) {
-      detail.scrollIntoView({ block: 'nearest' });
+      detail.scrollTop = 0;
+      detail.scrollIntoView({ block: detail.offsetHeight > window.innerHeight ? 'start' : 'nearest' });
       detail.querySelector('h3').focus({ preventScroll: true });
     }
   }
@@ -195,9 +202,10 @@ function definition(measure) {
   return lines;
 }
 
-/** Text in which `names` stand in code. */
+/** Text in which `names` stand in code and *words* are stressed. */
 function prose(text) {
-  return text.split('`').map((part, place) => (place % 2 ? make('code', {}, part) : part));
+  const stressed = (part) => part.split(/\*(\w+)\*/).map((word, place) => (place % 2 ? make('em', {}, word) : word));
+  return text.split('`').map((part, place) => (place % 2 ? make('code', {}, part) : stressed(part)));
 }
 
 /** A question mark that explains a measure. */
@@ -239,6 +247,12 @@ function measureChoices(data, wanted = () => true) {
   return [...groups].map(([label, options]) => ({ label, options }));
 }
 
+/** A caption that stays in view and no wider than the screen where its table is scrolled sideways. */
+function captioned(text) { return make('caption', {}, make('span', {}, text)); }
+
+/** Whether the screen is a phone's, as the style has it. */
+function narrow() { return window.matchMedia('(max-width: 560px)').matches; }
+
 /** A table of rows of cells; a cell is text, a number or an element. */
 function table(caption, columns, rows) {
   const cell = (value) => (typeof value === 'number' || value === null
@@ -247,7 +261,7 @@ function table(caption, columns, rows) {
   const head = make('tr', {}, columns.map((column, place) => (
     column ? make('th', { scope: 'col', class: numeric[place] ? 'number' : null }, column) : make('td'))));
   const body = rows.map(([first, ...rest]) => make('tr', {}, make('th', { scope: 'row' }, first), rest.map(cell)));
-  const made = make('table', {}, make('caption', {}, caption), make('thead', {}, head), make('tbody', {}, body));
+  const made = make('table', {}, captioned(caption), make('thead', {}, head), make('tbody', {}, body));
   return make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption }, made);
 }
 

@@ -51,7 +51,7 @@ function rank(measure, row) {
 function measuresPart(data, row) {
   const known = data.measures.filter((measure) => measure.values[row] !== null);
   const rows = known.map((measure) => {
-    const name = make('th', { scope: 'row' }, explain(make('button', { type: 'button', class: 'link', click: () => change({ measure: measure.name }) }, measure.title), () => definition(measure)));
+    const name = make('th', { scope: 'row' }, explain(make('button', { type: 'button', class: 'link', click: () => change({ measure: measure.name }) }, withUnit(measure)), () => definition(measure)));
     const ends = interval(measure, row);
     const value = make('td', { class: 'number' }, number(measure.values[row]), ends ? make('span', { class: 'quiet ends' }, ends) : null);
     return make('tr', {}, name, value, make('td', {}, span(measure, row)), make('td', { class: 'quiet number' }, rank(measure, row)));
@@ -110,12 +110,11 @@ function relationsPart(data, row) {
   const { labels, more } = data.relations;
   const rows = entries.map(([label, count, offset, accuracy, low, high, baseline, margin, marginLow, marginHigh, ...others]) => ({
     name: labels[label], value: accuracy, low, high, mark: baseline,
-    note: [`n = ${number(count)}; baseline ${number(baseline)} at ${number(offset)}; margin ${number(margin)} (${number(marginLow)} to ${number(marginHigh)})`,
+    under: [`n = ${number(count)}; baseline ${number(baseline)} at ${number(offset)}; margin ${number(margin)} (${number(marginLow)} to ${number(marginHigh)})`,
       ...others.map((value, place) => `${more[place]} ${typeof value === 'number' ? number(value) : value}`)].join('; '),
   }));
-  rows.noted = 'instances, baseline and margin';
   return make('div', {}, dots('Accuracy (bar, with its 95 % interval) and baseline (mark)', rows, { unit: 'accuracy' }),
-    make('p', { class: 'quiet' }, 'nsubj> looks from the head word to its dependent, nsubj< the other way. The baseline is the best fixed offset.'));
+    make('p', { class: 'quiet' }, 'nsubj> looks from the head word to its dependent, nsubj< the other way. n counts the instances; the baseline is the best fixed offset, the margin is how far the head lies above it.'));
 }
 
 function similarPart(data, row) {

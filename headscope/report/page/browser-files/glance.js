@@ -57,5 +57,5 @@ function buildGlance() {
   };
   onChange((what) => { if (what.has('run') || what.has('sentence')) show(); else mark(); });
   show();
-  section('glance', 'All heads on one sentence', make('p', { class: 'quiet' }, 'Queries down, keys across, the stronger the colour, the larger the weight. Choose a head to see its lines between words.'), controls, maps);
+  section('glance', 'All heads on one sentence', make('p', { class: 'quiet' }, 'A small map is a head, rows are layers: in each map queries go down and keys across; the stronger the colour, the larger the weight. Choose a head to see its lines between words.'), controls, maps);
 }

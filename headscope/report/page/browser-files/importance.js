@@ -66,7 +66,7 @@ function agreement(data) {
   const head = make('tr', {}, make('td'), titles.map((title) => make('th', { scope: 'col' }, title)));
   const caption = 'Do the importances agree? Spearman’s rank correlation over heads, each turned so that needed heads are high';
   return make('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': 'Agreement of importances' },
-    make('table', { class: 'matrix' }, make('caption', {}, caption), make('thead', {}, head), make('tbody', {}, rows)));
+    make('table', { class: 'matrix' }, captioned(caption), make('thead', {}, head), make('tbody', {}, rows)));
 }
 
 function buildFaithfulness() {

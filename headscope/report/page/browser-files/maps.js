@@ -102,8 +102,9 @@ function scaleBar(data, measureName) {
   const bar = draw('svg', { viewBox: '0 0 100 10', preserveAspectRatio: 'none', class: 'scale', 'aria-hidden': 'true' },
     stops.map((color, place) => draw('rect', { x: place * width, width: width + 0.3, height: 10, fill: color })));
   const middle = scale.diverging ? make('span', {}, '0') : null;
+  const name = make('div', { class: 'ends' }, withUnit(measureOf(data, measureName)));
   return make('div', {}, make('div', { class: 'scalebar' }, bar,
-    make('div', { class: 'ends' }, make('span', {}, number(scale.low)), middle, make('span', {}, number(scale.high)))), functionLegend(data));
+    make('div', { class: 'ends' }, make('span', {}, number(scale.low)), middle, make('span', {}, number(scale.high))), name), functionLegend(data));
 }
 
 function functionLegend(data) {
@@ -119,9 +120,7 @@ const THUMBS = 9;
 
 /** Small maps of several measures; each is a button that shows its measure. */
 function thumbs(data, shown) {
-  const ranked = data.measures.filter((measure) => measure.overview).sort((a, b) => a.overview - b.overview);
-  const others = data.measures.filter((measure) => !measure.overview);
-  const names = [FUNCTIONS, ...[...ranked, ...others].map((measure) => measure.name)].slice(0, THUMBS);
+  const names = [FUNCTIONS, ...foremost(data).map((measure) => measure.name)].slice(0, THUMBS);
   return make('div', { class: 'thumbs' }, names.map((name) => make('button', {
     type: 'button', class: 'thumb', 'aria-pressed': name === shown ? 'true' : 'false', 'data-measure': name,
     click: () => {
@@ -177,7 +176,7 @@ function buildMaps() {
     else mark();
   });
   show();
-  const help = make('p', { class: 'quiet' }, 'Choose a head by a click, or with the arrow keys and Enter; its detail is beside the maps.');
+  const help = make('p', { class: 'quiet' }, 'Choose a head by a click, or with the arrow keys and Enter; its detail is beside the maps, on a narrow screen below them. Rows are layers, columns heads.');
   return make('div', {}, controls, small, help, maps, bar);
 }
 

@@ -13,10 +13,12 @@ function pruningOf(run) {
   const places = cells.cell.map((_, place) => place);
   const made = make('div', {}, make('h3', {}, run.name), make('p', { class: 'quiet' }, run.model));
   if (run.measured) made.append(qualityOf(run, places));
-  const rows = () => places.map((place) => columns.map((column) => cells[column][place]));
-  made.append(table(run.measured ? 'Cells of the sweep' : 'Runs that chose heads', run.titles, rows()),
-    csvButton('Save as CSV', 'pruning.csv', () => [columns, ...rows()]), survivorsOf(run));
+  const rows = (some) => places.map((place) => some.map((column) => (column === 'size' ? cells.size[place].replaceAll(' ', '\u00a0') : cells[column][place])));
+  const filled = columns.filter((column) => cells[column].some((value) => value !== null && value !== ''));
+  made.append(table(run.measured ? 'Cells of the sweep' : 'Runs that chose heads', filled.map((column) => run.titles[columns.indexOf(column)]), rows(filled)),
+    csvButton('Save as CSV', 'pruning.csv', () => [columns, ...rows(columns)]), survivorsOf(run));
   for (const [cell, gates] of Object.entries(run.gates)) made.append(gatesOf(cell, gates));
+  if (run.more_gates) made.append(make('p', { class: 'quiet' }, `${run.more_gates} more ${run.more_gates === 1 ? 'run' : 'runs'} learnt gates: `, make('code', {}, 'headscope plot pruning … --figure gates'), ' draws those of all.'));
   return made;
 }
 
@@ -79,21 +81,21 @@ function survivorMap(site, kept, whole) {
 }
 
 function gatesOf(cell, gates) {
-  const series = gates.heads.map((name, place) => ({
-    name: '', color: COLORS[['encoder-self', 'decoder-self', 'cross'].indexOf(name.split('.')[0])] || COLORS[0], thin: true,
+  const series = gates.heads.map((head, place) => ({
+    name: head.split('.')[0], color: COLORS[['encoder-self', 'decoder-self', 'cross'].indexOf(head.split('.')[0])] || COLORS[0], thin: true,
     points: gates.updates.map((update, at) => [update, gates.gates[place][at]]),
   }));
   return make('details', {}, make('summary', {}, `Gates of ${cell} while they learnt`), curves({ title: `Gates of ${cell}`, xLabel: 'update', yLabel: 'gate', series }));
 }
 
 function removalOf(removal) {
-  const share = (before, after) => (before ? `${number((100 * (after - before)) / before)} %` : '–');
+  const share = (before, after) => (before ? `${number((100 * (after - before)) / before)}\u00a0%` : '–');
   const made = make('div', {}, make('h3', {}, removal.name), make('p', { class: 'quiet' }, removal.source),
     table('Before and after the removal', ['', 'before', 'after', 'change'],
       [...removal.quality, ...removal.sizes].map(([name, before, after]) => [name, before, after, share(before, after)])),
     removal.verdict ? make('p', {}, removal.verdict) : null);
   if (removal.times.length) {
-    made.append(table('Seconds', ['pass', 'sentences', 'before', 'after', 'times as fast', 'rounds'], removal.times));
+    made.append(table('Seconds', ['pass', 'sentences', 'before', 'after', 'times as fast', 'from round to round'], removal.times));
   }
   if (removal.compared.rows.length) {
     made.append(table(`Compensation, on held-out text and on other text (${removal.compared.text}); harm as a share of that of masking`,
@@ -109,11 +111,12 @@ function buildTraining() {
   if (!runs.length) return;
   const made = section('training', 'Training');
   const dashes = { 'encoder-self': null, 'decoder-self': '6 3', cross: '2 3' };
-  const name = (curve) => [runs.length > 1 ? runs[curve.run].name : '', curve.column.includes('.') ? curve.site : curve.column.replaceAll('_', ' ')].filter(Boolean).join(', ');
+  const whole = (panel, curve) => !curve.site && panel.curves.some((other) => other.site); // of all sites, beside those of each
+  const name = (panel, curve) => [runs.length > 1 ? runs[curve.run].name : '', curve.site || (whole(panel, curve) ? 'all sites' : '')].filter(Boolean).join(', ');
   made.append(make('div', { class: 'columns' }, panels.map((panel) => curves({
     title: panel.title, xLabel: 'update', yLabel: panel.unit || panel.title,
     series: panel.curves.map((curve) => ({
-      name: name(curve), color: COLORS[curve.run % COLORS.length], dash: dashes[curve.site], thin: curve.column === 'nll', steps: panel.steps,
+      name: name(panel, curve), color: COLORS[curve.run % COLORS.length], dash: whole(panel, curve) ? '8 3 2 3' : dashes[curve.site], thin: curve.column === 'nll', steps: panel.steps,
       points: curve.x.map((x, place) => [x, curve.y[place]]),
     })),
   }))), table('Training runs', ['run', 'variant', 'updates', 'seconds'], runs.map((run) => [run.name, run.variant, run.updates, run.seconds])),

@@ -4,19 +4,13 @@ const PAGE = 60;
 const sorting = { key: '', down: true };
 const filters = { words: '', site: '', label: '', measure: '', least: '', most: '', every: false, shown: PAGE };
 
-function coreMeasures(data) {
-  const ranked = data.measures.filter((measure) => measure.overview).sort((a, b) => a.overview - b.overview);
-  const others = data.measures.filter((measure) => !measure.overview);
-  return [...ranked, ...others].slice(0, 7);
-}
-
 function columnsOf(data) {
-  const measures = filters.every ? data.measures : coreMeasures(data);
+  const measures = filters.every ? data.measures : foremost(data).slice(0, 7);
   const columns = [
     { key: 'head', title: 'head', value: (row) => row },
     { key: 'labels', title: 'functions', value: (row) => data.functions[row].join(' ') },
   ];
-  for (const measure of measures) columns.push({ key: measure.name, title: measure.title, measure, value: (row) => measure.values[row] });
+  for (const measure of measures) columns.push({ key: measure.name, title: withUnit(measure), measure, value: (row) => measure.values[row] });
   const texts = filters.every ? data.texts : [];
   for (const text of texts) columns.push({ key: text.name, title: text.title, value: (row) => text.values[row] });
   return columns;
