@@ -149,7 +149,7 @@ class LabelTests:
         if not low >= part.threshold[at]:
             return f"interval from {round(low, 3) + 0.0:.3f}, below {part.threshold[at]:.3g}"
         if not adjusted <= FALSE_DISCOVERIES:
-            return f"p {float(part.p[at]):.2g} is {adjusted:.2g} among {tests} tests"
+            return f"p {float(part.p[at]):.2g} is {adjusted:.2g} among {tests} test{'s' * (tests != 1)}"
         return ""
 
 
