@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from headscope.bootstrap import GROUPS, Array, Bootstrap, Estimate, GroupSums, interval
+from headscope.config.inputs import SEARCH
+from headscope.config.option import flag_of
 from headscope.data.corpus import Corpus
 from headscope.data.labels import no_labels
 from headscope.errors import ConfigError
@@ -246,6 +248,14 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
         last = f"--metric {name}: {why[name]}" if name else why[wanted[-1]]
         raise ConfigError(f"a model of type {checkpoint.model_type!r}: {last}")
     return fitting[0]
+
+
+def check_search_options(options: Any, metrics: Collection[str]) -> None:
+    """ConfigError for an option about translations, where none of the metrics reads any."""
+    about = [entry for entry in fields(options) if entry.metadata.get("panel") == SEARCH or entry.name == "text"]
+    given = [flag_of(entry) for entry in about if getattr(options, entry.name) != entry.default]
+    if given and not metrics_in_order(metrics, reads="translations"):
+        raise ConfigError(f"{given[0]} is about translations, and {', '.join(metrics)} needs none; leave it out")
 
 
 def metrics_in_order(names: Collection[str] | None = None, *, reads: Pass | None = None) -> list[Metric]:

@@ -11,7 +11,7 @@ from headscope.config.inputs import DATA
 from headscope.config.option import flag_of, option
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.refit import DAMPING, RefitOptions, as_text
-from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, LEARNING, SelectionConfig
+from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, LEARNING, TEXT, SelectionConfig
 
 End = Literal["lowest", "highest"]
 """Which end of a ranking stays."""
@@ -74,7 +74,7 @@ class RankConfig(SelectionConfig):
         panel=HEADS,
         minimum=0,
     )
-    score_sentences: int = option(500, "Lines of --source to score on.", panel=DATA, minimum=1)
+    score_sentences: int = option(500, "Lines of --source to score on.", panel=DATA, minimum=1, of=TEXT)
 
     def __post_init__(self) -> None:
         super().__post_init__()

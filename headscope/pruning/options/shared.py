@@ -22,6 +22,8 @@ CHECK = (
     "A second text, that a compensation is measured on; default: text of many kinds that ships in the language of the "
     "text (en, de), random subwords where that is not known."
 )
+TEXT = "source|labels"
+MEASURED_TEXT = f"{TEXT}|valid_source|valid_labels"
 Freeze = Literal["none", "encoder", "decoder", "model"]
 
 
@@ -31,11 +33,19 @@ class HeadChoice(BatchTokens, ValidatedTextFiles, CheckpointOptions):
 
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
     objective: str = option(
-        "", "What heads are judged by: {objectives}; default: what fits the model.", metavar="NAME", panel=DATA
+        "",
+        "What heads are judged by: {objectives}; default: what fits the model.",
+        metavar="NAME",
+        panel=DATA,
+        of=TEXT,
     )
-    max_sentences: int | None = option(None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE)
-    valid_sentences: int = option(1000, "Lines to measure on.", panel=DATA, minimum=1)
-    max_length: int | None = option(None, "Subwords a side may have; longer sentences are cut.", panel=DATA, minimum=2)
+    max_sentences: int | None = option(
+        None, "Use only the first N lines.", panel=DATA, minimum=1, maximum=WHOLE, of=TEXT
+    )
+    valid_sentences: int = option(1000, "Lines to measure on.", panel=DATA, minimum=1, of=MEASURED_TEXT)
+    max_length: int | None = option(
+        None, "Subwords a side may have; longer sentences are cut.", panel=DATA, minimum=2, of=MEASURED_TEXT
+    )
     sites: tuple[str, ...] = option(
         (), "Where heads may go: encoder-self,decoder-self,cross; default: everywhere.", metavar="LIST", panel=HEADS
     )

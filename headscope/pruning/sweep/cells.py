@@ -22,7 +22,7 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.evaluation.before_after import no_baseline
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
+from headscope.evaluation.metrics.base import METRICS, ValidationText, check_search_options, choose_metric
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
@@ -68,6 +68,7 @@ class SweepContext:
             assert corpus is not None
             training_objective(config.objective, self.checkpoint, corpus)
         self.metric = choose_metric(config.metric, self.checkpoint, **valid.comes_with)
+        check_search_options(config, [self.metric])
         self.bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
         tokens = config.batch_tokens or pass_tokens(self.opened, config.objective, seed=config.seed)
         self.batching = BatchingOptions(tokens=tokens, limit=config.max_length)

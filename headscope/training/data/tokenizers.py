@@ -117,8 +117,12 @@ def normaliser(method: Normalise, language: str) -> Callable[[str], str]:
 def _moses(language: str) -> Callable[[str], str]:
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
+        from sacremoses.corpus import NonbreakingPrefixes
     except ModuleNotFoundError:
         raise ConfigError("--normalise moses needs sacremoses: pip install 'headscope[train]'") from None
+    known = {*NonbreakingPrefixes().available_langs.values(), "ja", "ko"}
+    if language not in known:  # sacremoses would take the rules of English
+        raise ConfigError(f"moses has no rules for the language {language!r}; choose {', '.join(sorted(known))}")
     marks, tokens = MosesPunctNormalizer(lang=language), MosesTokenizer(lang=language)
 
     def split(text: str) -> str:
