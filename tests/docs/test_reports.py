@@ -65,6 +65,13 @@ def test_what_auto_takes_is_never_below_masking() -> None:
     assert len(taken) == 8 and (taken[["captions", "other"]] > masked[["captions", "other"]]).all().all()
 
 
+def test_nor_is_it_with_heads_by_any_ranking() -> None:
+    rows = pruning_report.read("anchored/bert-auto").set_index(["method", "kept", "compensation"])
+    texts = rows[["captions", "other"]]
+    gains = texts.xs("auto", level="compensation") - texts.xs("none", level="compensation")
+    assert len(gains) == 24 and (gains > 0.009).all().all()
+
+
 def test_the_updates_are_those_of_the_sweep() -> None:
     assert "updates:250+150|" in (ROOT / "benchmarks/pruning/all/sweep.json").read_text(encoding="utf-8")
 
