@@ -186,7 +186,11 @@ def verdict_words(change: Mapping[str, Any]) -> str:
     if judged is None:
         return str(change["why"])
     size = f"{change['margin']} ({judged['margin']:.3g})" if str(change["margin"]).endswith("%") else change["margin"]
-    numbers = f"worse by {judged['worse']:.3g}, at most {judged['worse_limit']:.3g} (95 %)"
+    worse, limit = judged["worse"], judged["worse_limit"]
+    numbers = f"worse by {worse:.3g}, at most {limit:.3g} (95 %)"
+    if worse < 0:
+        bound = f"worse by at most {limit:.3g}" if limit >= 0 else f"by {-limit:.3g} at least"
+        numbers = f"better by {-worse:.3g}, {bound} (95 %)"
     if judged["verdict"] == NON_INFERIOR:
         return f"{change['title']}: non-inferior within {size}: {numbers}"
     if judged["verdict"] == WORSE:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headscope.errors import ConfigError
-from headscope.evaluation.before_after import losses_left_out
+from headscope.evaluation.before_after import losses_left_out, verdict_words
 from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.non_inferiority import NonInferiority, established, in_fixed_sequence, judge
@@ -193,3 +193,17 @@ def test_margins(text: str, value: float, words: str) -> None:
 def test_margins_that_are_none(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--margin"):
         Margin.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("worse", "limit", "words"),
+    [
+        (0.5, 0.75, "worse by 0.5, at most 0.75 (95 %)"),
+        (-4.25, 1.5, "better by 4.25, worse by at most 1.5 (95 %)"),
+        (-4.25, -1.5, "better by 4.25, by 1.5 at least (95 %)"),
+    ],
+)
+def test_a_gain_is_called_one(worse: float, limit: float, words: str) -> None:
+    judged = {"margin": 2.0, "worse": worse, "worse_limit": limit, "verdict": "non-inferior"}
+    found = verdict_words({"verdict": judged, "margin": "2", "title": "BLEU"})
+    assert found == f"BLEU: non-inferior within 2: {words}"

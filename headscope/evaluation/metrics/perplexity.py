@@ -13,7 +13,7 @@ from headscope.formats.base import Checkpoint
 
 @metric
 class Perplexity(LikelihoodMetric):
-    """exp(Σ -log p / tokens), of the tokens that `headscope.evaluation.likelihood` says."""
+    """exp(Σ -log p / tokens), of all tokens that are predicted; an encoder alone predicts hidden ones."""
 
     name = "perplexity"
     title = "perplexity"
