@@ -127,7 +127,8 @@ VALID = dict.fromkeys(("valid_source", "valid_target", "valid_source2", "valid_l
 HUB = {"hub_name": "push_to", "hub_public": "public"}
 REFIT = {
     "compensate": "Refit.method",
-    **{name: f"Refit.{name}" for name in ("damping", "sequential", "feed_forward", "objective", "anchor", "check")},
+    **{name: f"Refit.{name}" for name in ("damping", "sequential", "feed_forward", "objective")},
+    **{name: f"Refit.{name}" for name in ("anchor", "check", "strength")},
 }
 AFTER = ("tune_updates", "freeze", "lr", "schedule", "warmup", "label_smoothing", "clip", "valid_sentences")
 ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {

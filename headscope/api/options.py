@@ -264,8 +264,8 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def python_words(text: str) -> str:
-    """A message with options as keywords: `--max-length 9` becomes `max_length 9`."""
-    return _FLAG.sub(lambda match: match[1].replace("-", "_"), text)
+    """A message with options as keywords: `--max-length 9` becomes `max_length 9`, and `--source` is `text`."""
+    return _FLAG.sub(lambda match: {"source": "text"}.get(match[1], match[1].replace("-", "_")), text)
 
 
 Report: TypeAlias = "bool | Callable[[str, int, int], object]"

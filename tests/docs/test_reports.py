@@ -67,9 +67,10 @@ def test_what_auto_takes_is_never_below_masking() -> None:
 
 def test_nor_is_it_with_heads_by_any_ranking() -> None:
     rows = pruning_report.read("anchored/bert-auto").set_index(["method", "kept", "compensation"])
-    texts = rows[["captions", "other"]]
-    gains = texts.xs("auto", level="compensation") - texts.xs("none", level="compensation")
-    assert len(gains) == 24 and (gains > 0.009).all().all()
+    taken, masked = (rows.xs(name, level="compensation") for name in ("auto", "none"))
+    for text in ("captions", "other"):
+        gains = taken[text].to_numpy() - masked[text].to_numpy()
+        assert len(gains) == 24 and gains.min() > 0.009
 
 
 def test_the_updates_are_those_of_the_sweep() -> None:

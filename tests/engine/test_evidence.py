@@ -123,7 +123,7 @@ def test_a_label_needs_instances_sentences_an_interval_and_more_than_luck() -> N
     sure = Estimate(*(np.array([value]) for value in (0.55, 0.54, 0.56)))
     report, adjusted = labelled(hits, np.ones((120, 1)), 0.5, estimate=sure)
     p = adjusted[0][0, 0]
-    assert report.unsupported[HeadId(*PLACE, 0)] == [f"does (p {p:.2g} is {p:.2g} among 1 tests)"]
+    assert report.unsupported[HeadId(*PLACE, 0)] == [f"does (p {p:.2g} is {p:.2g} among 1 test)"]
     row = report.evidence[0]
     assert (row["given"], row["threshold"], row["instances"], row["units"], row["tests"]) == (False, 0.5, 120, 120, 1)
 

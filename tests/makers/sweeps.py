@@ -41,7 +41,9 @@ def made_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
 
 def config(words: dict[str, Any], out: Path, **options: Any) -> SweepConfig:
     quick = {"methods": ("random",), "keep": (3,), "seeds": 1, "updates": 3, "batch_tokens": 61, "bootstrap": 50}
-    return SweepConfig(**words, out=out, **{"text": "tokenised-lowercase", **quick, **options})
+    translates = words.get("target") and options.get("metric", "bleu") in ("bleu", "chrf")
+    text = {"text": "tokenised-lowercase"} if translates else {}
+    return SweepConfig(**words, out=out, **{**text, **quick, **options})
 
 
 def evaluated(words: dict[str, Any], **options: Any) -> dict[str, float]:

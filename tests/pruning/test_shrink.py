@@ -156,7 +156,7 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
     assert made.quality is not None and made.quality["verdict"]["worse_limit"] == pytest.approx(
         limits[fails - 1], rel=1e-4
     )
-    assert made.elsewhere is not None and made.elsewhere["text"] == "headscope's sample"
+    assert made.elsewhere is not None and made.elsewhere["text"] == "headscope's varied text"
     with pytest.raises(ConfigError, match=r"21 of 24.*perplexity"):
         pair.shrink(text=learn, valid=judge, max_drop=f"{limits[0] / 2}", **shape)
 

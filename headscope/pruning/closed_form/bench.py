@@ -40,7 +40,7 @@ HALF = 0.5
 """The strength that `auto` tries of the best refit too: on text of another kind the whole way may be too far."""
 FINALISTS = 2
 """Candidates of `auto` that are compared with masking on all lines, the best on a few lines of both texts."""
-CHECK_SHARE, CHECKED = 4, 32
+CHECK_SHARE, CHECKED = 4, 24
 """The second text is read up to one of so many parts of the calibration text's subwords, but so many lines at least."""
 PREDICTED = "top1"
 """The objective that a text without any sense is measured by."""
