@@ -10,7 +10,7 @@ from headscope.cli import console
 from headscope.cli.options import made_of, read
 from headscope.config.small import ListConfig
 
-BESIDE = 16
+BESIDE = 20
 """Columns of what stands beside a summary: it is the summary that is read."""
 
 
@@ -36,5 +36,5 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
         items = [{**item, "fits": item["refusal"] or "yes"} for item in items]
     table = console.table(columns, ([item[name] for name in shown] for item in items), whole=(config.kind,))
     for column in table.columns[2:]:
-        column.max_width = BESIDE
+        column.max_width, column.overflow = BESIDE, "fold"
     console.show([table])
