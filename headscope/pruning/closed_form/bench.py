@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -49,7 +49,7 @@ REFITTED = ("method", "damping", "anchor", "sequential", "feed_forward", "streng
 
 
 class AnchoredMoments:
-    """Moments of a calibration text, and of those that stand beside it; each text is read once, when it is needed."""
+    """Moments of a calibration text, and of those that stand beside it; each is found and read once, when needed."""
 
     def __init__(
         self,
@@ -62,10 +62,18 @@ class AnchoredMoments:
     ) -> None:
         self.checkpoint, self.corpus, self.batching, self.seed = checkpoint, corpus, batching, seed
         self._made: dict[str, Moments] = {} if moments is None else {"": moments}
+        self._texts: dict[str, dict[str, Callable[[], Corpus]]] = {}
+
+    def texts(self, anchor: OtherText) -> dict[str, Callable[[], Corpus]]:
+        """`anchor_texts` of the calibration text, which looks at a sample and at what the model can read of it."""
+        name = anchor_name(anchor)
+        if name not in self._texts:
+            self._texts[name] = anchor_texts(self.checkpoint, self.corpus, anchor, seed=self.seed)
+        return self._texts[name]
 
     def of(self, anchor: OtherText = "") -> ModuleMoments:
         """The moments of the text with an anchor, all parts with the same weight."""
-        texts = anchor_texts(self.checkpoint, self.corpus, anchor, seed=self.seed)
+        texts = self.texts(anchor)
         for name, text in {"": lambda: self.corpus, **texts}.items():
             if name not in self._made:
                 self._made[name] = collect_moments(self.checkpoint, text(), batching=self.batching)
@@ -244,7 +252,7 @@ class RefitBench:
         """What `auto` compares with masking: the mean where biases can hold it, and least squares."""
         asked, modules = self.options, heads_by_module(self.checkpoint, heads)
         biased = self.add_bias or all(projection.has_bias for projection, gone in modules if gone)
-        general = "sample" in anchor_texts(self.checkpoint, self.text.calibration, "general")
+        general = "sample" in self.moments.texts("general")
         anchors = TRIED_ANCHORS if general else TRIED_ANCHORS[:-1]
         if asked.sequential:
             anchors = (*anchors, TRIED_IN_TURN)

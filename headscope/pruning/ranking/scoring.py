@@ -15,7 +15,7 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.anchors import FORETOLD, anchor_texts
+from headscope.pruning.closed_form.anchors import FORETOLD
 from headscope.pruning.closed_form.bench import AnchoredMoments, refitted
 from headscope.pruning.closed_form.compensate import MEASURED, ModuleOrder, measured_allocation
 from headscope.pruning.closed_form.damage import DamageMeter
@@ -143,8 +143,9 @@ def measured_scores(
     reading: dict[str, Any] = {"batching": context.batching, "seed": seed}
     moments = moments_of(context)
     assert corpus is not None, "moments_of refuses this"
-    anchored = AnchoredMoments(checkpoint, corpus, **reading, moments=moments).of(context.anchor)
-    beside = anchor_texts(checkpoint, corpus, context.anchor, seed=seed)
+    of_texts = AnchoredMoments(checkpoint, corpus, **reading, moments=moments)
+    anchored = of_texts.of(context.anchor)
+    beside = of_texts.texts(context.anchor)
     texts = [corpus, *(text() for name, text in beside.items() if name in FORETOLD)]
     meters = [
         DamageMeter.of(checkpoint, text.first(MEASURED), objective=context.options.objective, **reading)
