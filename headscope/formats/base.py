@@ -21,8 +21,7 @@ from headscope.errors import CheckpointError, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder
 from headscope.files.replace import replacing
 from headscope.formats.exports import MASKED as MASKED
-from headscope.formats.exports import MODEL_FILES, Conversion, Probe
-from headscope.formats.exports import SAME as SAME
+from headscope.formats.exports import MODEL_FILES, SAME, Conversion, Probe
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.translate_options import TranslateOptions, Translation

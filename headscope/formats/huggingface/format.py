@@ -10,8 +10,8 @@ from typing import Any
 from headscope.config import Companions
 from headscope.errors import DataError
 from headscope.files.reading import read_json
-from headscope.formats.base import FORMATS, MASKED, SAME, CheckpointFormat, Export, SavedFiles
-from headscope.formats.exports import Conversion, Probe
+from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, SavedFiles
+from headscope.formats.exports import SAME, Conversion, Probe
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.native_models.from_native import converted
 from headscope.formats.huggingface.opening import CONFIG, is_adapter, model_folder, open_model

@@ -31,8 +31,8 @@ RECORD = "pruning.json"
 SIZES = {
     "attention_heads": "attention heads",
     "flops": "floating point operations of the text",
-    "attention_flops": "those of attention",
-    "output_flops": "those of the output layer",
+    "attention_flops": "floating point operations of attention",
+    "output_flops": "floating point operations of the output layer",
     "read": "bytes of weights that a step reads",
     "cache": "cache, bytes a token",
     "cross_cache": "cache, bytes a source token",
