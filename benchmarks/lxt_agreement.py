@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import transformers
 
-from headscope.model.interface import NAME
+import headscope.model.transformers_attention  # noqa: F401  # registers IMPLEMENTATION
+from headscope.model.transformers_models import IMPLEMENTATION
 from headscope.relevance.backward import Backward
 from headscope.relevance.gradient.recording import recording
 from headscope.relevance.rulesets import RULE_SETS
@@ -62,7 +63,7 @@ def own(model: Any, given: dict[str, Any]) -> torch.Tensor:
     """What headscope says: [layer b h]."""
     rule_set = RULE_SETS.get("attnlrp")
     assert isinstance(rule_set, Backward)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(IMPLEMENTATION)
     with recording(model, {"attnlrp": rule_set.rules}) as recorded:
         logits = model(input_ids=given["ids"], attention_mask=given["mask"]).logits
     with torch.enable_grad():

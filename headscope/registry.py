@@ -25,13 +25,16 @@ class Registry(Generic[T]):
 
     `kind` is what errors call a variant ("analysis"); `package` is imported with all its modules on the first look-up.
     Then the entry points of `group` are loaded, which other installed packages declare: modules that register their
-    variants, as the modules of `package` do. Registering a name twice is an error that names both modules.
+    variants, as the modules of `package` do. Registering a name twice is an error that names both modules. `main` is
+    the module that registers the variant of a folder in `package`, where one has a folder: its other modules are
+    imported when it needs them.
     """
 
-    def __init__(self, kind: str, *, package: str, group: str) -> None:
+    def __init__(self, kind: str, *, package: str, group: str, main: str = "") -> None:
         self.kind = kind
         self.package = package
         self.group = group
+        self.main = main
         self._variants: dict[str, T] = {}
         self._modules: dict[str, str] = {}
         self._walked = False
@@ -86,7 +89,9 @@ class Registry(Generic[T]):
         self._walked = True
         package = importlib.import_module(self.package)
         for module in pkgutil.walk_packages(package.__path__, f"{self.package}."):
-            importlib.import_module(module.name)
+            folder, _, name = module.name.removeprefix(f"{self.package}.").rpartition(".")
+            if not (self.main and folder) or name == self.main:
+                importlib.import_module(module.name)
         for point in entry_points(group=self.group):
             _load(point, self.kind)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from headscope.config import AnalyzeConfig, AnalyzeOptions
 from headscope.data.batching import sentence_limit
@@ -34,9 +34,6 @@ from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
 from headscope.results import Signature
-
-if TYPE_CHECKING:
-    pass
 
 NOTHING: Mapping[str, Sequence[str]] = {}
 

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
 
 from torch import nn
-from transformers import PreTrainedModel
 
 from headscope.api.model import Model
 from headscope.api.options import PathName, Report, TrainingReport, configured, in_python, progress_of
 from headscope.api.study import plot as plot
 from headscope.config import Companions
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.stored_weights import is_packing
+from headscope.model.transformers_models import is_pretrained
 from headscope.pruning.selection import Selection
 from headscope.registry import unknown
 
@@ -30,20 +29,6 @@ if TYPE_CHECKING:
     from headscope.pruning.removal.record import Removed
     from headscope.pruning.sweep.sweep import Sweep
     from headscope.training.trainer import TrainingResult
-
-
-class InMemoryCheckpoint(HuggingFaceCheckpoint):
-    """A transformers model in memory: neither copied nor moved, and its mode is restored after each call."""
-
-    def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
-        super().__init__(path=f"{type(model).__name__} in memory", model=model, tokenizer=tokenizer, digest=None)
-
-    def _tokenizer(self) -> Any:
-        if self.tokenizer is None and self._reads == "input_ids":
-            raise CheckpointError(
-                f"{self.path} cannot read text without its tokenizer; load(model, tokenizer=tokenizer)"
-            )
-        return super()._tokenizer()
 
 
 @in_python
@@ -86,7 +71,7 @@ def load(
             str(source), format=format, device=device, dtype=dtype, device_map=device_map, companions=companions
         )
         return Model(opened, companions=companions)
-    if not isinstance(source, PreTrainedModel):
+    if not is_pretrained(source):
         raise ConfigError(
             f"source: a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a "
             "transformers model (the model itself, not what wraps it)"
@@ -99,6 +84,8 @@ def load(
             "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; "
             "load it by its path"
         )
+    from headscope.formats.huggingface.checkpoint import InMemoryCheckpoint
+
     checkpoint = InMemoryCheckpoint(source, tokenizer)
     refuse_damaged_model(checkpoint.path, source)
     return Model(checkpoint)

@@ -334,7 +334,7 @@ class CheckpointFormat(ABC, Generic[C]):
 
 
 FORMATS: Registry[CheckpointFormat[Any]] = Registry(
-    "checkpoint format", package="headscope.formats", group="headscope.formats"
+    "checkpoint format", package="headscope.formats", group="headscope.formats", main="format"
 )
 
 

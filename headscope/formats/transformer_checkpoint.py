@@ -17,6 +17,7 @@ from headscope.formats.exports import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.forward import finite, refuse_overflow
 from headscope.model.native.beams import Hypothesis, SearchConfig, search
+from headscope.model.native.shapes import shapes_only
 from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig
@@ -313,7 +314,7 @@ def build_transformer(path: str, config: TransformerConfig, state: Mapping[str, 
     The model has no memory of its own before its weights are known to fit, so a config with absurd sizes
     costs nothing. CheckpointError in one line for weights that do not fit.
     """
-    with torch.device("meta"):
+    with shapes_only():
         model = Transformer(config)
     filled = dict(state)
     for copy, original in model.tied().items():

@@ -27,6 +27,7 @@ from headscope.model.attention import AttentionCall, is_half, replace_contexts, 
 from headscope.model.interface import features_shape, reads_sound, suppress_warnings, through_attend
 from headscope.model.nonfinite import first_non_finite, is_finite
 from headscope.model.stored_weights import computing_dtype, execution_device, is_quantised
+from headscope.model.transformers_models import refuse_head_masks
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 
@@ -92,7 +93,7 @@ class CallTracker:
 
     def restart(self, _: nn.Module, __: Any, arguments: dict[str, Any]) -> None:
         """A forward pre-hook: the next call of each module is its first of a new pass."""
-        interface.refuse_head_masks(arguments)
+        refuse_head_masks(arguments)
         self.turns.clear()
 
 

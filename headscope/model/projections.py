@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
-from transformers.pytorch_utils import Conv1D
 
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
@@ -24,6 +23,7 @@ from headscope.model.discovery import CallTracker, base_of, eval_mode, find_atte
 from headscope.model.interface import through_attend
 from headscope.model.stored_weights import StoredWeight, is_plain, marked_module, marked_products, readable
 from headscope.model.taps import frozen_parameters, unclipped
+from headscope.model.transformers_models import is_linear
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
         if waiting and inputs and isinstance(inputs[0], Tensor):
             site_layer, context = waiting[0]
             flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
-            is_linear = isinstance(module, nn.Linear | Conv1D) and readable(module)
-            if is_linear and (gate := _constant_gate(inputs[0], flat)) is not None:
+            linear = is_linear(module) and readable(module)
+            if linear and (gate := _constant_gate(inputs[0], flat)) is not None:
                 outputs[site_layer] = columns_of(module, context.shape[1], context.shape[3], gate=gate)
                 waiting.clear()
 

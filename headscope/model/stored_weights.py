@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
+
+from headscope.model.transformers_models import is_linear
 
 PACKING = "support_avx512bf16_for_cpu"
 HALF = 2  # bytes of the smallest type that a plain matrix is stored in
@@ -86,9 +87,9 @@ def quantised_by(module: nn.Module) -> str | None:
         return "bitsandbytes"
     if isinstance(weight, Tensor) and "torchao" in type(weight).__module__:
         return "torchao"
-    if not isinstance(module, nn.Linear | Conv1D) and any(hasattr(module, name) for name in ("qweight", "w_packed")):
+    if not is_linear(module) and any(hasattr(module, name) for name in ("qweight", "w_packed")):
         return type(module).__name__
-    if isinstance(module, nn.Linear | Conv1D):
+    if is_linear(module):
         plain = isinstance(weight, Tensor) and weight.is_floating_point() and weight.element_size() >= HALF
         return None if plain else type(module).__name__
     return None
@@ -184,7 +185,7 @@ def marked_products(model: nn.Module) -> Iterator[None]:
 
     with ExitStack() as stack:
         for module in model.modules():
-            if isinstance(module, nn.Linear | Conv1D) and readable(module) and not is_plain(module):
+            if is_linear(module) and readable(module) and not is_plain(module):
                 stack.callback(module.register_forward_hook(mark).remove)
         yield
 

@@ -29,8 +29,8 @@ from headscope.files.tables import write_csv
 from headscope.files.writing import write_atomically
 from headscope.formats.base import FORMATS, Checkpoint, SavedFiles, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES
-from headscope.formats.huggingface.generation import alignment_heads
 from headscope.heads import HeadId, select_heads
+from headscope.model.removal_plan import alignment_heads
 from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig

@@ -8,13 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-import torch
-
 from headscope.config import Companions, flag
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, ConfigError, shortlist
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.model.native.shapes import shapes_only
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.training.config import TrainConfig, default_of
@@ -157,7 +156,7 @@ def build_model(
 
 def check_memory(shape: TransformerConfig) -> None:
     """ConfigError for a model whose weights, gradients and Adam's two moments are more than this machine's memory."""
-    with torch.device("meta"):
+    with shapes_only():
         count = sum(parameter.numel() for parameter in Transformer(shape).parameters())
     needed, available = 4 * 4 * count, _memory()
     if available is not None and needed > available:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention
-from headscope.model.interface import attend_interface
 from headscope.model.projections import projections
 from headscope.model.taps import capture, gated
+from headscope.model.transformers_attention import attend_interface
 from tests.contracts.architectures import (
     ARCHITECTURES,
     BY_NAME,

@@ -15,8 +15,8 @@ import torch
 from headscope.config import Companions
 from headscope.errors import CheckpointError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.fairseq.checkpoint import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.fairseq.config import ARCHITECTURES
+from headscope.formats.fairseq.format import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.pickles import read_tensors, read_torch
 from headscope.heads import Site
 from headscope.model.native.shrink import fold_mixings

@@ -23,7 +23,7 @@ from transformers import (
 
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
-from headscope.formats.huggingface.opening import ADAPTER
+from headscope.formats.huggingface.folder import ADAPTER
 from headscope.heads import Site
 from headscope.model.discovery import find_attention
 from tests.contracts.architectures import BY_NAME, build

@@ -25,7 +25,7 @@ from headscope.engine.plan import analyze
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError, OutputError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.native import NATIVE
-from headscope.formats.story_of_heads.checkpoint import STORY, StoryCheckpoint
+from headscope.formats.story_of_heads.format import STORY, StoryCheckpoint
 from headscope.heads import Site
 from headscope.model.mixing.linear import HardConcrete
 from headscope.model.taps import capture

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headscope.formats.fairseq.checkpoint import FairseqCheckpoint
+from headscope.formats.fairseq.format import FairseqCheckpoint
 from tests.oracles import fairseq
 
 PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.formats.base import open_checkpoint, write_checkpoint
-from headscope.formats.fairseq.checkpoint import FairseqCheckpoint
+from headscope.formats.fairseq.format import FairseqCheckpoint
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from threading import RLock
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -22,6 +22,9 @@ from headscope.model.discovery import text_config
 from headscope.model.interface import reads_sound
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.stored_weights import why_not_changed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TOKENISING = RLock()
 """Held while a tokenizer is used: one of the library tokenizers keeps what it was asked, and two threads may ask."""
@@ -224,6 +227,20 @@ class HuggingFaceCheckpoint(Predicting):
                 "put its tokenizer files beside the weights"
             )
         return self.tokenizer
+
+
+class InMemoryCheckpoint(HuggingFaceCheckpoint):
+    """A transformers model in memory: neither copied nor moved, and its mode is restored after each call."""
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
+        super().__init__(path=f"{type(model).__name__} in memory", model=model, tokenizer=tokenizer, digest=None)
+
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None and self._reads == "input_ids":
+            raise CheckpointError(
+                f"{self.path} cannot read text without its tokenizer; load(model, tokenizer=tokenizer)"
+            )
+        return super()._tokenizer()
 
 
 def _special_ids(tokenizer: Any) -> frozenset[int]:

@@ -1,28 +1,26 @@
-"""Hugging Face directories and hub ids: how they are recognised and written, also with heads removed."""
+"""Hugging Face directories and hub ids: how they are recognised and written, also with heads removed.
+
+What needs transformers is imported when such a checkpoint is opened or written, which other formats need not wait for.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headscope.config import Companions
 from headscope.errors import DataError
 from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, SavedFiles
 from headscope.formats.exports import SAME, Conversion, Probe
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.native_models.from_native import converted
-from headscope.formats.huggingface.opening import CONFIG, is_adapter, model_folder, open_model
-from headscope.formats.huggingface.selfcontained import (
-    in_plain_class,
-    padded_in_plain_class,
-    plain_name,
-    says_head_width,
-    write_folder,
-)
+from headscope.formats.huggingface.folder import CONFIG, is_adapter, model_folder
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.model.removal_plan import RemovalPlan
+
+if TYPE_CHECKING:
+    from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
 OPENS_OWN_CODE = (
     "transformers, with the modelling file beside the weights: `from_pretrained(FOLDER, trust_remote_code=True)`",
@@ -30,7 +28,25 @@ OPENS_OWN_CODE = (
 )
 
 
-class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
+def _native(shrunk: HuggingFaceCheckpoint, plan: RemovalPlan) -> Any:
+    from headscope.formats.huggingface.selfcontained import in_plain_class
+
+    return in_plain_class(shrunk, plan)
+
+
+def _padded(whole: HuggingFaceCheckpoint, plan: RemovalPlan) -> Any:
+    from headscope.formats.huggingface.selfcontained import padded_in_plain_class
+
+    return padded_in_plain_class(whole, plan)
+
+
+def _can_be_native(checkpoint: HuggingFaceCheckpoint) -> bool:
+    from headscope.formats.huggingface.selfcontained import says_head_width
+
+    return says_head_width(checkpoint.model)
+
+
+class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
     """A directory with config.json and safetensors or .bin weights, or a hub id."""
 
     name = "huggingface"
@@ -40,11 +56,11 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         replace(SAME, name="self-contained", adds_bias=True),
         Export(
             name="native",
-            build=lambda checkpoint, plan: in_plain_class(checkpoint.without_heads(plan), plan),
+            build=lambda checkpoint, plan: _native(checkpoint.without_heads(plan), plan),
             after="self-contained",
-            refine=in_plain_class,
-            padded=padded_in_plain_class,
-            holds=lambda checkpoint: says_head_width(checkpoint.model),
+            refine=_native,
+            padded=_padded,
+            holds=_can_be_native,
         ),
         MASKED,
     )
@@ -70,9 +86,13 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
     def load(
         self, path: str, *, device: str, dtype: str, companions: Companions, device_map: str | None = None
     ) -> HuggingFaceCheckpoint:
+        from headscope.formats.huggingface.opening import open_model
+
         return open_model(path, device=device, device_map=device_map, dtype=dtype)
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
+        from headscope.formats.huggingface.selfcontained import plain_name, write_folder
+
         own_code = write_folder(checkpoint, folder)
         name = plain_name(checkpoint.model)
         if not own_code:
@@ -91,6 +111,8 @@ class HuggingFaceFormat(CheckpointFormat[HuggingFaceCheckpoint]):
         return SavedFiles(folder, self.name, (note,), OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
+        from headscope.formats.huggingface.native_models.from_native import converted
+
         return converted(checkpoint, folder, probe)
 
 

@@ -14,54 +14,17 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from headscope.data.encoded import IGNORED, Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
+from headscope.formats.huggingface.folder import CLOSED
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.heads import HeadId, Site
+from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config
 from headscope.model.forward import finite, refuse_overflow
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.nonfinite import is_finite
-from headscope.model.removal_plan import RemovalPlan
 from headscope.model.stored_weights import matrix_of, quantised_by, readable
 from headscope.model.threads import threads_for_pass
 
-
-def alignment_heads(model: nn.Module) -> list[HeadId]:
-    """The cross heads [[layer, head], …] that Whisper takes the times of words from; none where none are named."""
-    settings: Any = getattr(model, "generation_config", None)
-    named = getattr(settings, "alignment_heads", None)
-    pairs = named if isinstance(named, list) else []
-    return [HeadId(Site.CROSS, *pair) for pair in pairs if len(pair) == 2 and all(type(n) is int for n in pair)]
-
-
-def renumber_alignment(model: Any, removal: RemovalPlan) -> None:
-    """Count the alignment heads of a shrunk model as it counts its own; those that went are no longer named.
-
-    Where none is left the entry goes: transformers then says that there are no times of words.
-    """
-    if heads := alignment_heads(model):
-        kept = {head: removal.kept.get((head.site, head.layer), ()) for head in heads}
-        stay = [[head.layer, kept[head].index(head.head)] for head in heads if head.head in kept[head]]
-        if stay:
-            model.generation_config.alignment_heads = stay
-        else:
-            del model.generation_config.alignment_heads
-
-
-def alignment_note(whole: nn.Module, made: nn.Module) -> tuple[str, ...]:
-    """What became of the alignment heads of a model whose copy lacks some heads."""
-    before, after = alignment_heads(whole), alignment_heads(made)
-    if before == after:
-        return ()
-    stay = f"{len(after)} of {len(before)} alignment heads (generation_config.json) stay, renumbered"
-    if len(after) == len(before):
-        return (stay,)
-    without = "" if after else "; without any there are no times of words"
-    return (f"{stay}{without} (prune rank --protect alignment keeps all)",)
-
-
 _HEADS: Mapping[str, Predicts] = {"ForSequenceClassification": "classes", "ForTokenClassification": "tags"}
-CLOSED = "texts_end_with_eos"
-"""Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
 LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; transformers itself stops after 20
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
-from transformers.pytorch_utils import Conv1D
 
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
@@ -36,6 +35,7 @@ from headscope.model.projections import (
 )
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.taps import frozen_parameters, unclipped
+from headscope.model.transformers_models import is_linear
 
 MOST_HEADS = 10**6
 NumbersOfHeads = dict[str, dict[str, list[int]]]
@@ -202,7 +202,7 @@ def head_parts(model: nn.Module) -> dict[SiteLayer, HeadParts]:
             waiting[:] = [(site_layer, context)]
 
     def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if waiting and inputs and isinstance(inputs[0], Tensor) and isinstance(module, nn.Linear | Conv1D):
+        if waiting and inputs and isinstance(inputs[0], Tensor) and is_linear(module):
             site_layer, context = waiting[0]
             gate = _gate(context, inputs[0])
             if gate is not None:

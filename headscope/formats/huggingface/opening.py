@@ -26,11 +26,12 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from headscope.bounds import MOST_LAYERS
-from headscope.errors import CheckpointError, DataError, HeadscopeError, shortlist
+from headscope.errors import CheckpointError, HeadscopeError, shortlist
 from headscope.files.hub import is_cached
-from headscope.files.reading import file_digest, read_json, read_object
+from headscope.files.reading import file_digest, read_object
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.folder import ADAPTER, CONFIG, is_adapter, model_folder, read_if_json
 from headscope.formats.huggingface.head_parts import check_kept_heads
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.placement import check_devices, check_quantisation, placement
@@ -39,7 +40,7 @@ from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
 
-CONFIG, MODULES, ADAPTER, INDEX = "config.json", "modules.json", "adapter_config.json", "*.index.json"
+INDEX = "*.index.json"
 UNMERGEABLE = ("PROMPT", "P_TUNING", "PREFIX", "ADAPTION_PROMPT", "CPT")
 """Beginnings of the kinds of PEFT that add virtual tokens instead of changing weights."""
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -109,34 +110,11 @@ def located(path: str) -> tuple[str, dict[str, bool]]:
     return path, {"trust_remote_code": False, "local_files_only": known is None}
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, alone or beside its base model."""
-    return os.path.isfile(folder / ADAPTER)
-
-
-def model_folder(folder: Path) -> Path:
-    """Where in a folder the files of transformers are: itself, or the encoder's part of a sentence-transformers model.
-
-    That part (`0_Transformer`) is the whole encoder; pooling and what follows it have no heads.
-    """
-    if os.path.isfile(folder / CONFIG) or not os.path.isfile(folder / MODULES):
-        return folder
-    modules = _read(folder / MODULES)
-    names = [module.get("path") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
-    inner = [name for name in names if isinstance(name, str) and Path(name).name == name]
-    return next((folder / name for name in inner if _names_a_model(folder / name)), folder)
-
-
-def _names_a_model(folder: Path) -> bool:
-    config = _read(folder / CONFIG) if os.path.isfile(folder / CONFIG) else None
-    return isinstance(config, dict) and "model_type" in config
-
-
 def refuse_adapter(folder: Path) -> None:
     """CheckpointError for a folder with an adapter, which says what it is and how to get the model that it makes."""
     if not is_adapter(folder):
         return
-    stored = _read(folder / ADAPTER)
+    stored = read_if_json(folder / ADAPTER)
     adapter: dict[str, Any] = stored if isinstance(stored, dict) else {}
     base = str(adapter.get("base_model_name_or_path") or adapter.get("model_name") or "its base model")[:100]
     kind = str(adapter.get("peft_type") or "")[:40].upper()
@@ -153,13 +131,6 @@ def refuse_adapter(folder: Path) -> None:
         )
     named = f"{kind} adapter" if kind else "adapter"
     raise CheckpointError(f"{folder} holds no model but an adapter of one ({named} of {base}): {merge}")
-
-
-def _read(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except DataError:
-        return None
 
 
 def check_shards(folder: Path) -> None:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from headscope.errors import ConfigError
-from headscope.formats.huggingface.generation import renumber_alignment
 from headscope.formats.huggingface.head_parts import (
     MASKED_TAKES,
     HeadParts,
@@ -32,7 +31,7 @@ from headscope.formats.huggingface.selfcontained import EMPTY, is_narrowed
 from headscope.heads import Site
 from headscope.model.discovery import AttentionSite, base_of, find_attention
 from headscope.model.projections import Slices, has_added_bias, output_axis
-from headscope.model.removal_plan import RemovalPlan
+from headscope.model.removal_plan import RemovalPlan, renumber_alignment
 
 HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
 GROUPS = ("num_key_value_heads", "num_kv_heads")

@@ -22,9 +22,9 @@ from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, one_line
 from headscope.formats.base import SideName
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.generation import alignment_heads
 from headscope.heads import HeadId
 from headscope.model.interface import features_shape
+from headscope.model.removal_plan import alignment_heads
 from headscope.model.taps import capture
 
 POSITION = 0.02  # seconds

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import Site, by_layer
+from headscope.model.native.shapes import shapes_only
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.removal_plan import RemovalPlan
@@ -67,7 +68,7 @@ def shrink_transformer(model: Transformer, removal: RemovalPlan) -> Transformer:
             weights[f"{name}.slice_of_head"] = state[f"{name}.slice_of_head"][list(kept)]
         state |= weights
     first = next(model.parameters())
-    with torch.device("meta"):
+    with shapes_only():
         config = unmixed(model.config)
         encoder = None if config.encoder is None else _stack(config.encoder, removal, Site.ENCODER_SELF)
         decoder = _stack(config.decoder, removal, Site.DECODER_SELF)

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.pytorch_utils import Conv1D
 
 from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
@@ -32,6 +31,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.mixing.base import Mixing, mixings_of
 from headscope.model.projections import Slices, WeightOwners
 from headscope.model.stored_weights import is_plain, matrix_of
+from headscope.model.transformers_models import is_linear
 from headscope.pruning.gate_layout import Unit, gate_layout
 
 _ATEN = torch.ops.aten
@@ -272,9 +272,7 @@ def feed_forward_outputs(checkpoint: Checkpoint, batch: Batch) -> list[FeedForwa
     attention = {owners[projection.owner]: projection.places for projection in output_projections(checkpoint)}
     names = {module: name for name, module in checkpoint.model.named_modules()}
     linear = [
-        part
-        for part in names
-        if isinstance(part, nn.Linear | Conv1D) and is_plain(part) and part not in attention and part.weight.numel()
+        part for part in names if is_linear(part) and is_plain(part) and part not in attention and part.weight.numel()
     ]
     calls: list[tuple[nn.Module, tuple[int, ...]]] = []
 

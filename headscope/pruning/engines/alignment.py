@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import transformers
 from numpy.typing import NDArray
 
 from headscope.errors import CheckpointError, ConfigError
@@ -211,6 +210,8 @@ def _settings(folder: Path) -> dict[str, object]:
     if os.path.isfile(folder / SETTINGS):
         settings = read_object(folder / SETTINGS, error=CheckpointError)
     else:
+        import transformers
+
         with quiet_transformers():
             config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         settings = transformers.GenerationConfig.from_model_config(config).to_diff_dict()

@@ -36,6 +36,8 @@ class EngineOptions:
     unverified: bool = False
 
     def __post_init__(self) -> None:
+        if self.quantize == "none":
+            return  # no engine needs to be asked, nor what it is made with imported
         known = ["none", *dict.fromkeys(kind for _, engine in ENGINES for kind in engine.quantizations)]
         if self.quantize not in known:
             raise ConfigError(unknown("quantization", self.quantize, known))

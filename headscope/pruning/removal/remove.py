@@ -28,12 +28,11 @@ from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
 from headscope.formats.exports import MODEL_FILES, write_card
-from headscope.formats.huggingface.generation import alignment_note
 from headscope.formats.size import size
 from headscope.heads import HeadId, select_heads
 from headscope.model.forward import max_abs_difference, outputs, reference
 from headscope.model.interface import through_attend
-from headscope.model.removal_plan import RemovalPlan, keeping, plan_removal
+from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, split_text
 from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from transformers.activations import ACT2CLS
 
 from headscope.errors import CheckpointError
 from headscope.model.attention import is_half, precise
@@ -40,9 +39,7 @@ from headscope.relevance.gradient.rules import (
     with_share,
 )
 
-_CLASSES: set[Any] = {entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()}
 _TORCH = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.ReLU6)
-ACTIVATION_MODULES: tuple[type[nn.Module], ...] = (*_CLASSES, *_TORCH)
 
 
 @dataclass(frozen=True)
@@ -92,14 +89,23 @@ ModuleRule = Callable[[Tensor, Tensor, ActiveRules], Tensor]
 def composite_modules(model: nn.Module) -> dict[nn.Module, ModuleRule]:
     """The rules of a model's norms and activations that are modules of several operations."""
     rules: dict[nn.Module, ModuleRule] = {}
+    activations = activation_classes()
     for module in model.modules():
-        if isinstance(module, ACTIVATION_MODULES) and is_zero_at_zero(module):
+        if isinstance(module, activations) and is_zero_at_zero(module):
             rules[module] = activated
         elif "norm" in type(module).__name__.lower() and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
             norm = recognise_norm(module)
             if norm is not None:
                 rules[module] = partial(normalized, norm=norm)
     return rules
+
+
+def activation_classes() -> tuple[type[nn.Module], ...]:
+    """The classes of activations of torch, and those of transformers."""
+    from transformers.activations import ACT2CLS
+
+    classes: Any = [entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()]
+    return (*_TORCH, *classes)
 
 
 @torch.no_grad()

@@ -21,11 +21,10 @@ from headscope.data.encoded import Batch, pad_side
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.generation import alignment_heads, alignment_note
 from headscope.formats.huggingface.shrink import shrink_model
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention
-from headscope.model.removal_plan import plan_removal
+from headscope.model.removal_plan import alignment_heads, alignment_note, plan_removal
 from headscope.model.taps import capture, masked
 from headscope.pruning.engines.alignment import (
     align,

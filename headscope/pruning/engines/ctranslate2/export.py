@@ -20,10 +20,10 @@ from torch import Tensor
 
 from headscope.errors import CheckpointError, ConfigError, one_line
 from headscope.formats.base import Checkpoint
-from headscope.formats.huggingface.generation import alignment_heads
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.native.layers import position_table
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
+from headscope.model.removal_plan import alignment_heads
 from headscope.pruning.engines.alignment import align
 from headscope.pruning.engines.base import (
     FULL,

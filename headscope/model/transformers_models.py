@@ -1,0 +1,47 @@
+"""What is asked of models of transformers without importing transformers, which takes seconds.
+
+Nothing can be an instance of a class whose module was never imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from torch import nn
+
+from headscope.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.pytorch_utils import Conv1D
+
+IMPLEMENTATION = "headscope"
+"""The attention implementation of transformers that headscope registers."""
+_HEAD_MASKS = frozenset({"head_mask", "decoder_head_mask", "cross_attn_head_mask"})
+
+
+def is_pretrained(model: object) -> TypeGuard[PreTrainedModel]:
+    """Whether a model is one of transformers."""
+    return _is(model, "transformers.modeling_utils", "PreTrainedModel")
+
+
+def is_linear(module: object) -> TypeGuard[nn.Linear | Conv1D]:
+    """Whether a module is a linear layer: torch's, or transformers' Conv1D, whose weight is transposed."""
+    return isinstance(module, nn.Linear) or _is(module, "transformers.pytorch_utils", "Conv1D")
+
+
+def _is(instance: object, module: str, name: str) -> bool:
+    imported = sys.modules.get(module)
+    return imported is not None and isinstance(instance, getattr(imported, name))
+
+
+def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
+    """CheckpointError for the head masks of transformers 4, which transformers 5 ignores silently."""
+    for name in _HEAD_MASKS & arguments.keys():
+        if arguments[name] is not None:
+            raise CheckpointError(
+                f"{name}= was given, which transformers 5 ignores; "
+                "gate heads with `with headscope.model.taps.gated(model, …)` instead"
+            )
