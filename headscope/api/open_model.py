@@ -13,8 +13,8 @@ from headscope.api.selection import GateValues, Heads, gates_name, gates_of, hea
 from headscope.api.texts import Text, texts_of
 from headscope.config import Companions
 from headscope.data.encoded import Batch, pad_side
-from headscope.engine.plan import refuse_unread_target
 from headscope.errors import HeadscopeError
+from headscope.evaluation.sides import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, all_heads, describe_heads
 from headscope.model.discovery import eval_mode

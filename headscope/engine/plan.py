@@ -37,6 +37,7 @@ from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.frequencies import token_frequencies
 from headscope.engine.runner import AnalysisRunner
 from headscope.errors import ConfigError
+from headscope.evaluation.sides import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.progress import Progress, no_progress
@@ -324,12 +325,6 @@ def _streams(
         yield from batches(corpus, checkpoint, tokens=tokens, limit=limit, long=long, losses=losses, labels=labels)
     if "random" in passes and (corpus.has_target or not checkpoint.two_sided):
         yield from repeated
-
-
-def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
-    """ConfigError where a corpus has a target and the model reads one side only."""
-    if corpus.has_target and not checkpoint.two_sided:
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
 
 
 def gives_labels(checkpoint: Checkpoint, corpus: Corpus) -> bool:

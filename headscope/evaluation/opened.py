@@ -30,6 +30,7 @@ from headscope.evaluation.metrics.base import (
     fitting_metrics,
     metrics_in_order,
 )
+from headscope.evaluation.sides import check_sides
 from headscope.files.hub import is_cached
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
@@ -125,11 +126,7 @@ def matched(
     `against` finds the intact model that states are compared with. Metrics of states are left out, with a remark, where
     there is none and nothing is masked nor, with `altered`, gated.
     """
-    kind = f"a model of type {checkpoint.model_type!r}"
-    if corpus.has_target and not checkpoint.two_sided:
-        raise ConfigError(f"{kind} reads one side only; leave out --target")
-    if checkpoint.needs_target and not corpus.has_target:
-        raise ConfigError(f"{kind} needs --target, the references")
+    check_sides(checkpoint, corpus, target="the references")
     metrics = choose_metrics(config, checkpoint, against=against.named)
     why = {name: METRICS.get(name).applies(checkpoint, **corpus.comes_with) for name in fitting_metrics(checkpoint)}
     if refused := [name for name in metrics if why[name]]:
@@ -147,7 +144,10 @@ def matched(
     )
     check_search_options(config, metrics)
     if config.hiding == "random" and not (metrics_in_order(metrics, reads="likelihood") and hides_tokens(checkpoint)):
-        raise ConfigError(f"--hiding is about perplexity of encoders alone, not measured here ({kind}); leave it out")
+        raise ConfigError(
+            "--hiding is about perplexity of encoders alone, not measured here (a model of type "
+            f"{checkpoint.model_type!r}); leave it out"
+        )
     if metrics_in_order(metrics, reads="translations"):
         checkpoint.search_facts(translate_options)
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []

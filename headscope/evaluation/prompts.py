@@ -14,6 +14,7 @@ from headscope.data.encoded import Encoded
 from headscope.data.labels import class_number
 from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.evaluation.sides import refuse_unread_target
 from headscope.formats.base import Checkpoint, SideName
 
 
@@ -46,8 +47,7 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
     nothing.
     """
     find = _finder(checkpoint)
-    if clean.has_target and not checkpoint.two_sided:
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
+    refuse_unread_target(checkpoint, clean)
     names = (clean.name, _name(corrupt, "corrupt"), _name(answers, "answer"))
     contrasts: list[Contrast] = []
 

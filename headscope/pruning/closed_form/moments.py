@@ -23,8 +23,9 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.distributed import ALONE, Processes, upload
 from headscope.engine.gram_matrix import gram
-from headscope.engine.plan import gives_labels, refuse_unread_target
+from headscope.engine.plan import gives_labels
 from headscope.errors import CheckpointError, NumericalError
+from headscope.evaluation.sides import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped

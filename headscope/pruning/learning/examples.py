@@ -22,6 +22,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.likelihood import hidden_at_random
+from headscope.evaluation.sides import check_sides
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise, untapped
 from headscope.model.native.transformer import Transformer
@@ -107,7 +108,7 @@ def training_examples(
     ConfigError where a translation model has no target text or a model of one side has one, and where there is nothing
     to say: for encoders without a head, and for classifiers where the corpus has no labels.
     """
-    check_sides(checkpoint, corpus)
+    check_sides(checkpoint, corpus, target="the translations")
     if supervised and (checkpoint.predicts == "nothing" or bool(checkpoint.label_names) is not corpus.has_labels):
         raise ConfigError(f"a model of type {checkpoint.model_type!r} has nothing to say on this text without labels")
     hides = supervised and checkpoint.predicts == "words" and not checkpoint.decodes
@@ -135,15 +136,6 @@ def training_examples(
         digest=corpus.digest,
         truncated=truncated,
     )
-
-
-def check_sides(checkpoint: Checkpoint, corpus: Corpus) -> None:
-    """ConfigError where a translation model has no target text, or a model of one side has one."""
-    kind = f"a model of type {checkpoint.model_type!r}"
-    if checkpoint.needs_target and not corpus.has_target:
-        raise ConfigError(f"{kind} needs --target, the translations")
-    if corpus.has_target and not checkpoint.two_sided:
-        raise ConfigError(f"{kind} reads one side; leave out --target")
 
 
 def _encoded(
@@ -265,7 +257,7 @@ def training_objective(name: str, checkpoint: Checkpoint, corpus: Corpus) -> str
 
     ConfigError where it does not apply, or nothing can be learnt by it, and as of `check_sides`.
     """
-    check_sides(checkpoint, corpus)
+    check_sides(checkpoint, corpus, target="the translations")
     if name:
         choose_objective(name, checkpoint, **corpus.comes_with)
         if not OBJECTIVES.get(name).trains:

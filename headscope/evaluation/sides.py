@@ -1,0 +1,23 @@
+"""Whether a text has the sides that a model reads."""
+
+from __future__ import annotations
+
+from headscope.data.corpus import Corpus
+from headscope.errors import ConfigError
+from headscope.formats.base import Checkpoint
+
+
+def check_sides(checkpoint: Checkpoint, corpus: Corpus, *, target: str) -> None:
+    """ConfigError where a translation model has no target text (what it is for: `target`), or a model of one side has.
+
+    Masked and causal language models read the source alone.
+    """
+    if checkpoint.needs_target and not corpus.has_target:
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} needs --target, {target}")
+    refuse_unread_target(checkpoint, corpus)
+
+
+def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
+    """ConfigError where a corpus has a target and the model reads one side only."""
+    if corpus.has_target and not checkpoint.two_sided:
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
