@@ -127,6 +127,7 @@ def _line(run: AnalysisRun, index: int) -> Sentence:
     return last
 
 
+GAP = 0.2  # inches between maps
 LONGEST = 0.9  # inches of a subword's label; longer ones end in an ellipsis
 ABOVE = 0.2
 WIDEST = 14.0
@@ -184,12 +185,18 @@ def attention_figure(
     rows, columns = ([shorten(_shown(subword), LONGEST, TICK) for subword in side] for side in (subwords_t, subwords_s))
     label_width, label_height = (max(text_width(subword, TICK) for subword in side) + 0.08 for side in (rows, columns))
     usual = _pitch(max(expected[1:]))
-    pitch = cell_pitch(usual, len(columns), besides=label_width + 0.1 + BAR, least=_pitch(SMALLEST))
+    beside = label_width + 0.1
+    pitch = cell_pitch(usual, len(columns), besides=beside + BAR, least=_pitch(SMALLEST))
+    for across in range(len(names), 1, -1):  # smaller cells where more maps then stand in a line of the asked width
+        smaller = cell_pitch(usual, across * len(columns), besides=across * (beside + GAP) - GAP + BAR, least=0)
+        if smaller >= _pitch(SMALLEST):
+            pitch = min(pitch, smaller)
+            break
     wide, tall = len(columns) * pitch, len(rows) * pitch
     most = widest(WIDEST, besides=BAR)
     title = min(max(text_width(name, LABEL, weight="bold") for name in names), most - label_width - 0.1)
     size = (label_width + max(wide, title) + 0.1, ABOVE + tall + label_height)
-    laid = flow(list(repeat(size, len(names))), even_width(len(names), size[0], most))
+    laid = flow(list(repeat(size, len(names))), even_width(len(names), size[0], most, gap=GAP), gap=(GAP, 0.2))
     page = Page(
         laid.width + BAR,
         laid.height + 0.14,

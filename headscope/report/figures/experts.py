@@ -49,11 +49,12 @@ def experts_figure(run: AnalysisRun) -> Figure:
     )
     gates = run.module_table("experts_gates", "entropy", "even")
     tokens = run.module_table("experts_tokens", "expert", "token", "pmi") if run.has_table("experts_tokens") else None
-    modules = [(str(site), int(layer)) for site, layer in table[["site", "layer"]].drop_duplicates().to_numpy()]
+    found = [(str(site), int(layer)) for site, layer in table[["site", "layer"]].drop_duplicates().to_numpy()]
+    modules = sorted(found, key=lambda module: ([*map(str, SITES)].index(module[0]), module[1]))
     most = int(table.groupby(["site", "layer"]).size().max())
     words = TOKENS if tokens is not None and len(tokens) else 0.0
     wide = panel_width(BARS + words, len(modules), left=LEFT, gap=0.25, most=WIDEST)
-    bars = wide - words if words and wide - words > 0.7 else min(wide, max(0.7, wide * 0.35))
+    bars = min(wide - words, 1.5 * BARS) if words and wide - words > 0.7 else min(wide, max(0.7, wide * 0.35))
     size = (LEFT + wide, ABOVE + most * ROW + BELOW)
     laid = flow([size] * len(modules), even_width(len(modules), size[0], widest(WIDEST), gap=0.25), gap=(0.25, 0.1))
     legend = Legend.plan(
