@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
+from headscope.data.token_text import MARKS, Marks
 from headscope.engine.declarations import unknown_column
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
 from headscope.files.reading import read_json
@@ -80,6 +81,12 @@ class AnalysisRun:
         name = model_name(checkpoint.get("path"))
         kind = checkpoint.get("model_type")
         return f"{name} ({kind})" if kind else name
+
+    @property
+    def marks(self) -> Marks:
+        """How the vocabulary marks words; "" where run.json does not say it."""
+        own = _section(self.meta, "checkpoint").get("marks")
+        return next((mark for mark in MARKS if mark == own), "")
 
     @property
     def data(self) -> str:
