@@ -1,9 +1,9 @@
 """Tokens as people read them, the same for all tokenizers.
 
-A space before a token is ▁, whether the tokenizer writes it so (SentencePiece) or as Ġ (byte-level ones, as GPT-2's);
-characters that such a tokenizer cut into bytes are put together where a token has all of them. A line break is ⏎, a tab
-⇥. Tokenizers that do not keep spaces have marks that stay: ##ly goes on with a word, un@@ goes on in the next token,
-ly</w> ends a word.
+A space before a token is ␣, whether the tokenizer writes it as ▁ (SentencePiece) or as Ġ (byte-level ones, as GPT-2's):
+a sign that stays within its line, which ▁ does not. Characters that a byte-level tokenizer cut into bytes are put
+together where a token has all of them. A line break is ⏎, a tab ⇥. Tokenizers that do not keep spaces have marks that
+stay: ##ly goes on with a word, un@@ goes on in the next token, ly</w> ends a word.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Marks = Literal["", "▁", "Ġ", "##", "@@", "</w>"]
 MARKS: tuple[Marks, ...] = get_args(Marks)
 BEFORE: tuple[Marks, ...] = ("▁", "Ġ", "##")
 AFTER: tuple[Marks, ...] = ("@@", "</w>")
-VISIBLE = {" ": "▁", "\n": "⏎", "\t": "⇥"}
+VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
 def marks_of(subwords: Sequence[str]) -> Marks:
@@ -45,8 +45,9 @@ def shown(subword: str, marks: Marks) -> str:
     """A subword as people read it, of a vocabulary that marks words so."""
     if marks == "Ġ" and byte_table().keys() >= set(subword):
         subword = bytes(byte_table()[letter] for letter in subword).decode(errors="backslashreplace")
-    elif marks == "▁" and (byte := re.fullmatch(r"<0x([0-7][0-9A-Fa-f])>", subword)):
-        subword = chr(int(byte[1], 16))
+    elif marks == "▁":
+        byte = re.fullmatch(r"<0x([0-7][0-9A-Fa-f])>", subword)
+        subword = chr(int(byte[1], 16)) if byte else subword.replace("▁", " ")
     return visible(subword)
 
 

@@ -6,22 +6,22 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from tests.makers.decoders import byte_level, decoder
 
 TOKENS: list[tuple[Marks, str, str]] = [
-    ("Ġ", "Ġthe", "▁the"),
+    ("Ġ", "Ġthe", "␣the"),
     ("Ġ", "the", "the"),
     ("Ġ", "Ċ", "⏎"),
-    ("Ġ", "ĠĠĠĠ", "▁▁▁▁"),
-    ("Ġ", "ĠgroÃŁ", "▁groß"),
+    ("Ġ", "ĠĠĠĠ", "␣␣␣␣"),
+    ("Ġ", "ĠgroÃŁ", "␣groß"),
     ("Ġ", "ð", "\\xf0"),  # a part of a letter
     ("Ġ", "<|endoftext|>", "<|endoftext|>"),
     ("Ġ", "猫", "猫"),  # added to the vocabulary as it is
-    ("▁", "▁the", "▁the"),
+    ("▁", "▁the", "␣the"),
     ("▁", "<0x0A>", "⏎"),
     ("▁", "<0xE2>", "<0xE2>"),
     ("##", "##ly", "##ly"),
     ("##", "ĠorġinaliÃ", "ĠorġinaliÃ"),  # letters, where no bytes are
     ("@@", "un@@", "un@@"),
     ("", "\t", "⇥"),
-    ("", "a b\x00", "a▁b\\x00"),
+    ("", "a b\x00", "a␣b\\x00"),
 ]
 
 

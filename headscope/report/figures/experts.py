@@ -13,6 +13,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from headscope.data.token_text import shown
 from headscope.heads import SITES
 from headscope.report.figures.training import SHARES, TrainingHistory
 from headscope.report.layout.legend import SITE_COLORS, Legend
@@ -86,7 +87,8 @@ def experts_figure(run: AnalysisRun) -> Figure:
             listed = tokens[(tokens["site"] == site) & (tokens["layer"] == layer)]
             for number in range(len(rows)):
                 of_expert = listed[listed["expert"] == rows["expert"][number]].sort_values("pmi", ascending=False)
-                text = shorten("  ".join(of_expert["token"].astype(str)), wide - bars - 0.12, TICK)
+                text = "  ".join(shown(str(token), "▁") for token in of_expert["token"])
+                text = shorten(text, wide - bars - 0.12, TICK)
                 page.text(left + LEFT + bars + 0.1, top + ABOVE + number * ROW + 0.025, text, size=TICK)
     _same_width(panels)
     legend.draw(page, laid.height)
