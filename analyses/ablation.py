@@ -50,6 +50,7 @@ class Ablation(Analysis):
     measures = (
         Measure(
             "ablation",
+            "ablation",
             signed=True,
             overview=5,
             keep="highest",

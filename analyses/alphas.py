@@ -53,7 +53,10 @@ class Alphas(Analysis):
     name = "alphas"
     order = 130
     summary = "the matrices of models that mix heads: nuclear norm, spectrum, off-diagonal and skew shares"
-    measures = (Measure("alpha_own", signed=True), Measure("alpha_others", range=(0, 1)))
+    measures = (
+        Measure("alpha_own", "mixing weight on itself", signed=True),
+        Measure("alpha_others", "share mixed in from others", range=(0, 1)),
+    )
     figures = (
         AnalysisFigure(
             "alphas",

@@ -37,6 +37,7 @@ class AttributionPatching(PromptAnalysis):
     measures = (
         Measure(
             "attribution_patching",
+            "attribution patching",
             unit="logits",
             signed=True,
             keep="highest",

@@ -29,7 +29,7 @@ class Confidence(Analysis):
     joins_layers = True
     order = 10
     summary = "mean largest attention weight (Voita et al. 2019)"
-    measures = (Measure("confidence", range=(0, 1), overview=1, keep="highest", why=LEAST_SURE),)
+    measures = (Measure("confidence", "confidence", range=(0, 1), overview=1, keep="highest", why=LEAST_SURE),)
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         return {"confidence": heads.over_queries(heads.max_weight)}
@@ -57,7 +57,7 @@ class ConfidenceBase(Analysis):
     reads = "statistics"
     order = 11
     summary = "the MHR fork's `base`: mean over sentences of the single largest weight"
-    measures = (Measure("confidence_base", range=(0, 1), keep="highest", why=LEAST_SURE),)
+    measures = (Measure("confidence_base", "confidence, MHR base", range=(0, 1), keep="highest", why=LEAST_SURE),)
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
@@ -76,7 +76,9 @@ class ConfidenceAdvanced(Analysis):
     reads = "statistics"
     order = 12
     summary = "the MHR fork's `advanced`: mean over keys of the largest weight any query gives them"
-    measures = (Measure("confidence_advanced", range=(0, 1), keep="highest", why=LEAST_SURE),)
+    measures = (
+        Measure("confidence_advanced", "confidence, MHR advanced", range=(0, 1), keep="highest", why=LEAST_SURE),
+    )
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
@@ -99,7 +101,14 @@ class ConfidencePairwise(Analysis):
     reads = "statistics"
     order = 13
     summary = "the MHR fork's `pairwise`: summed distance of a head's map to those of its layer"
-    measures = (Measure("confidence_pairwise", keep="highest", why="their maps are most like those of their layer"),)
+    measures = (
+        Measure(
+            "confidence_pairwise",
+            "distance of maps, MHR pairwise",
+            keep="highest",
+            why="their maps are most like those of their layer",
+        ),
+    )
     default = False
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:

@@ -34,9 +34,19 @@ class Contribution(Analysis):
     default = False
     summary = "norm of the vectors that a head writes (Kobayashi et al. 2020)"
     measures = (
-        Measure("contribution", range=(0, None), keep="highest", why="the vectors that they write are the shortest"),
         Measure(
-            "contribution_sum", range=(0, None), keep="highest", why="the sums of what they write are the shortest"
+            "contribution",
+            "contribution",
+            range=(0, None),
+            keep="highest",
+            why="the vectors that they write are the shortest",
+        ),
+        Measure(
+            "contribution_sum",
+            "summed contribution",
+            range=(0, None),
+            keep="highest",
+            why="the sums of what they write are the shortest",
         ),
     )
 

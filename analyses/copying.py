@@ -43,7 +43,7 @@ class Copying(Analysis):
     passes = frozenset()
     summary = "eigenvalues of the OV circuit: does a head raise the logit of what it attends to"
     measures = (
-        Measure("copying", range=(-1, 1), signed=True),
+        Measure("copying", "copying score", range=(-1, 1), signed=True),
         Measure("copying_chance", "spread of copying by chance", range=(0, None)),
     )
     functions = (

@@ -40,7 +40,13 @@ class DirectLogit(Analysis):
     afterwards = True
     summary = "direct effect of a head on the logit of the reference (Elhage et al. 2021)"
     measures = (
-        Measure("direct_logit", signed=True, keep="highest", why="they raise the logit of the reference least"),
+        Measure(
+            "direct_logit",
+            "direct effect on the logit",
+            signed=True,
+            keep="highest",
+            why="they raise the logit of the reference least",
+        ),
     )
 
     def __init__(self, run: RunOptions) -> None:

@@ -42,9 +42,20 @@ class Distinctness(Analysis):
     order = 120
     summary = "cosines, principal angles and effective ranks of the heads' own parameters"
     measures = (
-        *(Measure(f"cosine_{letter}", range=(-1, 1), signed=True) for letter in "qkvo"),
-        *(Measure(f"overlap_{letter}", range=(0, 1)) for letter in "qkvo"),
-        *(Measure("rank_qk", range=(0, None)), Measure("rank_ov", range=(0, None))),
+        *(
+            Measure(
+                f"cosine_{letter}", f"mean cosine of W_{letter.upper()} with other heads", range=(-1, 1), signed=True
+            )
+            for letter in "qkvo"
+        ),
+        *(
+            Measure(f"overlap_{letter}", f"subspace overlap of W_{letter.upper()} with other heads", range=(0, 1))
+            for letter in "qkvo"
+        ),
+        *(
+            Measure("rank_qk", "effective rank of W_QK", range=(0, None)),
+            Measure("rank_ov", "effective rank of W_OV", range=(0, None)),
+        ),
     )
     passes = frozenset()
 

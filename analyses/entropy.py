@@ -30,7 +30,9 @@ class Entropy(Analysis):
     order = 20
     summary = "entropy of the attention weights, in nats and as a share of the maximum"
     measures = (
-        Measure("entropy", unit="nats", range=(0, None), keep="lowest", why="they spread their attention most"),
+        Measure(
+            "entropy", "entropy", unit="nats", range=(0, None), keep="lowest", why="they spread their attention most"
+        ),
         Measure("entropy_share", "entropy / its maximum", range=(0, 1), overview=3),
     )
 

@@ -48,7 +48,7 @@ class ExpertUse(Analysis):
     reads = "contexts"
     order = 132
     summary = "mixtures of attentive experts: entropy of gates, use of experts, tokens of experts"
-    measures = (Measure("expert_factor", range=(0, None)),)
+    measures = (Measure("expert_factor", "mean factor of experts", range=(0, None)),)
     figures = (
         AnalysisFigure(
             "experts",

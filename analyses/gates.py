@@ -31,10 +31,10 @@ class Gates(Analysis):
     order = 131
     summary = "a model's own head gates: value, log_a and the probability of being open"
     measures = (
-        Measure("gate", range=(0, 1), keep="highest", why=CLOSED),
-        Measure("gate_log_a", signed=True, keep="highest", why=CLOSED),
-        Measure("gate_open", range=(0, 1), keep="highest", why=CLOSED),
-        Measure("gate_one", range=(0, 1), keep="highest", why=CLOSED),
+        Measure("gate", "gate at test time", range=(0, 1), keep="highest", why=CLOSED),
+        Measure("gate_log_a", "gate parameter log a", signed=True, keep="highest", why=CLOSED),
+        Measure("gate_open", "probability of an open gate", range=(0, 1), keep="highest", why=CLOSED),
+        Measure("gate_one", "probability of a gate of 1", range=(0, 1), keep="highest", why=CLOSED),
     )
     passes = frozenset()
 

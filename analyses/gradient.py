@@ -50,7 +50,12 @@ class Gradient(Analysis):
     summary = "sensitivity of the objective to a head's gate (Michel et al. 2019)"
     measures = (
         Measure(
-            "gradient", range=(0, 1), overview=4, keep="highest", why="the objective is least sensitive to their gates"
+            "gradient",
+            "gradient of the gate",
+            range=(0, 1),
+            overview=4,
+            keep="highest",
+            why="the objective is least sensitive to their gates",
         ),
     )
     Options = GradientOptions

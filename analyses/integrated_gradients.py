@@ -43,7 +43,15 @@ class IntegratedGradients(Analysis):
     many_passes = True
     needs = frozenset({"objective"})
     summary = "gradient of the objective by the head's gate, integrated from no heads to all"
-    measures = (Measure("integrated_gradients", signed=True, keep="highest", why="they add least to the objective"),)
+    measures = (
+        Measure(
+            "integrated_gradients",
+            "integrated gradients",
+            signed=True,
+            keep="highest",
+            why="they add least to the objective",
+        ),
+    )
     Options = IntegratedGradientsOptions
 
     def __init__(self, run: RunOptions) -> None:

@@ -33,9 +33,15 @@ class Magnitude(Analysis):
     passes = frozenset()
     summary = "norm of a head's slice of W_O, and product of the norms of all four slices"
     measures = (
-        Measure("magnitude", range=(0, None), keep="highest", why="their slices of W_O are the smallest"),
         Measure(
-            "magnitude_all", range=(0, None), keep="highest", why="the slices of their four matrices are the smallest"
+            "magnitude", "norm of W_O", range=(0, None), keep="highest", why="their slices of W_O are the smallest"
+        ),
+        Measure(
+            "magnitude_all",
+            "norms of all four slices",
+            range=(0, None),
+            keep="highest",
+            why="the slices of their four matrices are the smallest",
         ),
     )
 

@@ -46,7 +46,7 @@ class Positional(Analysis):
     order = 40
     summary = "histogram of argmax offsets; positional if one holds 90 %"
     measures = (
-        Measure("offset", unit="tokens", signed=True),
+        Measure("offset", "modal offset", unit="tokens", signed=True),
         Measure("offset_share", "share of the modal offset", range=(0, 1)),
     )
     functions = (

@@ -43,8 +43,8 @@ class RareWords(Analysis):
     measures = (
         Measure("rarest", "argmax on the rarest token", range=(0, 1)),
         Measure("rarest_two", "argmax on the two rarest", range=(0, 1)),
-        Measure("rarest_chance", range=(0, 1)),
-        Measure("rarest_two_chance", range=(0, 1)),
+        Measure("rarest_chance", "rarest token by chance", range=(0, 1)),
+        Measure("rarest_two_chance", "two rarest by chance", range=(0, 1)),
     )
     functions = (HeadFunction("rare", "★", "r", "#009e73", "rare: looks at the rarest token", order=3),)
     needs = frozenset({"frequencies"})

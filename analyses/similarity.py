@@ -61,7 +61,10 @@ class Similarity(Analysis):
     joins_layers = True
     order = 110
     summary = "cosine, L2 and linear CKA between the contexts of a layer's heads"
-    measures = (Measure("similarity_cosine", range=(-1, 1), signed=True), Measure("similarity_cka", range=(0, 1)))
+    measures = (
+        Measure("similarity_cosine", "mean cosine with other heads", range=(-1, 1), signed=True),
+        Measure("similarity_cka", "mean CKA with other heads", range=(0, 1)),
+    )
     pairs = PAIRS
     figures = (
         AnalysisFigure(

@@ -31,6 +31,7 @@ class Taylor(Analysis):
     measures = (
         Measure(
             "taylor",
+            "Taylor importance",
             range=(0, None),
             keep="highest",
             why="their squared first-order effect on the objective is smallest",

@@ -72,7 +72,10 @@ class PreviousToken(_Pattern):
 
     name = "previous_token"
     summary = "mean weight on the previous token, on the corpus and on repeated random tokens"
-    measures = (Measure("previous_token", range=(0, 1)), Measure("previous_token_random", range=(0, 1)))
+    measures = (
+        Measure("previous_token", "previous-token weight", range=(0, 1)),
+        Measure("previous_token_random", "previous-token weight, random tokens", range=(0, 1)),
+    )
     functions = (HeadFunction("previous", "◀", "p", "#0072b2", "previous token", order=4),)
 
     def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,7 +89,10 @@ class DuplicateToken(_Pattern):
 
     name = "duplicate_token"
     summary = "mean weight on earlier occurrences of the same token"
-    measures = (Measure("duplicate_token", range=(0, 1)), Measure("duplicate_token_random", range=(0, 1)))
+    measures = (
+        Measure("duplicate_token", "duplicate-token weight", range=(0, 1)),
+        Measure("duplicate_token_random", "duplicate-token weight, random tokens", range=(0, 1)),
+    )
     functions = (HeadFunction("duplicate", "■", "d", "#f0e442", "duplicate token", order=5),)
 
     def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +105,10 @@ class Induction(_Pattern):
 
     name = "induction"
     summary = "mean weight on the token after an earlier occurrence of the same token"
-    measures = (Measure("induction", range=(0, 1)), Measure("induction_random", range=(0, 1)))
+    measures = (
+        Measure("induction", "induction weight", range=(0, 1)),
+        Measure("induction_random", "induction weight, random tokens", range=(0, 1)),
+    )
     functions = (HeadFunction("induction", "●", "i", "#d55e00", "induction", order=6),)
 
     def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:

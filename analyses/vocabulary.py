@@ -210,7 +210,7 @@ class _Words:
             "is looked at by": self.read(heads.query[head] @ (own @ heads.key[head])[:, None]),
             "raises": self.written(((own @ heads.value[head]) @ heads.output[head])[:, None]),
         }
-        name = self.reader.shown(int(self.plain[token]))
+        name = self.reader.named(int(self.plain[token]))
         yield from (
             {"token": name, "relation": relation, "tokens": self.top(of[:, 0])} for relation, of in found.items()
         )
@@ -218,12 +218,12 @@ class _Words:
     def top(self, scores: Tensor) -> str:
         """The tokens with the largest of the scores [v], the largest first."""
         best = scores.cpu().topk(min(TOKENS, len(scores))).indices
-        return BETWEEN.join(self.reader.shown(int(number)) for number in self.plain[best])
+        return BETWEEN.join(self.reader.named(int(number)) for number in self.plain[best])
 
     def find(self, token: str) -> int:
         """The place of a token in the vocabulary: the one that begins a word, if any; ConfigError for none."""
         names = [self.reader.subword(int(number)) for number in self.plain]
-        shown = [place for place, number in enumerate(self.plain.tolist()) if self.reader.shown(number) == token]
+        shown = [place for place, number in enumerate(self.plain.tolist()) if self.reader.named(number) == token]
         starting = [place for place in shown if self.reader.marks and names[place] != token] or shown
         if not starting:
             raise ConfigError(f"--vocabulary-tokens {token}: the vocabulary has no such token; name whole tokens")

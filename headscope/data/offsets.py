@@ -298,7 +298,7 @@ def _metaspace(subword: str) -> bytes:
 
 def _byte_level(subword: str) -> bytes:
     """Characters that stand for bytes, as in GPT-2 (Ġ is the space)."""
-    table = _byte_table()
+    table = byte_table()
     return bytes(table[c] for c in subword) if all(c in table for c in subword) else _encode(subword)
 
 
@@ -312,7 +312,7 @@ def _encode(subword: str) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def _byte_table() -> dict[str, int]:
+def byte_table() -> dict[str, int]:
     """Printable bytes stand for themselves, the others for the characters from U+0100 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(256) if byte not in shown]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from headscope.data.token_text import Marks, shown
 from headscope.description.features import GROUPS
 from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.heads import HeadId, Site
@@ -92,8 +93,11 @@ def leading_group(row: Mapping[Any, Any]) -> str:
     return leading[0][0] if leading else ""
 
 
-def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """A sentence for every row of heads.csv, from the evidence of labels (`labels`) and `token_pairs`."""
+def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame], marks: Marks = "") -> list[str]:
+    """A sentence for every row of heads.csv, from the evidence of labels (`labels`) and `token_pairs`.
+
+    `marks` says how the vocabulary marks words.
+    """
     labels: dict[HeadId, dict[str, float]] = {}
     pairs: dict[HeadId, list[tuple[str, str]]] = {}
     for row in tables["labels"].to_dict("records") if "labels" in tables else ():
@@ -102,7 +106,7 @@ def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> lis
             of_head[row["label"]] = max(row["value"], of_head.get(row["label"], row["value"]))
     for row in tables["token_pairs"].to_dict("records") if "token_pairs" in tables else ():
         if row["kind"] == "lexical":
-            pairs.setdefault(_head(row), []).append((row["query"], row["key"]))
+            pairs.setdefault(_head(row), []).append((shown(row["query"], marks), shown(row["key"], marks)))
     rows = heads.to_dict("records")
     return [sentence([*labels.get(_head(row), {}).items()], row, pairs.get(_head(row), [])) for row in rows]
 

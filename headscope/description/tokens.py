@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from headscope.data.alignment import Aligned
 from headscope.data.encoded import Side
+from headscope.data.token_text import Marks, bare, marks_of, shown
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -21,10 +21,7 @@ Strings = npt.NDArray[np.object_]
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Values = npt.NDArray[Any]
-Marks = Literal["", "▁", "Ġ", "##", "@@", "</w>"]
 
-BEFORE: tuple[Marks, ...] = ("▁", "Ġ", "##")
-AFTER: tuple[Marks, ...] = ("@@", "</w>")
 SPECIAL, PIECE = "special", "piece"
 
 
@@ -121,8 +118,12 @@ class TokenReader:
                 self.texts[number] = f"[{number}]"
         return self.texts[number]
 
-    def shown(self, number: int) -> str:
-        """A subword without marks."""
+    def shown(self, ids: Iterable[int]) -> list[str]:
+        """Subwords as people read them."""
+        return [shown(self.subword(number), self.marks) for number in ids]
+
+    def named(self, number: int) -> str:
+        """A subword without marks, as tables write it."""
         return bare(self.subword(number), self.marks) or self.subword(number)
 
     def tokens(self, side: Side, row: int, aligned: Aligned | None) -> Tokens:
@@ -174,25 +175,6 @@ def _lemmas(text: Strings, word: Numbers, aligned: Aligned | None) -> Strings:
         spelled |= {number: lemma.lower() for number, lemma in enumerate(aligned.lemmas) if lemma}
     spelled[-1] = ""
     return np.array([spelled[number] for number in word.tolist()], dtype=object)
-
-
-def marks_of(subwords: Sequence[str]) -> Marks:
-    """How a vocabulary marks words: by what begins or ends at least a twentieth of its subwords."""
-    counts: Counter[Marks] = Counter()
-    for subword in subwords:
-        for mark in BEFORE:
-            counts[mark] += subword.startswith(mark)
-        for mark in AFTER:
-            counts[mark] += subword.endswith(mark)
-    mark, count = counts.most_common(1)[0] if counts else ("", 0)
-    return mark if count * 20 >= max(len(subwords), 1) else ""
-
-
-def bare(subword: str, marks: Marks) -> str:
-    """A subword without the mark."""
-    if not marks:
-        return subword
-    return subword.removesuffix(marks) if marks in AFTER else subword.removeprefix(marks)
 
 
 def word_starts(subwords: Sequence[str], special: Flags, marks: Marks) -> Flags:

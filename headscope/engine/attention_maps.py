@@ -9,6 +9,7 @@ import torch
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch, Encoded, encode_sources, pad_side
+from headscope.description.tokens import TokenReader
 from headscope.files.tables import Bytes, Example
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, HeadId, Site
@@ -55,9 +56,9 @@ def short_examples(
     Of a text that has no more sentences (such as one that was typed in) with at most `LONG`.
     """
     chosen: list[Example] = []
-    room = ROOM
+    room, reader = ROOM, TokenReader.of(checkpoint)
     for sentence, sides in _short(checkpoint, corpus, count, limit):
-        example = _example(checkpoint, sentence, sides, off)
+        example = _example(reader, sentence, sides, off)
         room -= sum(weights.nbytes for weights in example.weights.values())
         if room < 0:
             break
@@ -65,15 +66,14 @@ def short_examples(
     return chosen
 
 
-def _example(
-    checkpoint: Checkpoint, sentence: Sentence, sides: Mapping[str, Encoded], off: Sequence[HeadId]
-) -> Example:
+def _example(reader: TokenReader, sentence: Sentence, sides: Mapping[str, Encoded], off: Sequence[HeadId]) -> Example:
     """A sentence with the weights of all heads by site, as bytes; sites of which a layer was not seen are left out."""
+    checkpoint = reader.checkpoint
     maps = _maps(checkpoint, sides, off)
     texts = {"source": sentence.source if sentence.second is None else f"{sentence.source} ‖ {sentence.second}"}
     if "target" in sides and sentence.target:
         texts["target"] = sentence.target
-    subwords = {name: checkpoint.subwords(side.ids) for name, side in sides.items()}
+    subwords = {name: reader.shown(side.ids) for name, side in sides.items()}
     weights: dict[str, Bytes] = {}
     for site in SITES:
         layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)

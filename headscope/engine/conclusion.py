@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap
 from headscope.data.batching import Omissions
+from headscope.data.token_text import Marks
 from headscope.description.sentences import descriptions
 from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
@@ -107,10 +108,11 @@ def conclude(
     layout: Layout,
     bootstrap: Bootstrap,
     unmeasured: Mapping[str, str],
+    marks: Callable[[], Marks],
 ) -> AnalysisResult:
     """The result of all analyses that observed something; the others are left out with the reason.
 
-    `unmeasured` says by analysis why it could not measure some sentences.
+    `unmeasured` says by analysis why it could not measure some sentences, `marks` how the vocabulary marks words.
     """
     sums = aggregator.sums
     empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
@@ -128,7 +130,7 @@ def conclude(
         tables["labels"] = evidence_table([row for report in reports for row in report.evidence])
     tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
     if "explained" in heads:
-        heads["description"] = descriptions(heads, tables)
+        heads["description"] = descriptions(heads, tables, marks())
     return AnalysisResult(
         heads=heads,
         tables=tables,

@@ -14,6 +14,7 @@ import pandas as pd
 
 from headscope.bootstrap import Array
 from headscope.data.corpus import Corpus
+from headscope.description.tokens import TokenReader
 from headscope.engine.conclusion import AnalysisResult
 from headscope.files.output_checks import OutputKind
 from headscope.files.tables import Example, as_arrays, write_arrays, write_csv, write_pickle
@@ -63,6 +64,7 @@ def describe_run(
             "format": checkpoint.format,
             "digest": checkpoint.digest,
             "model_type": checkpoint.model_type,
+            **({"marks": TokenReader.of(checkpoint).marks} if "examples" in study.tables else {}),
         },
         "layout": layout,
         "data": {

@@ -14,6 +14,7 @@ from torch import Tensor
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
 from headscope.data.encoded import Batch
+from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
 from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
@@ -304,7 +305,15 @@ class AnalysisRunner:
             "--attention dense makes it"
             for name, count in self.unmeasured.items()
         }
-        result = conclude(self.running, self.refused, self.aggregator, self.checkpoint.layout, bootstrap, missing)
+        result = conclude(
+            self.running,
+            self.refused,
+            self.aggregator,
+            self.checkpoint.layout,
+            bootstrap,
+            missing,
+            lambda: TokenReader.of(self.checkpoint).marks,
+        )
         result.streamed = self.streamed
         return result
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 
+from headscope.analyses.distance import Distance
 from headscope.analyses.positional import Positional, queries_by_offset
 from headscope.bootstrap import Bootstrap, GroupSums
 from headscope.data.encoded import Batch, Side
@@ -18,21 +19,25 @@ from tests.oracles.run_options import run_options
 SITE = Site.ENCODER_SELF
 
 
-def found(weights: torch.Tensor, words: list[int], *, causal: bool = False, marked: bool = True) -> AnalysisReport:
-    """Of weights [h t t] for sentences of so many words, between two special tokens where they are `marked`."""
-    b, t = len(words), weights.shape[-1]
+def looked(scores: torch.Tensor, words: list[int], *, causal: bool = False, marked: bool = True) -> HeadBatch:
+    """Heads of scores [h t t] on sentences of so many words, between two special tokens where they are `marked`."""
+    b, t = len(words), scores.shape[-1]
     place, length = torch.arange(t), torch.tensor(words)[:, None] + 2 * marked
     real = place < length
     special = real & ((place == 0) | (place == length - 1)) & marked
     visible = real[:, None] & ~(causal & (place > place[:, None]))
-    weights = (weights * visible[:, None]).softmax(-1)
+    weights = (scores * visible[:, None]).softmax(-1)
     side = Side(torch.zeros(b, t, dtype=torch.long), real, special)
     keys, batch = real & ~special, Batch(torch.arange(b), 0, side)
     rows = DenseRows(weights, visible, keys, SharedTensors())
     context = torch.zeros(b, weights.shape[1], t, 1)
-    heads = HeadBatch(SITE, 0, rows, context, keys, keys, side, side, batch)
+    return HeadBatch(SITE, 0, rows, context, keys, keys, side, side, batch)
+
+
+def found(scores: torch.Tensor, words: list[int], *, causal: bool = False, marked: bool = True) -> AnalysisReport:
+    heads = looked(scores, words, causal=causal, marked=marked)
     analysis, sums = Positional(run_options(min_instances=20)), GroupSums()
-    sums.add(batch.indices, analysis.observe(heads)["offsets"])
+    sums.add(heads.batch.indices, analysis.observe(heads)["offsets"])
     return analysis.report(Aggregates({("offsets", SITE, 0): sums}, Bootstrap(seed=1, replicates=200)))
 
 
@@ -52,6 +57,14 @@ def test_an_offset_holds_where_there_is_a_key_at_it() -> None:
     table = report.tables["positional"].set_index(["head", "offset"])
     assert [table.loc[(head, offset), "queries"] for head, offset in enumerate(offsets)] == [120, 120, 90]
     assert [row["instances"] for row in report.evidence] == [120, 120, 90]
+
+
+@pytest.mark.parametrize("words", [2, 5, 9])
+def test_distance_of_exactly_one_ahead_counts_the_last_word_too(words: int) -> None:
+    """Its next token is a special one, which is no key: of weights that are all zero the first is taken."""
+    batch = looked(looking(1, words + 2)[None], [words] * 3)
+    ratio = Distance(run_options()).observe(batch)["distance"]
+    assert (ratio.total[:, 0] / ratio.count[:, 0]).tolist() == pytest.approx([2 - 2 / words] * 3)
 
 
 @pytest.mark.parametrize("causal", [False, True])

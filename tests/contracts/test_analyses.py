@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -155,6 +156,16 @@ def test_says_what_it_is(name: str) -> None:
     mine = cls(RunOptions()).signature()
     assert all(isinstance(key, str) and isinstance(value, str) for key, value in mine.items())
     assert not any(mark in text for text in (*mine, *mine.values()) for mark in "|\n")
+
+
+def test_every_measure_has_a_title_of_its_own() -> None:
+    """What figures, pages and tables call a column, or a number of two heads, is declared and told from the others."""
+    for attribute in ("measures", "pairs"):
+        declared = [measure for name in NAMES for measure in getattr(ANALYSES.get(name), attribute)]
+        assert declared and [measure.name for measure in declared if not measure.title] == []
+        assert not [m.title for m in declared if "_" in re.sub(r"W_[A-Z]+", "", m.title) or m.title != m.title.strip()]
+        titles = {measure.name: measure.label for measure in declared}
+        assert len(set(titles.values())) == len(titles)
 
 
 @every_case

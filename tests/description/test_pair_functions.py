@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from headscope.data.token_text import marks_of
 from headscope.description.pair_function import PAIR_FUNCTIONS
-from headscope.description.tokens import Pairs, Tokens, marks_of, shape, word_starts
+from headscope.description.tokens import Pairs, Tokens, shape, word_starts
 from headscope.pair_functions.keys import CONTENT, FUNCTION, WORDS
 from tests.oracles.plugin import registered
 

@@ -4,14 +4,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from headscope.engine.declarations import head_functions
 from headscope.errors import ConfigError, OutputError
 from headscope.report.figures.functionmap import functions_figure
 from headscope.report.layout.grid import cell_lines, centred_limits, shared_limits
 from headscope.report.layout.legend import Legend, arrow, contrast, fit, functions_of, signed
-from headscope.report.layout.output import target_paths, write_figure
+from headscope.report.layout.output import FigureStyle, figure_style, panel_width, target_paths, widest, write_figure
 from headscope.report.layout.page import even_width, flow, shorten, text_width, wrap
+from headscope.report.layout.panels import share_limits
 from headscope.report.readers.run import AnalysisRun, load_run
 from tests.makers.runs import SIGNATURE, make_run
 
@@ -97,3 +99,19 @@ def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Analysi
     write_figure(functions_figure(runs["small"]), path, dpi=40, force=True)
     with pytest.raises(OutputError, match=r"y\.png.*(Not a directory|File exists)"):
         write_figure(functions_figure(runs["small"]), path / "y.png", dpi=40)
+
+
+def test_lines_before_a_band_keep_off_the_axis_and_bars_stand_on_it() -> None:
+    lines, bars = Figure().subplots(1, 2)
+    lines.axhspan(30, 40)
+    lines.plot([0, 1], [12, 37])
+    bars.bar([0, 1], [12, 37])
+    for panel in (lines, bars):
+        share_limits([panel])
+    assert lines.get_ylim()[0] < 12 and bars.get_ylim()[0] == pytest.approx(0)
+
+
+def test_panels_of_an_asked_width_stand_beside_each_other_where_four_fifths_of_them_fit() -> None:
+    with figure_style(FigureStyle(name="paper", width=6.5)):
+        room, wide = widest(10), panel_width(2.6, 8, left=0.52, gap=0.25, most=10)
+        assert 2 * (0.52 + wide) + 0.25 == pytest.approx(room) and 0.8 * 2.6 < wide < 2.6

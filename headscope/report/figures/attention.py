@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from headscope.bounds import WHOLE
 from headscope.config import option
+from headscope.data.token_text import visible
 from headscope.errors import CheckpointError, ConfigError, check_one_given
 from headscope.heads import HeadId, Site, refuse_absent, select_heads
 from headscope.report.layout.output import cell_pitch, widest
@@ -52,6 +53,8 @@ def sentence_attention(
 
     ConfigError for heads that the checkpoint lacks, and where they need a translation that is not there.
     """
+    from headscope.description.tokens import TokenReader
+
     checkpoint, line, maps = sentence_maps(run, sentence=sentence, index=index, target=target)
     sites = {each.site for each in heads}
     if len(sites) != 1:
@@ -61,7 +64,8 @@ def sentence_attention(
     if checkpoint.two_sided and site is not Site.ENCODER_SELF and line.target is None:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
     weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
-    query, key = (checkpoint.subwords(maps.sides[side].ids) for side in maps.between(site))
+    reader = TokenReader.of(checkpoint)
+    query, key = (reader.shown(maps.sides[side].ids) for side in maps.between(site))
     return SentenceAttention(np.stack(weights), query, key, [str(head) for head in heads])
 
 
@@ -127,6 +131,7 @@ def _line(run: AnalysisRun, index: int) -> Sentence:
     return last
 
 
+GAP = 0.2  # inches between maps
 LONGEST = 0.9  # inches of a subword's label; longer ones end in an ellipsis
 ABOVE = 0.2
 WIDEST = 14.0
@@ -181,15 +186,23 @@ def attention_figure(
         raise ConfigError(
             f"attention maps need weights [heads queries keys] of shape {expected}, none of them 0; got {weights.shape}"
         )
-    rows, columns = ([shorten(_shown(subword), LONGEST, TICK) for subword in side] for side in (subwords_t, subwords_s))
+    rows, columns = (
+        [shorten(visible(subword) or "∅", LONGEST, TICK) for subword in side] for side in (subwords_t, subwords_s)
+    )
     label_width, label_height = (max(text_width(subword, TICK) for subword in side) + 0.08 for side in (rows, columns))
     usual = _pitch(max(expected[1:]))
-    pitch = cell_pitch(usual, len(columns), besides=label_width + 0.1 + BAR, least=_pitch(SMALLEST))
+    beside = label_width + 0.1
+    pitch = cell_pitch(usual, len(columns), besides=beside + BAR, least=_pitch(SMALLEST))
+    for across in range(len(names), 1, -1):  # smaller cells where more maps then stand in a line of the asked width
+        smaller = cell_pitch(usual, across * len(columns), besides=across * (beside + GAP) - GAP + BAR, least=0)
+        if smaller >= _pitch(SMALLEST):
+            pitch = min(pitch, smaller)
+            break
     wide, tall = len(columns) * pitch, len(rows) * pitch
     most = widest(WIDEST, besides=BAR)
     title = min(max(text_width(name, LABEL, weight="bold") for name in names), most - label_width - 0.1)
     size = (label_width + max(wide, title) + 0.1, ABOVE + tall + label_height)
-    laid = flow(list(repeat(size, len(names))), even_width(len(names), size[0], most))
+    laid = flow(list(repeat(size, len(names))), even_width(len(names), size[0], most, gap=GAP), gap=(GAP, 0.2))
     page = Page(
         laid.width + BAR,
         laid.height + 0.14,
@@ -224,11 +237,6 @@ def _draw(axes: Axes, weights: NDArray[np.float64], norm: Normalize, rows: list[
 def _pitch(subwords: int) -> float:
     """Inches of a cell; never below what a label of 6.5 points needs."""
     return 0.18 if subwords <= 14 else 0.14 if subwords <= 30 else 0.105
-
-
-def _shown(subword: str) -> str:
-    """Line breaks and blanks made visible: a label must stay one line and never be empty."""
-    return subword.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
 
 
 ATTENTION = PlotFigure(

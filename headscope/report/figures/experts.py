@@ -13,6 +13,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from headscope.data.token_text import shown
 from headscope.heads import SITES
 from headscope.report.figures.training import SHARES, TrainingHistory
 from headscope.report.layout.legend import SITE_COLORS, Legend
@@ -49,11 +50,12 @@ def experts_figure(run: AnalysisRun) -> Figure:
     )
     gates = run.module_table("experts_gates", "entropy", "even")
     tokens = run.module_table("experts_tokens", "expert", "token", "pmi") if run.has_table("experts_tokens") else None
-    modules = [(str(site), int(layer)) for site, layer in table[["site", "layer"]].drop_duplicates().to_numpy()]
+    found = [(str(site), int(layer)) for site, layer in table[["site", "layer"]].drop_duplicates().to_numpy()]
+    modules = sorted(found, key=lambda module: ([*map(str, SITES)].index(module[0]), module[1]))
     most = int(table.groupby(["site", "layer"]).size().max())
     words = TOKENS if tokens is not None and len(tokens) else 0.0
     wide = panel_width(BARS + words, len(modules), left=LEFT, gap=0.25, most=WIDEST)
-    bars = wide - words if words and wide - words > 0.7 else min(wide, max(0.7, wide * 0.35))
+    bars = min(wide - words, 1.5 * BARS) if words and wide - words > 0.7 else min(wide, max(0.7, wide * 0.35))
     size = (LEFT + wide, ABOVE + most * ROW + BELOW)
     laid = flow([size] * len(modules), even_width(len(modules), size[0], widest(WIDEST), gap=0.25), gap=(0.25, 0.1))
     legend = Legend.plan(
@@ -85,7 +87,8 @@ def experts_figure(run: AnalysisRun) -> Figure:
             listed = tokens[(tokens["site"] == site) & (tokens["layer"] == layer)]
             for number in range(len(rows)):
                 of_expert = listed[listed["expert"] == rows["expert"][number]].sort_values("pmi", ascending=False)
-                text = shorten("  ".join(of_expert["token"].astype(str)), wide - bars - 0.12, TICK)
+                text = "  ".join(shown(str(token), "▁") for token in of_expert["token"])
+                text = shorten(text, wide - bars - 0.12, TICK)
                 page.text(left + LEFT + bars + 0.1, top + ABOVE + number * ROW + 0.025, text, size=TICK)
     _same_width(panels)
     legend.draw(page, laid.height)

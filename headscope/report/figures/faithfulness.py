@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from headscope.config import option
+from headscope.engine.declarations import measure_of
 from headscope.report.layout.legend import Entry, Legend, method_style
 from headscope.report.layout.output import panel_width, widest
 from headscope.report.layout.page import (
@@ -22,6 +23,7 @@ from headscope.report.layout.page import (
     Swatch,
     even_width,
     flow,
+    shorten,
     text_width,
     wrap,
 )
@@ -32,6 +34,7 @@ from headscope.report.registry import PlotFigure
 WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 1.75, 1.25, 0.5, 0.22, 0.36
 WIDEST = 9.8
 ROW, TICKS = 0.2, 0.34  # inches of a bar, and of the numbers below all bars
+LONGEST = 2.0  # inches of a ranking's title beside its bar
 ORDERS: dict[str, Dashes] = {"most important first": "-", "least important first": "--"}
 DEVIATIONS = 2  # standard deviations of random orders that grey shows
 LIGHT = "#d9d9d9"  # the grey of random choices, as a band
@@ -94,7 +97,7 @@ def faithfulness_figure(run: AnalysisRun, metric: str | None = None) -> Figure:
         axes = page.axes(left + LEFT, bars + top + ABOVE, wide, HEIGHT)
         chart(
             axes,
-            title=f"{number + 1}  {name}",
+            title=f"{number + 1}  {measure_of(name).words}",
             xlabel="heads removed",
             ylabel=METRICS.get(metric, metric) if left == 0 else "",
             width=wide,
@@ -114,7 +117,8 @@ def _chance(curves: pd.DataFrame) -> pd.DataFrame:
 
 def _areas(page: Page, table: pd.DataFrame, top: float) -> None:
     """A bar for each ranking with its interval; what random orders give is the grey band."""
-    label = max(text_width(name, LABEL) for name in table["ranking"]) + 0.12
+    titles = [shorten(measure_of(name).words, LONGEST, LABEL) for name in table["ranking"]]
+    label = max(text_width(title, LABEL) for title in titles) + 0.12
     axes = page.axes(label, top, max(page.width - label - 0.15, 0.8), ROW * len(table))
     rows = range(len(table))
     low, high = table["area"] - table["area_low"], table["area_high"] - table["area"]
@@ -127,7 +131,7 @@ def _areas(page: Page, table: pd.DataFrame, top: float) -> None:
     errors = [low.clip(lower=0), high.clip(lower=0)]
     axes.errorbar(table["area"], rows, xerr=errors, fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.5, capthick=0.8)
     axes.axvline(0, color=INK, lw=0.6, zorder=3)
-    axes.set_yticks(list(rows), list(table["ranking"]), parse_math=False)
+    axes.set_yticks(list(rows), titles, parse_math=False)
     axes.tick_params(axis="y", labelsize=LABEL)
     axes.set_ylim(len(table) - 0.5, -0.5)
     axes.xaxis.set_major_locator(MaxNLocator(6))

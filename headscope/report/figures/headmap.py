@@ -79,9 +79,10 @@ class HeadMapPanel:
 
     @property
     def title(self) -> str:
-        """Measure and site, no wider than the figure may be."""
-        room = widest(WIDEST, besides=LEFT + BAR + 0.1)
-        return shorten(f"{self.measure.words} · {self.grid.site}", room, LABEL, weight="bold")
+        """Measure and site, no wider than the figure may be: the measure is what is cut."""
+        site = f" · {self.grid.site}"
+        room = widest(WIDEST, besides=LEFT + BAR + 0.1 + text_width(site, LABEL, weight="bold"))
+        return shorten(self.measure.words, room, LABEL, weight="bold") + site
 
 
 def heads_figure(

@@ -19,13 +19,14 @@ from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.report.layout.legend import SITE_COLORS, Entry, Legend, contrast
 from headscope.report.layout.output import cell_pitch, widest
-from headscope.report.layout.page import BAR, LABEL, PALE, TICK, Page, text_width
+from headscope.report.layout.page import BAR, LABEL, PALE, TICK, Page, shorten, text_width
 from headscope.report.readers.run import AnalysisRun, MissingTable
 from headscope.report.registry import PlotFigure
 
 CELL, SMALLEST = 0.62, 0.42  # inches of a pair of rankings; below the smaller one intervals do not fit
 DRAWS, SEED = 1000, 1
 FEW = 3  # fewer are compared when that is asked for
+LONGEST = 2.0  # inches of a ranking's title
 CLEAR = 200  # heads whose points do not run into each other; of more they are smaller and paler
 EDGE = 0.1  # share of a cell that its scatter leaves free on each side
 Ranks = pd.DataFrame
@@ -48,7 +49,7 @@ def rankings_figure(run: AnalysisRun, ranking: Sequence[str] = ()) -> Figure:
     again with replacement (percentiles of 1,000 draws).
     """
     ranks = ranks_of(run, ranking)
-    names = list(ranks.columns)
+    names = _titles(ranks)
     left = max(text_width(name, LABEL) for name in names) + 0.12
     bar = BAR if cell_pitch(CELL, len(names), besides=left + BAR) == CELL else 0.0  # the numbers are written, too
     cell = cell_pitch(CELL, len(names), besides=left + bar, least=0.3)
@@ -115,7 +116,7 @@ def _correlate(table: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _draw(axes: Axes, ranks: Ranks, shades: ScalarMappable, colors: Sequence[str], cell: float) -> None:
-    names, count = list(ranks.columns), len(ranks.columns)
+    names, count = _titles(ranks), len(ranks.columns)
     value, low, high = correlations(ranks)
     share = 1 - (ranks.to_numpy(float) - 0.5) / len(ranks)  # 1: the most important
     place = EDGE + (1 - 2 * EDGE) * share
@@ -142,6 +143,10 @@ def _draw(axes: Axes, ranks: Ranks, shades: ScalarMappable, colors: Sequence[str
     axes.tick_params(labelsize=LABEL)
     for spine in axes.spines.values():
         spine.set_visible(False)
+
+
+def _titles(ranks: Ranks) -> list[str]:
+    return [shorten(measure_of(name).words, LONGEST, LABEL) for name in ranks.columns]
 
 
 def are_many(run: AnalysisRun) -> bool:

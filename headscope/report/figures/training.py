@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.config import option
+from headscope.engine.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.files.reading import read_json
 from headscope.files.tables import read_csv
@@ -198,7 +199,7 @@ def quantities(runs: Iterable[TrainingHistory]) -> list[Quantity]:
     names = dict.fromkeys(
         str(name).partition(".")[0] for run in runs for name in run.metrics.columns if name not in ENGINE
     )
-    return [*QUANTITIES, *(Quantity(name.replace("_", " "), "", name) for name in names if name not in titled)]
+    return [*QUANTITIES, *(Quantity(measure_of(name).words, "", name) for name in names if name not in titled)]
 
 
 def _differences(runs: Sequence[TrainingHistory]) -> bool:

@@ -12,13 +12,14 @@ from matplotlib.ticker import FuncFormatter
 from headscope.config import option
 from headscope.errors import ConfigError
 from headscope.report.figures.training import TrainingHistory
-from headscope.report.layout.legend import COLORS, Entry, Legend
-from headscope.report.layout.output import widest
+from headscope.report.layout.legend import COLORS, MARKS, Entry, Legend
+from headscope.report.layout.output import panel_width, widest
 from headscope.report.layout.page import INK, Page, Swatch
 from headscope.report.layout.panels import chart
+from headscope.report.readers.run import model_name
 from headscope.report.registry import TRAINED, PlotFigure
 
-WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 4.0, 2.4, 0.55, 0.24, 0.4
+WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 4.0, 2.4, 0.55, 0.06, 0.4
 NAMES: Mapping[str, str] = {"gates": "FTG (gates)", "gates+output": "FTG+ (gates and output projections)"}
 LABELS = {"bleu": "validation BLEU", "valid_nll": "validation loss (nats per token)"}
 
@@ -61,22 +62,25 @@ def transfer_figure(runs: Sequence[TrainingHistory], *, untuned: float | None = 
     table = transfer_points(runs)
     column = str(table.columns[-1])
     entries: list[Entry] = [
-        (Swatch(mark="o"), COLORS[n % len(COLORS)], str(name)) for n, name in enumerate(table["tuned"].unique())
+        (Swatch(mark=MARKS[n % len(MARKS)]), COLORS[n % len(COLORS)], str(name))
+        for n, name in enumerate(table["tuned"].unique())
     ]
     entries += [] if untuned is None else [(Swatch("--"), INK, "no tuning (NoFT)")]
-    legend = Legend.plan(entries, widest(LEFT + WIDTH))
+    wide = panel_width(WIDTH, 1, left=LEFT, gap=0, most=LEFT + WIDTH)
+    legend = Legend.plan(entries, widest(LEFT + wide))
     page = Page(
-        LEFT + WIDTH,
+        LEFT + wide,
         ABOVE + HEIGHT + BELOW + legend.height,
         title="Transfer",
-        subtitle=", ".join(dict.fromkeys(str(run.meta.get("config", {}).get("init") or "scratch") for run in runs)),
+        subtitle=", ".join(dict.fromkeys(_start(run) for run in runs)),
         footer=str(runs[0].meta.get("signature", "")),
     )
-    axes = page.axes(LEFT, ABOVE, WIDTH, HEIGHT)
-    chart(axes, title="", xlabel="share of the training data", ylabel=LABELS[column], width=WIDTH)
+    axes = page.axes(LEFT, ABOVE, wide, HEIGHT)
+    chart(axes, title="", xlabel="share of the training data", ylabel=LABELS[column], width=wide)
     for number, (_, rows) in enumerate(table.groupby("tuned", sort=False)):
-        color, means = COLORS[number % len(COLORS)], rows.groupby("fraction")[column].mean()
-        axes.plot(means.index, means, color=color, lw=1.2, marker="o", ms=3.2)
+        color, mark = COLORS[number % len(COLORS)], MARKS[number % len(MARKS)]
+        means = rows.groupby("fraction")[column].mean()
+        axes.plot(means.index, means, color=color, lw=1.2, marker=mark, ms=3.2)
         axes.scatter(rows["fraction"], rows[column], s=4, color=color, alpha=0.6, lw=0)
     if untuned is not None:
         axes.axhline(untuned, color=INK, lw=1, ls="--")
@@ -84,6 +88,12 @@ def transfer_figure(runs: Sequence[TrainingHistory], *, untuned: float | None = 
     axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g} %"))
     legend.draw(page, ABOVE + HEIGHT + BELOW)
     return page.finished()
+
+
+def _start(run: TrainingHistory) -> str:
+    """The model that tuning began with."""
+    init = run.meta.get("config", {}).get("init")
+    return f"from {model_name(init)}" if init else "from scratch"
 
 
 TRANSFER = PlotFigure(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.container import BarContainer
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from headscope.report.layout.page import LABEL, RULE, TICK, Flow, Page, even_width, flow, shorten, text_width
@@ -59,7 +60,8 @@ def share_limits(panels: Sequence[Axes], *, axis: str = "y", room: float = 0.05)
         middle, reach = (low + high) / 2, 0.5 * (0.1 * max(abs(low), abs(high)) or 1.0)
         low, high = middle - reach, middle + reach
         span = high - low
-    if axis == "y" and any(panel.patches for panel in panels):  # bars stand on the axis
+    bars = any(isinstance(drawn, BarContainer) for panel in panels for drawn in panel.containers)
+    if axis == "y" and bars:  # they stand on the axis
         low += room * span
     for panel in panels:
         setter = panel.set_ylim if axis == "y" else panel.set_xlim

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from headscope.data.token_text import Marks, shown
 from headscope.description.examples import WINDOW
 from headscope.description.sentences import mostly
 from headscope.report.figures.explained import PARTS
@@ -36,8 +38,8 @@ def cards_data(run: AnalysisRun) -> dict[str, Any] | None:
         "sentences": heads[SENTENCE].fillna("").astype(str).tolist(),
         "shares": [[rounded(row.get(name, 0.0)) for name in names] for row in rows],
         "mostly": [mostly(row) for row in rows],
-        "examples": _by_head(run, "examples", _example),
-        "pairs": _by_head(run, "token_pairs", _pair),
+        "examples": _by_head(run, "examples", partial(_example, marks=run.marks)),
+        "pairs": _by_head(run, "token_pairs", partial(_pair, marks=run.marks)),
     }
 
 
@@ -60,11 +62,12 @@ NEEDED = {
 }
 
 
-def _pair(row: Mapping[Any, Any]) -> list[Any]:
-    return [row["kind"], row["query"], row["key"], *(rounded(row[name]) for name in ("score", "weight", "count"))]
+def _pair(row: Mapping[Any, Any], *, marks: Marks) -> list[Any]:
+    ends = [shown(str(row[end]), marks) for end in ("query", "key")]
+    return [row["kind"], *ends, *(rounded(row[name]) for name in ("score", "weight", "count"))]
 
 
-def _example(row: Mapping[Any, Any]) -> dict[str, Any]:
+def _example(row: Mapping[Any, Any], *, marks: Marks) -> dict[str, Any]:
     """The words about a query and about its key: in one line for self attention, else in two; `ends` are their places.
 
     Positions count the tokens of a side from 0.
@@ -82,7 +85,7 @@ def _example(row: Mapping[Any, Any]) -> dict[str, Any]:
     return {
         "line": int(row["sentence"]) + 1,
         "weight": rounded(row["weight"]),
-        "words": [words for _, words in lines],
+        "words": [[word and shown(word, marks) for word in words] for _, words in lines],
         "ends": ends,
     }
 

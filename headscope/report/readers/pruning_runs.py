@@ -13,8 +13,7 @@ from headscope.errors import HeadscopeError, reason_of
 from headscope.files.reading import read_object, read_record, read_text
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
-from headscope.report.readers.run import GENERIC_NAMES as MODELS
-from headscope.report.readers.run import AnalysisRun, RunError, load_run
+from headscope.report.readers.run import AnalysisRun, RunError, load_run, model_name
 
 SWEEP = (
     *("method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"),
@@ -27,7 +26,6 @@ RELABELLED = "relabelled"
 """Column of the survivors of a sweep with --relabel: the functions that heads have in the pruned model."""
 MOST_NOTES = 24
 NAMED = 3  # runs whose folders make the name of them all
-GENERIC_NAMES = {*MODELS, "averaged", "best", "last"}
 TEXTS = ("method", "control", "size", "metric", "cell", "site", "functions", RELABELLED)
 
 
@@ -68,7 +66,7 @@ class PruningRun:
     def model(self) -> str:
         """The last part of the checkpoint's path, with the one before it where it tells nothing."""
         source = self.meta.get("source")
-        return _short(Path(str(source.get("path", "model") if isinstance(source, dict) else "model")))
+        return model_name(Path(str(source.get("path", "model") if isinstance(source, dict) else "model")))
 
     def trajectory(self, cell: str) -> pd.DataFrame:
         """The gates of a cell while they learnt."""
@@ -78,10 +76,6 @@ class PruningRun:
         if not len(table) or strange or places.duplicated().any():
             raise RunError(f"{self.gates[cell]} holds no trajectory of gates; learn again")
         return table
-
-
-def _short(path: Path) -> str:
-    return "/".join(path.parts[-2:]) if path.name in GENERIC_NAMES else path.name
 
 
 def load_pruned(paths: Sequence[Path]) -> list[PruningRun]:
@@ -131,7 +125,7 @@ def _labelled(run: PruningRun, labels: AnalysisRun) -> PruningRun:
         cells = survivors.groupby("cell")["functions"]
         same = {cell for cell, of in cells if of.notna().all() and len(of) == len(stay)}
         survivors = survivors[survivors["cell"].isin(same)]
-    name = f"{_short(path)} (run {labels.name})"
+    name = f"{model_name(path)} (run {labels.name})"
     return replace(run, survivors=survivors.fillna({"functions": ""}), labelled=name)
 
 
@@ -177,7 +171,7 @@ def _labelled_by(meta: Mapping[str, Any]) -> str:
     if not isinstance(labelled, dict) or not isinstance(digests, dict):
         return ""
     same = labelled.get("digest") == digests.get("checkpoint")
-    return "" if same else _short(Path(str(labelled.get("path"))))
+    return "" if same else model_name(Path(str(labelled.get("path"))))
 
 
 def _selections(paths: Sequence[Path]) -> PruningRun:

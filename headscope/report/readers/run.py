@@ -20,6 +20,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
+from headscope.data.token_text import MARKS, Marks
 from headscope.engine.declarations import unknown_column
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
 from headscope.files.reading import read_json
@@ -27,7 +28,8 @@ from headscope.files.tables import Bytes, Example, read_csv
 from headscope.formats.story_of_heads.arrays import Arrays
 from headscope.heads import SITES, Layout, Site
 
-GENERIC_NAMES = {"model", "checkpoint", "model.pt", "model.npz", "checkpoint_best.pt", "checkpoint_last.pt"}
+GENERIC_NAMES = {"model", "checkpoint", "last", "best", "averaged", "model.pt", "model.npz"}
+GENERIC_NAMES |= {"checkpoint_best.pt", "checkpoint_last.pt"}
 EXAMPLES = "examples.npz"
 HEAD_COLUMNS = ("site", "layer", "head")
 COLUMNS = {
@@ -76,9 +78,15 @@ class AnalysisRun:
     def model(self) -> str:
         """`all-MiniLM-L6-v2 (bert)`: the checkpoint's last path component and its model type."""
         checkpoint = _section(self.meta, "checkpoint")
-        name = _model_name(checkpoint.get("path"))
+        name = model_name(checkpoint.get("path"))
         kind = checkpoint.get("model_type")
         return f"{name} ({kind})" if kind else name
+
+    @property
+    def marks(self) -> Marks:
+        """How the vocabulary marks words; "" where run.json does not say it."""
+        own = _section(self.meta, "checkpoint").get("marks")
+        return next((mark for mark in MARKS if mark == own), "")
 
     @property
     def data(self) -> str:
@@ -342,7 +350,7 @@ def _last_part(path: object) -> str:
     return str(path).replace("\\", "/").rstrip("/").rpartition("/")[2] if path else ""
 
 
-def _model_name(path: object) -> str:
+def model_name(path: object) -> str:
     """The last component, with the one before it where the last says nothing: `bert-small/model`."""
     name = _last_part(path)
     if name.lower() in GENERIC_NAMES:

@@ -1,0 +1,56 @@
+"""Tokens as people read them, the same for all tokenizers.
+
+A space before a token is ␣, whether the tokenizer writes it as ▁ (SentencePiece) or as Ġ (byte-level ones, as GPT-2's):
+a sign that stays within its line, which ▁ does not. Characters that a byte-level tokenizer cut into bytes are put
+together where a token has all of them. A line break is ⏎, a tab ⇥. Tokenizers that do not keep spaces have marks that
+stay: ##ly goes on with a word, un@@ goes on in the next token, ly</w> ends a word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from headscope.data.offsets import byte_table
+
+Marks = Literal["", "▁", "Ġ", "##", "@@", "</w>"]
+MARKS: tuple[Marks, ...] = get_args(Marks)
+BEFORE: tuple[Marks, ...] = ("▁", "Ġ", "##")
+AFTER: tuple[Marks, ...] = ("@@", "</w>")
+VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥"}
+
+
+def marks_of(subwords: Sequence[str]) -> Marks:
+    """How a vocabulary marks words: by what begins or ends at least a twentieth of its subwords."""
+    counts: Counter[Marks] = Counter()
+    for subword in subwords:
+        for mark in BEFORE:
+            counts[mark] += subword.startswith(mark)
+        for mark in AFTER:
+            counts[mark] += subword.endswith(mark)
+    mark, count = counts.most_common(1)[0] if counts else ("", 0)
+    return mark if count * 20 >= max(len(subwords), 1) else ""
+
+
+def bare(subword: str, marks: Marks) -> str:
+    """A subword without the mark."""
+    if not marks:
+        return subword
+    return subword.removesuffix(marks) if marks in AFTER else subword.removeprefix(marks)
+
+
+def shown(subword: str, marks: Marks) -> str:
+    """A subword as people read it, of a vocabulary that marks words so."""
+    if marks == "Ġ" and byte_table().keys() >= set(subword):
+        subword = bytes(byte_table()[letter] for letter in subword).decode(errors="backslashreplace")
+    elif marks == "▁":
+        byte = re.fullmatch(r"<0x([0-7][0-9A-Fa-f])>", subword)
+        subword = chr(int(byte[1], 16)) if byte else subword.replace("▁", " ")
+    return visible(subword)
+
+
+def visible(text: str) -> str:
+    """A text in which blanks, line breaks and what cannot be printed are seen."""
+    return "".join(VISIBLE.get(c) or (c if c.isprintable() else c.encode("unicode_escape").decode()) for c in text)
