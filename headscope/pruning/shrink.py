@@ -32,7 +32,7 @@ from headscope.data.corpus import Corpus, open_text
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError
 from headscope.evaluation.before_after import Question, quality_change, question
-from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, established, why_open
+from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, bounded, established, why_open
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, inputs_of
@@ -243,8 +243,8 @@ def _none_is_as_good(opened: Opened, baseline: Record, largest: Record) -> str:
     why = f"; {why_open(**limits, text=f'{sentences} sentences')}" if found.verdict == OPEN else ""
     return (
         f"not even with {len(largest['kept'])} of {context.gating.heads} heads the loss of {context.metric_title} is "
-        f"established to be within {opened.config.margin}: {found.worse:.3g}, at most {found.worse_limit:.3g} (95 %)"
-        f"{why}; give more text to judge on (--valid-source), a wider --max-drop, or --keep N"
+        f"established to be within {opened.config.margin}: {bounded(found.worse, found.worse_limit)}{why}; give more "
+        "text to judge on (--valid-source), a wider --max-drop, or --keep N"
     )
 
 

@@ -104,7 +104,7 @@ MISTAKES = {
     f"{TRAIN} --schedule cosin": "choose inverse-sqrt, cosine or constant",
     "convert M o --to fairsq": "did you mean 'fairseq'?",
     "convert M o --to masked": "prune remove --export masked); available: native, fairseq",
-    "convert M o --to story_of_heads": "story_of_heads is read, not written; available: native, fairseq",
+    "convert M o --to story_of_heads": "nothing is converted to story_of_heads; available: native, fairseq",
     "convert M o --to gguf": "it can be written --to native or fairseq or huggingface or ctranslate2 or onnx",
     "convert M o --to native --quantize q8_0": "--quantize q8_0 is for exports that have it: --to gguf",
     # options that do not go together, or would do nothing

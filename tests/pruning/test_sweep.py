@@ -386,7 +386,7 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
     assert row["detectable"] == pytest.approx((1 - 0.05 ** (1 / 17)) * found.table["value"].iloc[0])
     line = found.conclusions[0]
     assert line.startswith("magnitude: not established that heads can go within ")
-    assert " BLEU; with 15 kept 0 worse, at most " in line
+    assert " BLEU; with 15 kept worse by 0, at most " in line
     assert line.endswith(f"this test set could have seen a loss of {row['detectable']:.3g} at least")
     assert found.conclusions[-1].startswith("smallest loss that this test set could have seen (power 80 %): ")
 

@@ -59,7 +59,7 @@ def check_goal(to: str) -> None:
         return
     why = unknown("format", to, allowed)
     if to in FORMATS.names():
-        why = f"{to} is read, not written; available: {', '.join(allowed)}"
+        why = f"nothing is converted to {to}; available: {', '.join(allowed)}"
     elif to in {export.name for _, each in FORMATS for export in each.exports}:
         why = f"{to} is how heads are taken out (prune remove --export {to}); available: {', '.join(allowed)}"
     raise ConfigError(f"--to: {why}")
