@@ -9,7 +9,6 @@ from headscope.cli import console
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import made_of, read
 from headscope.config.small import ConvertConfig
-from headscope.errors import ConfigError
 
 
 @made_of(ConvertConfig, config=False)
@@ -23,13 +22,11 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     so is what the format cannot express.
     """
     from headscope.api.commands import load
-    from headscope.formats.convert import goals
     from headscope.pruning.engines.base import ENGINES
-    from headscope.registry import unknown
+    from headscope.pruning.engines.convert import check_goal
 
-    config, allowed = read(ConvertConfig, values), [*goals(), *ENGINES.names()]
-    if config.to not in allowed:
-        raise ConfigError(f"--to: {unknown('format', config.to, allowed)}")
+    config = read(ConvertConfig, values)
+    check_goal(config.to)
     model = load(config.checkpoint, **config.opening)
     done = model.convert(
         config.out,

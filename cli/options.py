@@ -6,12 +6,15 @@ Lists that help texts name in braces, such as {metrics}, are what registries kno
 from __future__ import annotations
 
 import inspect
+import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -31,13 +34,15 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on 
 
 def _load_config(context: typer.Context, path: Path | None) -> Path | None:
     if path is not None:
+        known: Mapping[str, InFile] = getattr(context.command.callback, "in_file", {})
         names_of: dict[str, str] = {}  # by an option's long name (`--from` may set `run`) and by its parameter's own
         for parameter in context.command.params:
             name = parameter.name
             if name is not None and name not in ("config", "help"):
                 long = [flag.removeprefix("--").replace("-", "_") for flag in parameter.opts if flag.startswith("--")]
                 names_of |= dict.fromkeys([name, *long], name)
-        options = {names_of[key]: value for key, value in read_config(path, list(names_of)).items()}
+        read = read_config(path, {key: known.get(name, InFile(bool)) for key, name in names_of.items()})
+        options = {names_of[key]: value for key, value in read.items()}
         context.default_map = {**(context.default_map or {}), **options}
     return path
 
@@ -147,7 +152,9 @@ def option_of(entry: Field[Any], hint: Any, panel: str | None = None) -> inspect
         own = [flag_of(entry)] if about.get("name") or (kind is bool and not default) else []
         made = typer.Option(*own, help=_help(entry), metavar=metavar, rich_help_panel=about.get("panel") or panel)
     kind = kind | None if optional else kind
-    annotation = Annotated[kind, made] if about["common"] else Annotated[kind, RARE, made]
+    words = [*([about["unset"]] if about.get("unset") else []), *values_left_out(about.get("metavar"))]
+    in_file = InFile(_kind(hint), words)
+    annotation = Annotated[kind, in_file, made] if about["common"] else Annotated[kind, in_file, RARE, made]
     return parameter(entry.name, annotation, default)
 
 
@@ -200,6 +207,9 @@ def declared(function: Callable[..., None], parameters: Iterable[inspect.Paramet
     options = list(parameters)
     function.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     function.__annotations__ = {option.name: option.annotation for option in options}
+    function.in_file = {  # type: ignore[attr-defined]
+        option.name: about for option in options for about in get_args(option.annotation) if isinstance(about, InFile)
+    }
     function.rare = {option.name for option in options if RARE in get_args(option.annotation)}  # type: ignore[attr-defined]
     return function
 
@@ -211,8 +221,48 @@ def _with_nearest(name: str, allowed: list[str]) -> str:
     return name.replace("_", "-")[:60] + (f" (did you mean {near[0]}?)" if near else "")
 
 
-def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
-    """Options from a TOML file, dashes or underscores alike; ConfigError lists every key that is no option."""
+class InFile(NamedTuple):
+    """What a config file may say of an option: values of its type; `words` beside those, true and false in their place.
+
+    Numbers may stand in quotes, as they are typed.
+    """
+
+    kind: Any
+    words: Sequence[str] = ()
+
+    def fits(self, value: Any) -> bool:
+        """Whether a value of a TOML file is one of the option."""
+        item = get_args(self.kind)[0] if get_origin(self.kind) is tuple else self.kind
+        parts: Sequence[Any] = [value]
+        if item is not self.kind and isinstance(value, (list, str)):
+            parts = names(value) if isinstance(value, str) else value
+        return value in self.words or all(self._fits(item, part) for part in parts)
+
+    def _fits(self, item: Any, value: Any) -> bool:
+        if isinstance(value, bool):
+            return item is bool or bool(self.words)
+        if isinstance(value, str) and item in (int, float):
+            with suppress(ValueError):
+                return math.isfinite(item(value))
+            return False
+        kinds: Any = {bool: (), int: int, float: (int, float), Path: str}.get(item, (str, int, float))
+        return isinstance(value, kinds)
+
+    def __str__(self) -> str:
+        """What may be given."""
+        is_list = get_origin(self.kind) is tuple
+        item = get_args(self.kind)[0] if is_list else self.kind
+        plain = {bool: "true or false", int: "a whole number", float: "a number", Path: "a path in quotes"}
+        several = {int: "whole numbers", float: "numbers", Path: "paths in quotes"}
+        named = f"[…], {several.get(item, 'texts in quotes')}" if is_list else plain.get(item, "text in quotes")
+        return " or ".join([named, *self.words])
+
+
+def read_config(path: Path, allowed: Mapping[str, InFile]) -> dict[str, Any]:
+    """Options from a TOML file, dashes or underscores alike, lists with commas.
+
+    ConfigError lists every key that is no option, and names one whose value is of another type.
+    """
     from headscope.files.serialize import read_toml
 
     if not os.path.exists(path):
@@ -223,10 +273,14 @@ def read_config(path: Path, allowed: list[str]) -> dict[str, Any]:
 
         if advice := answer("--" + strange[0].replace("_", "-")):
             raise ConfigError(f"{path}: {advice}")
-        listed = ", ".join(_with_nearest(name, allowed) for name in strange[:5]) + (" …" if len(strange) > 5 else "")
+        listed = ", ".join(_with_nearest(name, [*allowed]) for name in strange[:5]) + (" …" if len(strange) > 5 else "")
         raise ConfigError(f"{path}: unknown option {listed}; --help-all shows the options of this command")
     if tables := [name for name, value in options.items() if isinstance(value, dict)]:
         raise ConfigError(f"{path}: {tables[0]} is a table; it must be the value of an option")
+    for key, value in options.items():
+        if not allowed[key].fits(value):
+            shown = json.dumps(value, default=str, ensure_ascii=False)[:60]
+            raise ConfigError(f"{path}: {key.replace('_', '-')} = {shown} is of another type; give {allowed[key]}")
     return {key: ",".join(map(str, value)) if isinstance(value, list) else value for key, value in options.items()}
 
 

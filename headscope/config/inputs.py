@@ -179,11 +179,9 @@ class ExpertOption:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class BatchTokens:
-    """How much text a pass takes at a time."""
-
-    batch_tokens: int | None = option(
+def batch_tokens_option(*, of: str = "") -> Any:
+    """How much text a pass takes at a time, where all passes are about a text that may be absent: `of` it."""
+    return option(
         None,
         "Token positions in a batch; auto: 2048 on a CPU, on an accelerator as many as its memory allows (updates that "
         "learn have 2048 there too).",
@@ -192,7 +190,15 @@ class BatchTokens:
         minimum=1,
         maximum=WHOLE,
         unset="auto",
+        of=of,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchTokens:
+    """How much text a pass takes at a time."""
+
+    batch_tokens: int | None = batch_tokens_option()
 
 
 @dataclass(frozen=True, kw_only=True)

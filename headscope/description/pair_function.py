@@ -34,6 +34,11 @@ class PairFunction:
     sites: frozenset[Site] = SELF
     parsed: bool = False
 
+    @property
+    def summary(self) -> str:
+        """What a head of it does."""
+        return f"looks at {self.meaning}"
+
 
 PAIR_FUNCTIONS: Registry[PairFunction] = Registry(
     "pair function", package="headscope.pair_functions", group="headscope.pair_functions"

@@ -168,6 +168,9 @@ def _criterion_cost(cls: Any) -> str:
 
 KINDS: Mapping[str, Kind] = {
     "analyses": Kind("headscope.engine.base:ANALYSES", _analysis_needs, _analysis_cost, "analyses"),
+    "pair-functions": Kind(
+        "headscope.description.pair_function:PAIR_FUNCTIONS", lambda each: NEEDS["parse"] if each.parsed else ""
+    ),
     "criteria": Kind("headscope.pruning.ranking.criterion:CRITERIA", cost=_criterion_cost),
     "objectives": Kind(
         "headscope.attribution.objectives.base:OBJECTIVES",

@@ -15,7 +15,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric, resampled_sums
-from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, judge, why_open
+from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, bounded, judge, why_open
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 
@@ -186,11 +186,7 @@ def verdict_words(change: Mapping[str, Any]) -> str:
     if judged is None:
         return str(change["why"])
     size = f"{change['margin']} ({judged['margin']:.3g})" if str(change["margin"]).endswith("%") else change["margin"]
-    worse, limit = judged["worse"], judged["worse_limit"]
-    numbers = f"worse by {worse:.3g}, at most {limit:.3g} (95 %)"
-    if worse < 0:
-        bound = f"worse by at most {limit:.3g}" if limit >= 0 else f"by {-limit:.3g} at least"
-        numbers = f"better by {-worse:.3g}, {bound} (95 %)"
+    numbers = bounded(judged["worse"], judged["worse_limit"])
     if judged["verdict"] == NON_INFERIOR:
         return f"{change['title']}: non-inferior within {size}: {numbers}"
     if judged["verdict"] == WORSE:

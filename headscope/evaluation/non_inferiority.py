@@ -112,6 +112,15 @@ def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority
     return [*verdicts[: passed + 1], *rest]
 
 
+def bounded(worse: float, limit: float, *, level: float = 0.95) -> str:
+    """How much worse something is, and how much it may be with that confidence; of a gain how much better."""
+    sure = f"({100 * level:.3g} %)"
+    if worse >= 0:
+        return f"worse by {worse:.3g}, at most {limit:.3g} {sure}"
+    bound = f"worse by at most {limit:.3g}" if limit >= 0 else f"by {-limit:.3g} at least"
+    return f"better by {-worse:.3g}, {bound} {sure}"
+
+
 def why_open(*, worse_limit: float, margin: float, detectable: float, text: str) -> str:
     """Why a verdict establishes nothing, of what `text` names."""
     if worse_limit <= margin:

@@ -25,6 +25,7 @@ from headscope.formats.exports import MODEL_FILES, SAME, Conversion, Probe
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.translate_options import TranslateOptions, Translation
+from headscope.formats.unrecognised import no_checkpoint
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
 from headscope.model.nonfinite import refuse_damaged_model
@@ -390,8 +391,7 @@ def detect_format(path: str) -> CheckpointFormat[Any]:
             return candidate
     if not local:
         raise CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")
-    formats = "; ".join(f"{name}: {candidate.summary}" for name, candidate in FORMATS)
-    raise CheckpointError(f"{path} is no checkpoint that headscope knows ({formats})")
+    raise no_checkpoint(Path(path), dict(FORMATS))
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:

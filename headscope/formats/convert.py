@@ -54,8 +54,6 @@ def convert(
     `inputs` are further files that were read with it. CheckpointError where the format cannot express the model, or
     where what was written and read again does not give the same logits: then nothing is left behind.
     """
-    if goal not in goals():
-        raise ConfigError(f"cannot convert to {goal!r}; available: {', '.join(goals())}")
     if not checkpoint.is_native:
         raise ConfigError(
             f"{checkpoint.path} is a {checkpoint.format} checkpoint of type {checkpoint.model_type}; headscope "

@@ -28,11 +28,11 @@ import numpy as np
 
 from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.config.option import changed, flag, identity
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, open_text
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError
 from headscope.evaluation.before_after import Question, quality_change, question
-from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, established, why_open
+from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, bounded, established, why_open
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
 from headscope.files.output_checks import OutputKind, check_folder, check_inputs, inputs_of
@@ -94,7 +94,13 @@ class Opened:
 
 
 def open_shrink(config: ShrinkConfig, folder: Path) -> Opened:
-    """Open what the options of the command name; cells are to lie in `folder`."""
+    """Open what the options of the command name; cells are to lie in `folder`.
+
+    ConfigError or DataError where the text is too short for it, before the checkpoint is opened.
+    """
+    held_out = config.valid_text
+    valid = None if held_out is None else open_text(held_out, max_sentences=config.valid_sentences)
+    divided(open_text(config, max_sentences=config.max_sentences), valid, config)
     opened = open_selection(config.sizes(folder, by=config.by or "obs", metric=""), trains=False)
     valid = opened.valid if config.valid_text is not None else None
     return opened_with(config, folder, opened, valid, (config.source, config.target))
@@ -118,14 +124,7 @@ def opened_with(
             f"--export {export.name}: a config of type {checkpoint.model_type!r} cannot say how wide a head is, so its "
             "heads would get wider as they get fewer; take self-contained"
         )
-    corpus, judged = divided(corpus, valid, judged=config.valid_sentences)
-    chosen_by = None if config.compensate == AUTO else judged
-    text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
-    if config.searches and judged.count < FEWEST:
-        raise ConfigError(
-            f"{judged.count} sentences to judge on ({judged.name}), and of fewer than {FEWEST} no size is established "
-            "to be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
-        )
+    text, judged = divided(corpus, valid, config)
     asked = question(checkpoint, judged, metric=config.metric, margin=config.margin)
     objective = OBJECTIVES.get(choose_objective(config.objective, checkpoint, **corpus.comes_with))
     by = config.by or ("obs" if objective.compares else "obs-task")  # about what the model predicts, where it does
@@ -145,16 +144,24 @@ def opened_with(
     )
 
 
-def divided(corpus: Corpus, valid: Corpus | None, *, judged: int) -> tuple[Corpus, Corpus]:
+def divided(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> tuple[CalibrationText, Corpus]:
     """A text to choose and calibrate on, and what results are judged on, its lines numbered from 0.
 
-    That is `valid`, else the last fifth of the corpus, at most `judged` lines.
+    That is `valid`, else the last fifth of the corpus, at most --valid-sentences. ConfigError or DataError where one of
+    them is too short.
     """
     if valid is None:
-        rest = corpus.count - min(judged, corpus.count // 5)
+        rest = corpus.count - min(config.valid_sentences, corpus.count // 5)
         corpus, valid = corpus.first(rest), corpus.after(rest)
-    numbered = replace(valid, read=lambda: (line._replace(number=n) for n, line in enumerate(valid.read())))
-    return corpus, numbered
+    judged = replace(valid, read=lambda: (line._replace(number=n) for n, line in enumerate(valid.read())))
+    chosen_by = None if config.compensate == AUTO else judged
+    text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
+    if config.searches and judged.count < FEWEST:
+        raise ConfigError(
+            f"{judged.count} sentences to judge on ({judged.name}), and of fewer than {FEWEST} no size is established "
+            "to be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
+        )
+    return text, judged
 
 
 def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfig, asked: Question) -> Question | None:
@@ -236,8 +243,8 @@ def _none_is_as_good(opened: Opened, baseline: Record, largest: Record) -> str:
     why = f"; {why_open(**limits, text=f'{sentences} sentences')}" if found.verdict == OPEN else ""
     return (
         f"not even with {len(largest['kept'])} of {context.gating.heads} heads the loss of {context.metric_title} is "
-        f"established to be within {opened.config.margin}: {found.worse:.3g}, at most {found.worse_limit:.3g} (95 %)"
-        f"{why}; give more text to judge on (--valid-source), a wider --max-drop, or --keep N"
+        f"established to be within {opened.config.margin}: {bounded(found.worse, found.worse_limit)}{why}; give more "
+        "text to judge on (--valid-source), a wider --max-drop, or --keep N"
     )
 
 

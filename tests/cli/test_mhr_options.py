@@ -12,7 +12,7 @@ import typer
 
 from headscope.cli import main
 from headscope.cli.mhr_options import FAIRSEQ, FORK, SHORT, TRAIN, Counterpart, counterpart
-from headscope.cli.options import read_config
+from headscope.cli.options import InFile, read_config
 from headscope.errors import ConfigError
 from headscope.training.variant import VARIANTS
 
@@ -125,4 +125,4 @@ def test_other_unknown_options_are_left_to_typer(
 def test_a_config_file_is_answered_too(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("gamma_conf = 40\n")
     with pytest.raises(ConfigError, match=r"x\.toml.*--gamma-conf.*headscope tr"):
-        read_config(tmp_path / "x.toml", ["gamma"])
+        read_config(tmp_path / "x.toml", {"gamma": InFile(float)})

@@ -15,6 +15,7 @@ import torch
 import transformers
 
 import headscope as hs
+from headscope.pruning.options.learn import learners
 from tests.makers.documented import DOCS, Command, commands
 from tests.makers.modules import ROOT
 from tests.makers.shared import SHIPPED
@@ -142,6 +143,9 @@ def smaller(words: list[str]) -> list[str]:
         options["--calibration-sentences"] = "8"
     if words[1] == "rank" and "--steps" in words:
         options["--steps"] = "2"
+    methods = words[words.index("--methods") + 1].split(",") if "--methods" in words else []
+    if methods and not set(methods) & set(learners()):
+        del options["--updates"]
     if "--faithfulness" in words:
         options |= {"--faithfulness-seeds": "1", "--faithfulness-steps": "2"}
     for flag in {"--keep", "--fractions"} & set(words):

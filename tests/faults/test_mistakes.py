@@ -16,6 +16,16 @@ READ, RANK, SHRINK = "analyze M --source T --out o", "prune rank M --by magnitud
 REMOVE, SWEEP = "prune remove M --heads cross.0.0 --out o", "prune sweep M --source T --target T --out o"
 TRAIN, SCORE = "train baseline --source T --target T --out o", "evaluate M --source T --target T"
 SWEPT = f"{SWEEP} --valid-source T --valid-target T"
+FILES = {
+    "T": "a b c\n" * 5,
+    "empty": "",
+    "broken.toml": "a = \n",
+    "unknown.toml": 'sourse = "x"\n',
+    "run/run.json": '{"kind": "analysis", "checkpoint": {"path": "M"}}',
+    "trained/run.json": '{"kind": "training"}',
+    "trained/best/config.toml": "format = 'headscope'",
+    "trained/best/model.safetensors": "",
+}
 MISTAKES = {
     # words that are no command's
     "anlyze M": "did you mean 'analyze'?",
@@ -40,6 +50,8 @@ MISTAKES = {
     # files and folders
     "show nowhere": "there is no file or directory nowhere",
     "show T": "T is no checkpoint that headscope knows",
+    "show run": "run holds results of headscope (analysis, run.json), and no checkpoint; give the one",
+    "prune rank trained --by magnitude --keep 3 --out o": "give one that lies in it: trained/best",
     "analyze nowhere --source T --out o": "there is no file or directory nowhere",
     "analyze M --source missing --out o": "there is no file missing",
     "analyze M --source empty --out o": "empty is empty",
@@ -91,6 +103,10 @@ MISTAKES = {
     f"{TRAIN} --normalise moses --source-lang xx": "no rules for the language 'xx'",
     f"{TRAIN} --schedule cosin": "choose inverse-sqrt, cosine or constant",
     "convert M o --to fairsq": "did you mean 'fairseq'?",
+    "convert M o --to masked": "prune remove --export masked); available: native, fairseq",
+    "convert M o --to story_of_heads": "nothing is converted to story_of_heads; available: native, fairseq",
+    "convert M o --to gguf": "it can be written --to native or fairseq or huggingface or ctranslate2 or onnx",
+    "convert M o --to native --quantize q8_0": "--quantize q8_0 is for exports that have it: --to gguf",
     # options that do not go together, or would do nothing
     f"{READ} --only sink --skip sink": "no analysis is left",
     f"{READ} --objective nll": "--objective nll is what importances explain",
@@ -107,8 +123,13 @@ MISTAKES = {
     f"{RANK} --keep 12 --score-sentences 3": "--score-sentences is about --source",
     f"{RANK} --keep 12 --objective loss": "--objective is about --source",
     f"{RANK} --keep 12 --max-length 30": "--max-length is about --source",
+    f"{RANK} --keep 12 --batch-tokens 5": "--batch-tokens is about --source",
+    f"{RANK} --keep 12 --lr 0.1": "--lr is about learning, and nothing learns",
     f"{SWEPT} --methods magnitude --keep 3 --metric perplexity --text tokenised-lowercase": "--text is about transl",
     f"{SWEPT} --methods magnitude --keep 3 --metric perplexity --beam 3": "--beam is about translations",
+    f"{SWEPT} --methods magnitude --keep 3 --updates 5": "--updates is about gates that l0 and subset learn",
+    f"{SWEPT} --methods magnitude --keep 3 --gate-lr 0.1": "--gate-lr is about gates",
+    f"{SWEPT} --methods magnitude --keep 3 --lr 0.1": "--lr is about learning, and nothing learns",
     f"{SCORE} --hiding random": "--hiding is about perplexity of encoders alone",
     f"{SCORE} --metrics perplexity --beam 3": "--beam is about translations",
     f"{REMOVE} --keep-only cross.0.1": "not both",
@@ -122,11 +143,12 @@ MISTAKES = {
 @pytest.mark.parametrize("typed", MISTAKES)
 def test_a_mistake_is_one_line(typed: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    files = {"T": "a b c\n" * 5, "empty": "", "broken.toml": "a = \n", "unknown.toml": 'sourse = "x"\n'}
-    for name, text in files.items():
+    for name, text in FILES.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text, encoding="utf-8")
     words = [str(hs.assets.trained()) if word == "M" else word for word in shlex.split(typed)]
     status, shown, error = command(*words)
     assert (status, shown, one_line(error)) == (2, "", True), error
     assert MISTAKES[typed] in error
-    assert {path.name for path in tmp_path.iterdir()} == set(files)
+    there = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert there == set(FILES)

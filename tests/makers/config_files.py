@@ -14,8 +14,8 @@ from typing import Any
 import typer
 
 from headscope.cli import main
+from headscope.cli.options import InFile
 from tests.makers.modules import ROOT
-from tests.oracles.commands import kind
 
 FOLDER = ROOT / "examples" / "config"
 
@@ -50,7 +50,13 @@ def options(command: Any) -> dict[str, Any]:
     return found
 
 
-def example(parameter: Any) -> str:
+def in_file(command: Any, parameter: Any) -> InFile:
+    """What a file may say of an option; of --json, which is no config's, true or false."""
+    about: InFile = command.callback.in_file.get(parameter.name, InFile(bool))
+    return about
+
+
+def example(parameter: Any, about: InFile) -> str:
     """An option's default as TOML; where it has none, a value of its type that stands for one."""
     default = parameter.default
     if isinstance(default, bool | int | float | str):
@@ -58,7 +64,7 @@ def example(parameter: Any) -> str:
     if isinstance(default, Path):
         return json.dumps(str(default))
     assert default is None, parameter.name
-    number = {"integer": "1", "float": "0.5"}.get("" if parameter.is_flag else kind(parameter))
+    number = {int: "1", float: "0.5", tuple[int, ...]: "[1]", tuple[float, ...]: "[0.5]"}.get(about.kind)
     return number or json.dumps(parameter.metavar or parameter.name.upper())
 
 
@@ -71,7 +77,7 @@ def page(words: str, command: Any) -> str:
     for name, parameter in options(command).items():
         state = " (required)" if parameter.required else " (unset)" if parameter.default is None else ""
         lines += ["", *textwrap.wrap(f"{parameter.help}{state}", 118, initial_indent="# ", subsequent_indent="# ")]
-        lines.append(f"#{name} = {example(parameter)}")
+        lines.append(f"#{name} = {example(parameter, in_file(command, parameter))}")
     return "\n".join(lines) + "\n"
 
 

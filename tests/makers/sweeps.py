@@ -11,6 +11,7 @@ from headscope.evaluation.run import run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.formats.translate_options import TranslateOptions
+from headscope.pruning.options.learn import learners
 from headscope.pruning.options.sweep import SweepConfig
 
 
@@ -40,7 +41,8 @@ def made_words(folder: Path, its: TransformerCheckpoint) -> dict[str, Any]:
 
 
 def config(words: dict[str, Any], out: Path, **options: Any) -> SweepConfig:
-    quick = {"methods": ("random",), "keep": (3,), "seeds": 1, "updates": 3, "batch_tokens": 61, "bootstrap": 50}
+    quick: dict[str, Any] = {"methods": ("random",), "keep": (3,), "seeds": 1, "batch_tokens": 61, "bootstrap": 50}
+    quick |= {"updates": 3} if {*quick["methods"], *options.get("methods", ())} & set(learners()) else {}
     translates = words.get("target") and options.get("metric", "bleu") in ("bleu", "chrf")
     text = {"text": "tokenised-lowercase"} if translates else {}
     return SweepConfig(**words, out=out, **{**text, **quick, **options})

@@ -161,6 +161,15 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
         pair.shrink(text=learn, valid=judge, max_drop=f"{limits[0] / 2}", **shape)
 
 
+@pytest.mark.parametrize("options", [["--keep", 3, "--max-sentences", 8], []])
+def test_too_little_text_is_said_before_the_checkpoint_is_opened(
+    options: list[object], folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shrink, "open_selection", lambda *_, **__: pytest.fail("the checkpoint was opened"))
+    status, _, error = command(*asked(folder, *options, "--out", tmp_path / "small"))
+    assert status == 2 and "sentences" in error
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

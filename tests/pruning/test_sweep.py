@@ -386,7 +386,7 @@ def test_a_text_that_is_too_small_establishes_nothing_and_says_so(tmp_path: Path
     assert row["detectable"] == pytest.approx((1 - 0.05 ** (1 / 17)) * found.table["value"].iloc[0])
     line = found.conclusions[0]
     assert line.startswith("magnitude: not established that heads can go within ")
-    assert " BLEU; with 15 kept 0 worse, at most " in line
+    assert " BLEU; with 15 kept worse by 0, at most " in line
     assert line.endswith(f"this test set could have seen a loss of {row['detectable']:.3g} at least")
     assert found.conclusions[-1].startswith("smallest loss that this test set could have seen (power 80 %): ")
 
@@ -486,8 +486,8 @@ def test_only_what_is_missing_is_done(words: dict[str, Any], tmp_path: Path, mon
 
 def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
     run_sweep(config(words, tmp_path / "out"))
-    with pytest.raises(ConfigError, match=r"--updates 3.*4.*--out.*--force"):
-        run_sweep(config(words, tmp_path / "out", updates=4))
+    with pytest.raises(ConfigError, match=r"--score-sentences 500.*4.*--out.*--force"):
+        run_sweep(config(words, tmp_path / "out", score_sentences=4))
     other = words | {"valid_source": words["source"], "valid_target": words["target"]}
     with pytest.raises(ConfigError, match="validation text"):
         run_sweep(config(other, tmp_path / "out"))
@@ -496,15 +496,27 @@ def test_other_options_texts_and_checkpoints_are_refused(words: dict[str, Any], 
         run_sweep(config(words | {"checkpoint": str(tmp_path / "model")}, tmp_path / "out"))
     (tmp_path / "out" / "mine.txt").write_text("stays")
     with pytest.raises(HeadscopeError, match=r"mine\.txt.*headscope prune sweep"):
-        run_sweep(config(words, tmp_path / "out", updates=4, keep=(5,), force=True))
+        run_sweep(config(words, tmp_path / "out", score_sentences=4, keep=(5,), force=True))
     (tmp_path / "out" / "mine.txt").unlink()
-    found = run_sweep(config(words, tmp_path / "out", updates=4, keep=(5,), force=True))
+    found = run_sweep(config(words, tmp_path / "out", score_sentences=4, keep=(5,), force=True))
     assert found.table["kept"].tolist() == [16, 5] and found.context.config.out == tmp_path / "out"
     assert not (tmp_path / "out.new").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("x")
     with pytest.raises(HeadscopeError, match=r"\bx\b"):
         run_sweep(config(words, tmp_path / "full"))
+
+
+def test_options_of_learners_are_those_of_the_cells_that_learnt(words: dict[str, Any], tmp_path: Path) -> None:
+    """Rankings know nothing of them, so they may come before such cells and after them; cells that learn agree."""
+    out, learns = tmp_path / "out", {"methods": ("subset",), "lr": 1e-4}
+    run_sweep(config(words, out))
+    run_sweep(config(words, out, **learns, updates=2))
+    run_sweep(config(words, out, methods=("magnitude",)))
+    with pytest.raises(ConfigError, match=r"--updates 2.*3"):
+        run_sweep(config(words, out, **learns))
+    found = run_sweep(config(words, out, **learns, updates=2, keep=(5,)))
+    assert found.table["method"].value_counts().to_dict() == {"subset": 2, "unpruned": 1, "random": 1, "magnitude": 1}
 
 
 def test_several_processes_find_the_same(

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
+from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input
-from headscope.formats.base import Checkpoint
-from headscope.formats.convert import CONVERSION, Converted, convert
+from headscope.formats.base import FORMATS, Checkpoint
+from headscope.formats.convert import CONVERSION, Converted, convert, goals
 from headscope.formats.exports import Card, write_card
 from headscope.model.discovery import eval_mode
 from headscope.model.forward import outputs, refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
 from headscope.pruning.model_inputs import texts
+from headscope.registry import unknown
 from headscope.version import VERSION
 
 SENTENCES = 8
@@ -36,14 +40,49 @@ def converted(
 ) -> Converted:
     """Write `checkpoint` as `to`, a format or an engine; with `push_to` the complete folder goes to the hub."""
     target = hub_target(push_to, public=public)
-    if to in ENGINES.names():
-        done = convert_for_engine(checkpoint, folder, engine=to, options=options, inputs=inputs, force=force)
-    else:
-        engines_named((), options)
-        done = convert(checkpoint, folder, goal=to, inputs=inputs, force=force)
+    check_goal(to)
+    with _asked_by_to():
+        if to in ENGINES.names():
+            done = convert_for_engine(checkpoint, folder, engine=to, options=options, inputs=inputs, force=force)
+        else:
+            engines_named((), options)
+            done = convert(checkpoint, folder, goal=to, inputs=inputs, force=force)
     if target is None:
         return done
     return replace(done, pushed=push(done.folder, target, title=f"{done.architecture}, by headscope convert"))
+
+
+def check_goal(to: str) -> None:
+    """ConfigError for what is no format that a checkpoint can be written in, and no engine."""
+    allowed = [*goals(), *ENGINES.names()]
+    if to in allowed:
+        return
+    why = unknown("format", to, allowed)
+    if to in FORMATS.names():
+        why = f"nothing is converted to {to}; available: {', '.join(allowed)}"
+    elif to in {export.name for _, each in FORMATS for export in each.exports}:
+        why = f"{to} is how heads are taken out (prune remove --export {to}); available: {', '.join(allowed)}"
+    raise ConfigError(f"--to: {why}")
+
+
+@contextmanager
+def _asked_by_to() -> Iterator[None]:
+    """Within the block errors about an engine name the option that asked for it here; `prune remove` has --export."""
+    try:
+        yield
+    except HeadscopeError as error:
+        error.args = (re.sub(rf"--export (?={'|'.join(ENGINES.names())})", "--to ", str(error)),)
+        raise
+
+
+def _others(checkpoint: Checkpoint) -> str:
+    """What the checkpoint can be written as where one engine cannot hold it."""
+    fitting = goals() if checkpoint.is_native else []
+    for name, each in ENGINES:
+        with suppress(HeadscopeError):
+            each.check(checkpoint)
+            fitting.append(name)
+    return f"; it can be written --to {' or '.join(fitting)}" if fitting else ""
 
 
 def convert_for_engine(
@@ -61,7 +100,10 @@ def convert_for_engine(
     else, NumericalError where the model computes NaN or infinite numbers: then nothing is left behind.
     """
     (chosen,) = engines_named([engine], options)
-    chosen.check(checkpoint)
+    try:
+        chosen.check(checkpoint)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{_others(checkpoint)}") from None
     kind, digest = checkpoint.format, checkpoint.digest
     reads = [Input(Path(checkpoint.path), checkpoint=True)] if Path(checkpoint.path).exists() else []
     with Build(folder, CONVERSION, inputs=[*reads, *inputs], force=force) as build, eval_mode(checkpoint.model):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headscope.config.inputs import DATA
-from headscope.config.option import flag_of, option
+from headscope.config.inputs import DATA, batch_tokens_option
+from headscope.config.option import flag, option
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.refit import DAMPING, RefitOptions, as_text
-from headscope.pruning.options.shared import ANCHOR, COMPENSATION, HEADS, LEARNING, TEXT, SelectionConfig
+from headscope.pruning.options.shared import (
+    ANCHOR,
+    COMPENSATION,
+    HEADS,
+    LEARNT_WITH,
+    MEASURED_TEXT,
+    TEXT,
+    SelectionConfig,
+)
 
 End = Literal["lowest", "highest"]
 """Which end of a ranking stays."""
@@ -75,13 +83,13 @@ class RankConfig(SelectionConfig):
         minimum=0,
     )
     score_sentences: int = option(500, "Lines of --source to score on.", panel=DATA, minimum=1, of=TEXT)
+    batch_tokens: int | None = batch_tokens_option(of=MEASURED_TEXT)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        learning = (entry for entry in fields(self) if entry.metadata.get("panel") == LEARNING and entry.name != "seed")
-        given = [flag_of(entry) for entry in learning if getattr(self, entry.name) != entry.default]
+        given = [name for name in LEARNT_WITH if getattr(self, name) != getattr(type(self), name)]
         if given and not self.tune_updates:
-            raise ConfigError(f"{given[0]} is about learning, and nothing learns; give --tune-updates N too")
+            raise ConfigError(f"{flag(given[0])} is about learning, and nothing learns; give --tune-updates N too")
         given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
         check_one_given(
             {"--keep N, the heads that stay": self.keep, "--fraction F, the share that stays": self.fraction}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,6 +87,14 @@ class PruningOptions(HeadChoice):
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""
         return plain_options(self)
+
+
+LEARNT_WITH = tuple(
+    entry.name
+    for entry in fields(PruningOptions)
+    if entry.metadata.get("panel") == LEARNING and entry.name not in ("tune_updates", "seed")
+)
+"""The options that are about whatever learns: gates, and a model that is tuned."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,15 +8,17 @@ from typing import Any, Literal
 
 from headscope.bounds import BEAM, RESAMPLES, SEED
 from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH
-from headscope.config.option import check_options, option
+from headscope.config.option import check_options, flag, option
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.learn import learners
 from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
 from headscope.pruning.options.refit import RefitOptions
-from headscope.pruning.options.shared import COMPENSATION, GATE_LR, HEADS, LEARNING, PruningOptions
+from headscope.pruning.options.shared import COMPENSATION, GATE_LR, HEADS, LEARNING, LEARNT_WITH, PruningOptions
 
 MEASURING = "Measuring"
+OF_GATES = ("start", "updates", "gate_lr")
+"""The options that are about gates alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +170,22 @@ class SweepConfig(PruningOptions):
         if self.lambdas and not self.priced:
             priced = [name for name, learner in learners().items() if learner.priced]
             raise ConfigError(f"--lambda is for {' and '.join(priced)}, which --methods does not name")
-        if self.start is not None and not self.learnt:
-            raise ConfigError(f"--start is for gates that {' and '.join(learners())} learn; --methods names none")
         if not (self.keep or self.fractions) and not (self.lambdas and set(self.methods) <= self.priced):
             raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --fractions 0.25,0.5")
+        self._check_learning()
+
+    def _check_learning(self) -> None:
+        known = " and ".join(learners())
         if self.from_scratch and not self.learnt:
-            raise ConfigError(f"--from-scratch trains what {' and '.join(learners())} leave; --methods names none")
+            raise ConfigError(f"--from-scratch trains what {known} leave; --methods names none")
+        for name in self.unused:
+            if getattr(self, name) != getattr(type(self), name):
+                if name in OF_GATES:
+                    raise ConfigError(f"{flag(name)} is about gates that {known} learn; --methods names none")
+                raise ConfigError(
+                    f"{flag(name)} is about learning, and nothing learns; give --tune-updates N too, or name {known} "
+                    "in --methods"
+                )
 
     def _check_texts(self) -> None:
         if self.trains and not self.has_text:
@@ -188,6 +200,11 @@ class SweepConfig(PruningOptions):
     def trains(self) -> bool:
         """Whether any cell changes weights."""
         return bool(self.tune_updates or self.learnt)
+
+    @property
+    def unused(self) -> list[str]:
+        """The options that mean nothing for these methods; other cells of a directory may have them."""
+        return [*(OF_GATES if not self.learnt else ()), *(LEARNT_WITH if not self.trains else ())]
 
     @property
     def learnt(self) -> set[str]:

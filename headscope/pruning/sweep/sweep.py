@@ -131,6 +131,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
             context = opened_sweep(config)
             record = sweep_record(context)
             cells, resume = to_go_on_with(before, record, config)
+            record = next((with_earlier(record, each.record) for each in before if each.folder == resume), record)
             missing, again = _missing(context, cells, resume or config.out)
             place = workplace(config.out, SWEEP, inputs=inputs, force=config.force, resume=resume)
             workspace = stack.enter_context(place)
@@ -182,6 +183,14 @@ def to_go_on_with(
     if config.out in others:
         raise ConfigError(others[config.out])
     return {}, None
+
+
+def with_earlier(record: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with the options that its own cells do not use as earlier cells were made with them."""
+    used = set(saved["options"]) - set(saved.get("unused", ()))
+    earlier = {name: saved["options"][name] for name in record["unused"] if name in used}
+    unused = [name for name in record["unused"] if name not in used]
+    return {**record, "options": {**record["options"], **earlier}, "unused": unused}
 
 
 def _missing(
@@ -305,6 +314,7 @@ def sweep_record(context: SweepContext) -> dict[str, Any]:
         },
         "digests": {"checkpoint": context.checkpoint.digest, **digests},
         "options": {name: value for name, value in identity(config).items() if name not in GRID},
+        "unused": config.unused,
         "settings": config.settings(),
         "heads": context.gating.heads,
         "heads_per_site": context.gating.per_site(),
@@ -318,7 +328,9 @@ def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]
     options, digests = saved.get("options"), saved.get("digests")
     if not isinstance(options, dict) or not isinstance(digests, dict):
         return f"{folder / RECORD} cannot be read; choose another --out, or --force to begin anew"
-    if others := changed(record["options"], options, SweepConfig):
+    unused = {*record["unused"], *saved.get("unused", ())}
+    compared = {name: value for name, value in record["options"].items() if name not in unused}
+    if others := changed(compared, options, SweepConfig):
         return (
             f"the sweep in {folder} has {flag(others[0])} {options.get(others[0])!r}, now "
             f"{record['options'][others[0]]!r}; give the same options, another --out, or --force to begin anew"

@@ -23,6 +23,7 @@ from headscope.evaluation.non_inferiority import (
     OPEN,
     WORSE,
     NonInferiority,
+    bounded,
     in_fixed_sequence,
     judge,
     why_open,
@@ -247,8 +248,7 @@ def _conclusion(rows: pd.DataFrame, unit: str) -> str:
     good, left, worse = (rows[rows["verdict"] == verdict] for verdict in (NON_INFERIOR, OPEN, WORSE))
     row = (good.sort_values("kept") if len(good) else (left if len(left) else worse).sort_values("worse")).iloc[0]
     margin = f"within {row['margin']:.3g} {unit}"
-    bound = f"at most {row['worse_limit']:.3g} ({100 * row['level']:.3g} %)"
-    numbers = f"with {row['kept']:g} kept {row['worse']:.3g} worse, {bound}"
+    numbers = f"with {row['kept']:g} kept {bounded(row['worse'], row['worse_limit'], level=row['level'])}"
     if len(good):
         return f"{row['of'] - row['kept']:g} of {row['of']} heads can go {margin}; {numbers}"
     if len(left):

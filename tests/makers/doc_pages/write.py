@@ -1,6 +1,7 @@
 """The pages of `docs/` with what the code says in them: between `<!-- generated: NAME -->` and `<!-- end -->`.
 
-`<!-- file: PATH -->` quotes a file. All is committed, so that pages read the same in the repository and on the site.
+`<!-- file: PATH -->` quotes a file under its name. All is committed, so that pages read the same in the repository and
+on the site.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     **gallery_tables.TABLES,
 }
 PART = re.compile(r"^<!-- (generated|file): (\S+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+PLUGIN = ROOT / "tests" / "plugin"
+"""A package of examples, whose files are called as they are in it."""
 LANGUAGES = {".py": "python", ".toml": "toml"}
 
 
@@ -48,4 +51,5 @@ def _filled(part: re.Match[str]) -> str:
 
 
 def _quoted(file: Path) -> str:
-    return f"```{LANGUAGES[file.suffix]}\n{file.read_text(encoding='utf-8').strip()}\n```"
+    name = file.relative_to(PLUGIN if file.is_relative_to(PLUGIN) else ROOT).as_posix()
+    return f"`{name}`:\n\n```{LANGUAGES[file.suffix]}\n{file.read_text(encoding='utf-8').strip()}\n```"

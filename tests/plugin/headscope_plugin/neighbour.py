@@ -12,6 +12,8 @@ from headscope.model.mixing.base import Mixing, Queries, mixing
 class Neighbour(Mixing):
     """Z'[i] = Z[i] + strength · Z[i - 1], the first head after the last; strength is 0 at the start."""
 
+    summary = "some of the neighbour's context in that of each of its heads"
+
     def __init__(self, *, heads: int, d_value: int, d_model: int) -> None:
         super().__init__(heads=heads, d_value=d_value, d_model=d_model)
         self.strength = nn.Parameter(torch.zeros(()))

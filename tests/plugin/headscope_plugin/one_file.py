@@ -50,7 +50,7 @@ class OneFile(CheckpointFormat[TransformerCheckpoint]):
         )
 
     def write(self, checkpoint: TransformerCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
-        path = folder / Path(checkpoint.path).name
+        path = folder / f"{Path(checkpoint.path).stem}.safetensors"
         header = {KEY: json.dumps(checkpoint.model.config.plain())}
         save_file(native_state(checkpoint.model, checkpoint.stored), path, metadata=header)
         return SavedFiles(path, self.name)

@@ -1,0 +1,43 @@
+"""What is said of a path that is no checkpoint: which formats there are, or what headscope has written there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from headscope.errors import CheckpointError, shortlist
+from headscope.files.output_checks import RECORDS
+from headscope.files.reading import read_record
+
+
+class Format(Protocol):
+    """What is asked of a format here."""
+
+    summary: ClassVar[str]
+
+    def recognise(self, path: Path) -> bool:
+        """Whether the file or directory is of this format."""
+
+
+def no_checkpoint(path: Path, formats: Mapping[str, Format]) -> CheckpointError:
+    """The error for a path that none of the formats recognises."""
+    for name in RECORDS:
+        record = read_record(path / name)
+        if isinstance(kind := record.get("kind"), str):
+            folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
+            inside = [folder for folder in folders if any(each.recognise(folder) for each in formats.values())]
+            return CheckpointError(
+                f"{path} holds results of headscope ({kind}, {name}), and no checkpoint; {_instead(record, inside)}"
+            )
+    listed = "; ".join(f"{name}: {each.summary}" for name, each in formats.items())
+    return CheckpointError(f"{path} is no checkpoint that headscope knows ({listed})")
+
+
+def _instead(record: Mapping[str, Any], inside: list[Path]) -> str:
+    """What to give in the place of results: a checkpoint among them, or the one that they are about."""
+    if inside:
+        return f"give one that lies in it: {shortlist([str(folder) for folder in inside])}"
+    source = record.get("checkpoint", record.get("source"))
+    about = source.get("path") if isinstance(source, Mapping) else source
+    return f"give the one that they are about, {about}" if isinstance(about, str) else "give a checkpoint"
