@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pandas as pd
 import torch
 
-from headscope.bootstrap import FOLDS
-from headscope.data.corpus import Corpus, Sentence
+from headscope.data.corpus import Corpus
 from headscope.engine.base import ANALYSES, Analysis
 from headscope.engine.conclusion import AnalysisResult
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
+from tests.oracles.shuffled import in_folds
 
 SENTENCES = 13
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
@@ -50,16 +48,6 @@ def made(kind: str, analysis: str = "", *, least: int = 5) -> tuple[HuggingFaceC
 @cache
 def _made(kind: str, count: int) -> tuple[HuggingFaceCheckpoint, Corpus]:
     return tiny.checkpoint(kind, 7), in_folds(tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided), 3)
-
-
-def in_folds(corpus: Corpus, folds: int) -> Corpus:
-    """The same sentences with numbers of so many folds: a batch is within a fold, and few batches are quick."""
-
-    def read() -> Iterator[Sentence]:
-        for number, line in enumerate(corpus):
-            yield line._replace(number=FOLDS * (number // folds) + number % folds)
-
-    return replace(corpus, read=read)
 
 
 def numbers(its: AnalysisResult) -> dict[str, np.ndarray]:
