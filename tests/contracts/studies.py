@@ -14,8 +14,9 @@ from headscope.engine.conclusion import AnalysisResult
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
+from tests.oracles.shuffled import in_folds
 
-SENTENCES = 23
+SENTENCES = 13
 RANKS = torch.tensor([(17 * number) % 53 * 13 for number in range(53)])
 
 OPTIONS = run_options(
@@ -46,7 +47,7 @@ def made(kind: str, analysis: str = "", *, least: int = 5) -> tuple[HuggingFaceC
 
 @cache
 def _made(kind: str, count: int) -> tuple[HuggingFaceCheckpoint, Corpus]:
-    return tiny.checkpoint(kind, 7), tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided)
+    return tiny.checkpoint(kind, 7), in_folds(tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided), 3)
 
 
 def numbers(its: AnalysisResult) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -11,8 +11,18 @@ from torch import Tensor, nn
 
 from headscope.bootstrap import FOLDS
 from headscope.data.batching import batches
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Side
+
+
+def in_folds(corpus: Corpus, folds: int) -> Corpus:
+    """The same sentences with numbers of so many folds: batches are within a fold, and few full ones are quick."""
+
+    def read() -> Iterator[Sentence]:
+        for number, line in enumerate(corpus):
+            yield line._replace(number=FOLDS * (number // folds) + number % folds)
+
+    return replace(corpus, read=read)
 
 
 def other_way_round(corpus: Corpus, encoder: Any, **how: Any) -> Iterator[Batch]:
