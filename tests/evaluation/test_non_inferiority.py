@@ -26,8 +26,7 @@ def left_out(losses: Array) -> Array:
 
 
 @pytest.mark.parametrize("name", ["perplexity", "accuracy"])
-@pytest.mark.parametrize("sentences", [2, 4, 13, 31])
-@pytest.mark.parametrize("harm", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize(("sentences", "harm"), [(2, 0.5), (4, 0.02), (13, 0.0), (13, 0.5), (31, 0.02)])
 def test_verdicts_equal_brute_force(name: str, sentences: int, harm: float) -> None:
     luck = np.random.default_rng(sentences)
     counts = luck.integers(2, 9, size=sentences).astype(float)

@@ -30,7 +30,6 @@ def ranks(folder: Path, arguments: Sequence[object], *, world: int) -> list[tupl
 
     The arguments are `-m MODULE …` or `FILE …`; what the processes print goes through files in `folder`.
     """
-    server = forked()
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     group = {
         "WORLD_SIZE": str(world),
@@ -38,12 +37,19 @@ def ranks(folder: Path, arguments: Sequence[object], *, world: int) -> list[tupl
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store outlives the processes, as torchrun's
     }
+    return ended(folder, arguments, [group | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)])
+
+
+def ended(
+    folder: Path, arguments: Sequence[object], environments: Sequence[dict[str, str]]
+) -> list[tuple[int, str, str]]:
+    """Run `python ARGUMENTS` once in each environment, all at the same time."""
     folder.mkdir()
-    processes = []
-    for rank in range(world):
-        environment = group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        given = (str(folder / str(rank)), [str(word) for word in arguments], environment)
-        processes.append(server.Process(target=_run, args=given))
+    server, words = forked(), [str(word) for word in arguments]
+    processes = [
+        server.Process(target=_run, args=(str(folder / str(rank)), words, environment))
+        for rank, environment in enumerate(environments)
+    ]
     for process in processes:
         process.start()
     results = []

@@ -33,6 +33,7 @@ from headscope.pruning.learning.learners.l0 import (
 )
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.remove import RemoveConfig
+from headscope.pruning.removal import remove
 from headscope.pruning.removal.remove import run_removal
 from tests.makers.shared import SHIPPED
 from tests.oracles import checkpoints, hard_concrete, speakers
@@ -212,6 +213,12 @@ def test_gates_go_by_whole_groups() -> None:
 # The whole command, on a small model on disk.
 
 
+@pytest.fixture
+def untimed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is removed is not timed before and after."""
+    monkeypatch.setattr(remove, "timings", lambda *_, **__: [])
+
+
 def text(folder: Path, *, seed: int = 3) -> dict[str, Path]:
     """Pairs of lines in which the target repeats the source's first letters."""
     luck = np.random.default_rng(seed)
@@ -238,7 +245,7 @@ def learnt(folder: Path, name: str, **options: Any) -> Any:
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in saved(tmp_path).iterdir()}
     for name, seed in (("one", 1), ("two", 1), ("three", 2)):
-        learnt(tmp_path, name, strength=0.1, seed=seed)
+        learnt(tmp_path, name, strength=0.1, seed=seed, updates=2)
     names = ("gates.csv", "ranking.csv", "removed.txt", "model/model.safetensors")
     one, two, three = ([(tmp_path / run / name).read_bytes() for name in names] for run in ("one", "two", "three"))
     assert one == two and one[0] != three[0] and one[3] != three[3]
@@ -259,15 +266,15 @@ def test_seeds_decide_about_order_hidden_tokens_and_noise_each_by_itself(tmp_pat
 
 def test_larger_lambda_keeps_fewer_heads_and_none_keeps_them_all(tmp_path: Path) -> None:
     kept = {}
-    for strength in (0.0, 0.05, 3.0):
-        options = {"gate_lr": 0.3, "updates": 40, "start": "open"}
+    for strength in (0.0, 0.05, 5.0):
+        options = {"gate_lr": 0.6, "updates": 25, "start": "open"}
         kept[strength] = len(learnt(tmp_path, f"run{strength}", strength=strength, **options).kept)
     total = sum(open_checkpoint(str(tmp_path / "whole")).layout.values())
-    assert kept[0.0] == total and kept[0.0] > kept[0.05] >= kept[3.0] == 0, kept
+    assert kept[0.0] == total and kept[0.0] > kept[0.05] >= kept[5.0] == 0, kept
 
 
 def test_lambda_searched_for_a_number_of_heads(tmp_path: Path) -> None:
-    choice = learnt(tmp_path, "run", keep=7, gate_lr=0.3, updates=60, tune_updates=3)
+    choice = learnt(tmp_path, "run", keep=7, gate_lr=0.6, updates=30, tune_updates=3)
     assert len(choice.kept) == 7 == sum(choice.ranking.kept)
     assert choice.facts["learning"]["decision"] == "the 7 largest log_a"
     assert abs(choice.facts["learning"]["heads_with_log_a_above_0"] - 7) <= 3
@@ -277,12 +284,12 @@ def test_lambda_searched_for_a_number_of_heads(tmp_path: Path) -> None:
     )
     gates = pd.read_csv(tmp_path / "run" / "gates.csv")
     assert list(gates.columns) == ["update", "site", "layer", "head", "gate", "open", "lambda", "temperature"]
-    assert len(gates) == 61 * sum(open_checkpoint(str(tmp_path / "whole")).layout.values())
+    assert len(gates) == 31 * sum(open_checkpoint(str(tmp_path / "whole")).layout.values())
     assert gates["lambda"].nunique() > 10 and gates.gate.between(0, 1).all()
 
 
 def test_only_encoder_heads_go_and_the_decoder_stays_as_it_was(tmp_path: Path) -> None:
-    choice = learnt(tmp_path, "run", strength=1.0, sites=("encoder-self",), gate_lr=0.3, updates=20)
+    choice = learnt(tmp_path, "run", strength=1.0, sites=("encoder-self",), gate_lr=0.6, updates=10)
     assert choice.removed and {head.site for head in choice.removed} == {Site.ENCODER_SELF}
     before, after = (
         open_checkpoint(str(path), dtype="float32").model.state_dict()
@@ -293,8 +300,9 @@ def test_only_encoder_heads_go_and_the_decoder_stays_as_it_was(tmp_path: Path) -
     assert json.loads((tmp_path / "run" / "pruning.json").read_text())["learning"]["freeze"] == "decoder"
 
 
+@pytest.mark.usefixtures("untimed")
 def test_removing_takes_the_list_and_what_was_learnt(tmp_path: Path) -> None:
-    choice = learnt(tmp_path, "run", keep=9, updates=10, remove=True)
+    choice = learnt(tmp_path, "run", keep=9, updates=2, remove=True)
     smaller = open_checkpoint(str(choice.removed_to))
     assert sum(smaller.layout.values()) == 9
     by_hand = run_removal(
@@ -380,19 +388,20 @@ def test_several_lambdas_from_the_command_line(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name / "pruning.json").exists()
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "bart"])
+@pytest.mark.usefixtures("untimed")
+@pytest.mark.parametrize("kind", ["bert", "bart"])
 def test_hugging_face_models_learn_lose_heads_and_open_again(kind: str, tmp_path: Path) -> None:
-    """Masked and causal language models and translation, from a folder to a smaller folder."""
+    """Masked language models and translation, from a folder to a smaller folder."""
     its = checkpoints.hugging(kind)
     its.model.float().save_pretrained(tmp_path / "whole")  # type: ignore[operator]
     its.tokenizer.save_pretrained(tmp_path / "whole")
-    (tmp_path / "a").write_text("dog runs\na dog\nthe old man sat\n" * 8, encoding="utf-8")
+    (tmp_path / "a").write_text("dog runs\na dog\nthe old man sat\n" * 3, encoding="utf-8")
     given: dict[str, Any] = {"source": tmp_path / "a", "target": tmp_path / "a" if kind == "bart" else None}
     config = LearnConfig(
         checkpoint=str(tmp_path / "whole"),
         out=tmp_path / "run",
         method=L0Options(keep=4),
-        updates=5,
+        updates=2,
         device="cpu",
         remove=True,
         **given,
@@ -459,8 +468,8 @@ def test_a_trained_model_loses_nothing_without_a_price_and_heads_with_one(shared
             target=tmp_path / "b",
             out=tmp_path / f"{strength}",
             method=L0Options(strength=strength),
-            updates=60,
-            gate_lr=0.2,
+            updates=20,
+            gate_lr=0.6,
             freeze="model",
             device="cpu",
         )

@@ -49,8 +49,9 @@ def texts(kind: str) -> Any:
     return speakers.corpus(kind, count=17)
 
 
-@pytest.mark.parametrize("residual", [False, True], ids=["output", "residual"])
-@pytest.mark.parametrize("kind", GONE)
+@pytest.mark.parametrize(
+    ("kind", "residual"), [("bert", False), ("bert", True), ("llama", True), ("marian", True), ("native-post", False)]
+)
 def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str, residual: bool) -> None:
     checkpoint = speakers.checkpoint(kind)
     refits = sequential_refits(checkpoint, texts(kind), gone(kind), RefitOptions(damping=1e-3), residual=residual)
@@ -75,7 +76,7 @@ def test_each_module_is_the_least_squares_solution_for_its_inputs(kind: str, res
         assert refit.residual is residual
 
 
-@pytest.mark.parametrize("kind", GONE)
+@pytest.mark.parametrize("kind", ["llama", "marian"])
 def test_the_first_module_is_refitted_as_from_the_intact_model(kind: str) -> None:
     checkpoint = speakers.checkpoint(kind)
     (first, *_) = sequential_refits(checkpoint, texts(kind), gone(kind))

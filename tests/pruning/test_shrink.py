@@ -134,7 +134,8 @@ def test_an_interrupted_run_goes_on(
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
     status, _, error = command(*asked(folder, *search, "--out", out))
     assert status == 2 and "already holds" in error and "--resume" not in error
-    status, _, error = command(*asked(folder, *search, "--out", out, "--force"))
+    again = ("--keep", 3, "--by", "magnitude", "--allocate", "global", "--valid-source", folder / "text")
+    status, _, error = command(*asked(folder, *again, "--out", out, "--force"))
     assert status == 0 and not out.with_name("small.new").exists(), error
 
 
@@ -230,7 +231,7 @@ def test_a_masked_language_model_is_refitted_on_the_text_as_it_is(tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("calibrated", "most"), [(64, 9.5), (154, 6.0)])
+@pytest.mark.parametrize(("calibrated", "most"), [(64, 9.5), (104, 7.5)])
 def test_how_often_the_text_is_read_beyond_the_ranking(calibrated: int, most: float, tmp_path: Path) -> None:
     """By positions at the embedding of words, besides the text to judge on, which both models read once."""
     model, read = hs.Model(speakers.checkpoint("bert")), list[int]()

@@ -81,9 +81,9 @@ def test_soft_gates_are_within_0_and_1_and_sum_to_k(
         assert slopes.isfinite().all()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
-    values=st.lists(st.floats(-3, 3) | st.sampled_from([0.0, 1.0]), min_size=2, max_size=7),
+    values=st.lists(st.floats(-3, 3) | st.sampled_from([0.0, 1.0]), min_size=2, max_size=5),
     share=st.floats(0, 1),
     temperature=st.floats(0.03, 100),
 )
@@ -144,7 +144,7 @@ def test_the_temperature_falls_over_the_whole_run(updates: int) -> None:
         assert expected[name][2] is None or temperatures[2] == pytest.approx(expected[name][2])
 
 
-@pytest.mark.parametrize(("kind", "sites"), [("gpt2", ()), ("t5", ("cross",)), ("native-post", ("cross",))])
+@pytest.mark.parametrize(("kind", "sites"), [("gpt2", ()), ("native-post", ("cross",))])
 def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, ...]) -> None:
     """All subsets of that size are tried out; gates alone learn, so the loss says which are the best.
 
@@ -165,8 +165,8 @@ def test_a_subset_that_is_learnt_is_among_the_best(kind: str, sites: tuple[str, 
     for seed in (1, 2):
         options = SubsetOptions(keep=k, first=1.0, last=1e-2)
         torch.manual_seed(seed)  # the model's own dropout
-        learner = Subset(gates, options, updates=100, generator=torch.Generator().manual_seed(seed))
-        Tuner(its, data, Recipe(updates=100, lr=0.0, gate_lr=0.2, tokens=500, smoothing=0.0), [], learner).run()
+        learner = Subset(gates, options, updates=50, generator=torch.Generator().manual_seed(seed))
+        Tuner(its, data, Recipe(updates=50, lr=0.0, gate_lr=0.4, tokens=500, smoothing=0.0), [], learner).run()
         found = losses[tuple(learner.decide().nonzero()[:, 0].tolist())]
         places.append((found - best) / (worst - best))
     assert sum(places) / len(places) < 0.3, places
@@ -193,20 +193,20 @@ def learnt(folder: Path, name: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("straight", [False, True])
 def test_exactly_k_heads_and_the_same_bits(straight: bool, tmp_path: Path) -> None:
-    for keep in (1, 5, 12):
-        choice = learnt(tmp_path, f"{keep}", keep=keep, straight_through=straight)
-        again = learnt(tmp_path, f"{keep}-again", keep=keep, straight_through=straight)
-        assert len(choice.kept) == keep == sum(choice.ranking.kept)
-        assert choice.removed == again.removed
-        for name in ("gates.csv", "model/model.safetensors"):
-            assert (tmp_path / f"{keep}" / name).read_bytes() == (tmp_path / f"{keep}-again" / name).read_bytes()
-    gates = pd.read_csv(tmp_path / "5" / "gates.csv")
+    choice = learnt(tmp_path, "run", keep=5, straight_through=straight)
+    again = learnt(tmp_path, "again", keep=5, straight_through=straight)
+    assert len(choice.kept) == 5 == sum(choice.ranking.kept)
+    assert choice.removed == again.removed
+    for name in ("gates.csv", "model/model.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    gates = pd.read_csv(tmp_path / "run" / "gates.csv")
     assert set(gates.groupby("update").gate.sum()) == {5.0} and gates["lambda"].isna().all()
 
 
 def test_all_heads_and_none(tmp_path: Path) -> None:
-    total = learnt(tmp_path, "some", keep=3).gating.heads
-    assert not learnt(tmp_path, "all", keep=total).removed
+    total = sum(checkpoints.small().layout.values())
+    assert not learnt(tmp_path, "all", keep=total, updates=2).removed
+    assert len(learnt(tmp_path, "one", keep=1, updates=2).kept) == 1
     assert (tmp_path / "all" / "removed.txt").read_text() == ""
     with pytest.raises(ConfigError, match="--keep 0: at least 1 is needed"):
         learnt(tmp_path, "none", keep=0)

@@ -6,8 +6,6 @@ import csv
 import json
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -46,10 +44,10 @@ from headscope.training.train_loop import Silent
 from headscope.training.trainer import TrainingResult, make_run, train
 from headscope.training.variant import Variant
 from headscope.training.variants.widths import Baseline
+from tests.makers.modules import ROOT
+from tests.makers.ranks import ended
 from tests.oracles import lessons
 from tests.oracles.smoothing import smoothed
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def small(folder: Path, **more: Any) -> TrainConfig:
@@ -337,15 +335,11 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is_and_can_be_prolonged(text
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="forks processes")
-def test_killed_and_resumed_is_the_same_and_two_processes_are_as_one() -> None:
-    ran = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "resume.py"), "--moments", "1", "--sentences", "50"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    found = json.loads(ran.stdout.splitlines()[-1])
+def test_killed_and_resumed_is_the_same_and_two_processes_are_as_one(tmp_path: Path) -> None:
+    study = [ROOT / "benchmarks" / "resume.py", "--moments", "1", "--sentences", "20"]
+    ((status, out, error),) = ended(tmp_path / "study", study, [{}])
+    assert status == 0, out + error
+    found = json.loads(out.splitlines()[-1])
     assert found["killed"] >= 1 and found["different"] == [] and found["processes"] < 1e-5
 
 
