@@ -69,9 +69,9 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     `*` stands for every layer or every head. ConfigError for a name that is malformed or that selects
     no head of this model.
     """
-    there, sites = list(all_heads(layout)), {site.value for site in SITES}
+    there, sites, of_file = list(all_heads(layout)), {site.value for site in SITES}, ""
     if "," not in names and os.path.isfile(names):
-        names = ",".join(read_text(Path(names), error=ConfigError).split())
+        of_file, names = f"{names}: ", ",".join(read_text(Path(names), error=ConfigError).split())
     elif "," not in names and names.strip() and names.partition(".")[0] not in sites:
         raise ConfigError(_bad_name(names, "; there is no file of that name either"))
     selected_heads: dict[HeadId, None] = {}
@@ -82,7 +82,7 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
             or len(places) != 2
             or not all(re.fullmatch(r"\*|\d{1,9}", place, re.ASCII) for place in places)
         ):
-            raise ConfigError(_bad_name(name))
+            raise ConfigError(of_file + _bad_name(name))
         layer, number = (None if place == "*" else int(place) for place in places)
         selected = [
             head
@@ -90,7 +90,9 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
             if head.site.value == site and layer in (None, head.layer) and number in (None, head.head)
         ]
         if not selected:
-            raise ConfigError(f"no head of this model is called {name[:60]!r}; it has {describe_heads(layout)}")
+            raise ConfigError(
+                f"{of_file}no head of this model is called {name[:60]!r}; it has {describe_heads(layout)}"
+            )
         selected_heads.update(dict.fromkeys(selected))
     return list(selected_heads)
 

@@ -80,11 +80,21 @@ class TextFiles:
         metavar="FILE",
         panel=DATA,
         common=True,
+        of="source|parse",
     )
     source2: Path | None = option(
-        None, "Encoders: the other text of every pair, line by line.", metavar="FILE", panel=DATA
+        None,
+        "Encoders: the other text of every pair, line by line.",
+        metavar="FILE",
+        panel=DATA,
+        of="source|parse",
     )
-    pairs: bool = option(False, "Every line of --source is a pair of texts with a tab between.", panel=DATA)
+    pairs: bool = option(
+        False,
+        "Every line of --source is a pair of texts with a tab between.",
+        panel=DATA,
+        of="source|valid_source|parse",
+    )
     labels: Path | None = option(
         None,
         "Classifiers: the class of every line, by name or number. Models that tag words: CoNLL columns (a word and its "

@@ -46,10 +46,10 @@ def option(
     where it is not the field's (`from` of `run`); an `argument` has none. Where a command has many options, --help has
     those that are `common` or must be given, --help-all the others too. Values of a tuple that may `repeat` are given
     by one, not with commas. `minimum` and `maximum` bound numbers, `above` and `below` leave the bound itself out. An
-    option that is `of` another one ("faithfulness"), of one or the other ("source|labels"), or of some of its values
-    ("parse=stanza"), is refused, not ignored, where that is not given. A path that is `written` is an output; every
-    other path is an input, which no output replaces. `identity` False: it does not change what is computed, only
-    where, how fast, or what is kept. `unset` is a word that says the default None of a number.
+    option that is `of` another one ("faithfulness"), of one or the other ("source|labels", as far as there are such),
+    or of some of its values ("parse=stanza"), is refused, not ignored, where that is not given. A path that is
+    `written` is an output; every other path is an input, which no output replaces. `identity` False: it does not change
+    what is computed, only where, how fast, or what is kept. `unset` is a word that says the default None of a number.
     """
     about: dict[str, Any] = {"help": help, "metavar": metavar, "panel": panel, "name": name, "argument": argument}
     about["common"] = common or argument or default is MISSING
@@ -122,7 +122,7 @@ def check_options(options: Any) -> None:
     for entry in fields(options):
         other, _, words = entry.metadata.get("of", "").partition("=")
         names = other.split("|") if other and getattr(options, entry.name) != entry.default else []
-        values = [getattr(options, name) for name in names]
+        values = [getattr(options, name, None) for name in names]
         if names and not (str(values[0]) in words.split("|") if words else any(values)):
             needed = " ".join([flags.get(names[0]) or flag(names[0]), *words.split("|")[:1]]).strip()
             raise ConfigError(f"{flags[entry.name]} is about {needed}; give that too")

@@ -21,11 +21,12 @@ from headscope.data.encoded import UnknownSubwords
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.evaluation.likelihood import LikelihoodOptions, hides_tokens, trial
+from headscope.evaluation.likelihood import LikelihoodOptions, trial
 from headscope.evaluation.metrics.base import (
     METRICS,
     Metric,
     Pass,
+    check_hiding,
     check_search_options,
     fitting_metrics,
     metrics_in_order,
@@ -143,11 +144,7 @@ def matched(
         longest=config.max_length,
     )
     check_search_options(config, metrics)
-    if config.hiding == "random" and not (metrics_in_order(metrics, reads="likelihood") and hides_tokens(checkpoint)):
-        raise ConfigError(
-            "--hiding is about perplexity of encoders alone, not measured here (a model of type "
-            f"{checkpoint.model_type!r}); leave it out"
-        )
+    check_hiding(config, checkpoint, metrics)
     if metrics_in_order(metrics, reads="translations"):
         checkpoint.search_facts(translate_options)
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []

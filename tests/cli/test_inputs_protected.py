@@ -48,6 +48,7 @@ TOGETHER: dict[str, dict[str, str]] = {
     "valid_labels": {"labels": "a", "compensate": "mean", "source": "c"},
     "source2": {"compensate": "mean", "source": "c"},
     "labels": {"compensate": "mean", "source": "c"},
+    "target": {"source": "c"},
     "target_parse": {"source": "c", "target": "d"},
     "stanza_dir": {"parse": "stanza"},
     "anchor": {"compensate": "least-squares", "by": "obs", "source": "c", "target": "d"},

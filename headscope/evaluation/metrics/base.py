@@ -24,7 +24,7 @@ from headscope.config.option import flag_of
 from headscope.data.corpus import Corpus
 from headscope.data.labels import no_labels
 from headscope.errors import ConfigError
-from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, likelihood
+from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
 from headscope.evaluation.states import StateComparison, compare_states
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
@@ -256,6 +256,13 @@ def check_search_options(options: Any, metrics: Collection[str]) -> None:
     given = [flag_of(entry) for entry in about if getattr(options, entry.name) != entry.default]
     if given and not metrics_in_order(metrics, reads="translations"):
         raise ConfigError(f"{given[0]} is about translations, and {', '.join(metrics)} needs none; leave it out")
+
+
+def check_hiding(options: Any, checkpoint: Checkpoint, metrics: Collection[str]) -> None:
+    """ConfigError for --hiding where no token is hidden."""
+    if options.hiding == "random" and not (metrics_in_order(metrics, reads="likelihood") and hides_tokens(checkpoint)):
+        kind = f"a model of type {checkpoint.model_type!r}"
+        raise ConfigError(f"--hiding is about perplexity of encoders alone, not measured here ({kind}); leave it out")
 
 
 def metrics_in_order(names: Collection[str] | None = None, *, reads: Pass | None = None) -> list[Metric]:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from headscope.config.engines import declared_engines
 from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
-from headscope.config.option import check_options, flag, option
+from headscope.config.option import check_options, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
@@ -176,9 +176,8 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
                 "--objective is what a refit is measured by; give --compensate or --valid-source, or --allocate "
                 "measured"
             )
-        for name in ("source2", "pairs"):
-            if getattr(self, name) and not (self.has_text or self.valid_text):
-                raise ConfigError(f"{flag(name)} is of text that is measured on; give --source or --valid-source")
+        if self.calibration_sentences != type(self).calibration_sentences and not measured:
+            raise ConfigError("--calibration-sentences is about --compensate, and nothing is refitted; leave it out")
         check_one_given(
             {
                 "--heads LIST, the heads that go": self.heads,

@@ -192,9 +192,6 @@ class SweepConfig(PruningOptions):
             raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
         if not self.has_text and self.valid_text is None:
             raise ConfigError("no text to measure on: give --valid-source FILE, or --source FILE")
-        for name, other in (("target", "source"), ("valid_target", "valid_source")):
-            if getattr(self, name) is not None and getattr(self, other) is None:
-                raise ConfigError(f"--{name.replace('_', '-')} needs --{other.replace('_', '-')}, line by line")
 
     @property
     def trains(self) -> bool:

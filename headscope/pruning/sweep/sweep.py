@@ -31,6 +31,7 @@ import torch
 from headscope.config.option import changed, flag, identity
 from headscope.distributed import IndependentProcesses
 from headscope.errors import ConfigError, DataError, TrainingError
+from headscope.evaluation.metrics.base import check_hiding
 from headscope.files.folders import Workplace, replacing_folder, workplace
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.files.reading import read_objects, read_record
@@ -166,6 +167,7 @@ def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep
 def opened_sweep(config: SweepConfig) -> SweepContext:
     """What the config names, opened, and checked before anything is learnt as far as that can be."""
     context = SweepContext(config)
+    check_hiding(config, context.checkpoint, [context.metric])
     _ = context.functions, context.labeller
     if config.keep_models:
         check_keeping(on_one_device(context.checkpoint, config), context.gating)
