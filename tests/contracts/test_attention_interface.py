@@ -50,14 +50,6 @@ def test_every_head_is_found_where_the_config_has_it(architecture: Architecture)
 
 
 @every
-def test_logits_through_attend_equal_eager_ones(architecture: Architecture) -> None:
-    model, inputs = build(architecture), inputs_of(architecture)
-    with capture(model):
-        found = logits(model, inputs)
-    assert_near(found, logits(build(architecture, implementation="eager"), inputs), 1e-6)
-
-
-@every
 def test_logits_in_double_precision_equal_eager_ones(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +158,7 @@ def test_a_zero_gate_equals_zeroing_the_heads_slice_of_the_output_projection(
     model, inputs = build(architecture), inputs_of(architecture)
     plain = logits(build(architecture, implementation="eager"), inputs)
     for site in {site for site, _ in architecture.layout}:
-        for heads in ((0,), (architecture.layout[site, 0] - 1,), (1, 2)):
+        for heads in ((0,), (1, architecture.layout[site, 0] - 1)):
             with gated(model, closed_everywhere(architecture.layout, site, heads)):
                 found = logits(model, inputs)
             assert_near(found, logits(silenced(architecture, site, heads), inputs), 1e-6)

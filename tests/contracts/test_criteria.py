@@ -14,6 +14,7 @@ from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criter
 from tests.oracles import speakers
 from tests.oracles.plugin import registered
 from tests.oracles.run_options import run_options
+from tests.oracles.shuffled import in_folds
 
 ADDED = "last_layer"
 NAMES = ("ablation", "confidence", "entropy", "gradient", "lrp", "magnitude", "random", "shapley", "taylor")
@@ -32,13 +33,13 @@ def test_the_names_that_the_command_line_promises() -> None:
     assert {*NAMES, *CLOSED_FORM} <= set(rankable_names()) and {"random", *CLOSED_FORM} <= set(CRITERIA.names())
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama", "native-pre"])
+@pytest.mark.parametrize("kind", ["bert", "llama"])
 @every
 def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> None:
-    its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
+    its, corpus = speakers.checkpoint(kind), in_folds(speakers.corpus(kind, count=4), 1)
     made = criterion_named(name)
     assert made.name == name and made.summary and type(made).__doc__ and made.keep
-    question = ScoringContext(its, corpus if made.reads_text else None, options=run_options(shapley_samples=3))
+    question = ScoringContext(its, corpus if made.reads_text else None, options=run_options(shapley_samples=2))
     scores = made.scores(question)
     assert list(scores) == list(all_heads(its.layout))
     values = np.array(list(scores.values()))
@@ -48,10 +49,11 @@ def test_a_number_for_every_head_the_same_each_time(name: str, kind: str) -> Non
 
 @every
 def test_scores_depend_on_heads_that_are_gone_where_that_is_said(name: str) -> None:
-    its, corpus = speakers.checkpoint("native-pre"), speakers.corpus("native-pre", count=5)
+    its, corpus = speakers.checkpoint("native-pre"), in_folds(speakers.corpus("native-pre", count=4), 1)
     made, gone = criterion_named(name), list(all_heads(its.layout))[:1]
-    options = run_options(shapley_samples=3)
+    options = run_options(shapley_samples=2)
     plain = made.scores(ScoringContext(its, corpus, options=options))
+    assert np.isfinite(list(plain.values())).all()
     later = made.scores(ScoringContext(its, corpus, options=options, removed=gone))
     rest = [head for head in plain if head not in gone]
     changed = any(plain[head] != later[head] for head in rest)

@@ -37,6 +37,7 @@ RANKS = torch.arange(len(tiny.PIECES)) * 97
 def _asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nonfinite, "EVERY", EVERY)
     monkeypatch.setattr(plan, "RANDOM_SEQUENCES", FOLDS)
+    monkeypatch.setattr(plan, "RANDOM_BLOCK", 5)
 
 
 def encoder() -> HuggingFaceCheckpoint:
@@ -155,7 +156,7 @@ def waits(its: Any, line: Sentence, attention: Attention, names: list[str]) -> t
 
 @pytest.mark.parametrize(
     ("kind", "attention", "masks"),
-    [("bert", "dense", 1), ("bert", "streamed", 1), ("t5", "dense", 2), ("gemma", "streamed", 2)],
+    [("t5", "dense", 2), ("gemma", "streamed", 2)],
 )
 def test_no_analysis_waits_for_the_device(kind: str, attention: Attention, masks: int) -> None:
     """Whatever the number of layers; but for masks, and what opt-in analyses keep or find by themselves."""
