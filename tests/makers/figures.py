@@ -36,7 +36,7 @@ from tests.makers.runs import Layout, make_run
 STRUCTURES = Path(__file__).parent.parent / "report" / "structures.json"
 LAYOUTS: dict[str, Layout] = {
     "2x2": {"encoder-self": [2, 2]},
-    "24x16": {"encoder-self": [16] * 24},
+    "12x16": {"encoder-self": [16] * 12},
     "three sites": {"encoder-self": [7, 5, 3, 0], "decoder-self": [7, 2], "cross": [1, 7]},
 }
 IMPORTANCES = ("lrp", "gradient", "ablation", "integrated_gradients")

@@ -68,11 +68,9 @@ def digests(folder: Path) -> dict[str, str]:
     "options",
     [
         {},
-        {"self_mixing": "alpha.v1"},
-        {"norm": "pre", "final_norm": True},
-        {"head_input": "slice", "d_model": 12, "slices": 4},
+        {"self_mixing": "alpha.v1", "norm": "pre", "final_norm": True},
+        {"head_input": "slice", "d_model": 12, "slices": 4, "whole": {"tie_output": True}},
         {"head_input": "slice", "d_model": 12, "shared_qkv": True},
-        {"whole": {"tie_output": True}},
     ],
     ids=str,
 )
@@ -369,7 +367,7 @@ def test_the_command_prints_proof_savings_and_times(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     path = bert(tmp_path / "bart", kind="bart")
-    arguments = ("--heads", "cross.0.1,encoder-self.1.*", "--rounds", 1, "--batch", 4)
+    arguments = ("--heads", "cross.0.1,encoder-self.1.*", "--max-sentences", 8, "--batch", 4, "--rounds")
     walks: list[set[str]] = []  # files from the command to the cut
     select = torch.Tensor.index_select
 
@@ -380,13 +378,13 @@ def test_the_command_prints_proof_savings_and_times(
         return select(values, *given)
 
     monkeypatch.setattr(torch.Tensor, "index_select", watched)
-    status, out, _ = command("prune", "remove", path, "--out", tmp_path / "small", *arguments)
+    status, out, _ = command("prune", "remove", path, "--out", tmp_path / "small", *arguments, 1)
     assert status == 0 and walks and max(map(len, walks)) <= 8, "a reader should not have to open more"
     monkeypatch.setattr(torch.Tensor, "index_select", select)
     for said in ("parameters", "FLOPs of the text", "cache bytes per token", "forward, 4 sentences", "beam search, 1"):
         assert said in out
     assert "masked and shrunk logits differ by" in out and "8 of 8 results are the same" in out
-    status, out, _ = command("prune", "remove", path, "--out", tmp_path / "other", *arguments, "--json")
+    status, out, _ = command("prune", "remove", path, "--out", tmp_path / "other", *arguments, 0, "--json")
     assert status == 0 and json.loads(out)["after"]["attention_heads"] == 22
 
 

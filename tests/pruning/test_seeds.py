@@ -38,10 +38,10 @@ def texts(kind: str, words: str | list[str]) -> Corpus:
     draws = random.Random(1)
     two = kind == "small"
     sentences = [
-        Sentence(n, " ".join(draws.choices(words, k=7)), " ".join(draws.choices(words[:7], k=5)) if two else None, None)
-        for n in range(3)
+        Sentence(n, " ".join(draws.choices(words, k=5)), " ".join(draws.choices(words[:7], k=4)) if two else None, None)
+        for n in range(2)
     ]
-    return Corpus("x", 3, "", lambda: iter(sentences), has_target=two)
+    return Corpus("x", 2, "", lambda: iter(sentences), has_target=two)
 
 
 @pytest.mark.parametrize("kind", ["small", "bert", "gpt2", "bert-without-head"])

@@ -15,6 +15,7 @@ from headscope.heads import HeadId, Site
 from headscope.pruning.gate_layout import GateLayout, gate_layout
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.uniform import uniform_counts, uniform_keep
+from headscope.pruning.removal import remove
 from tests.makers import decoders
 from tests.oracles import checkpoints
 
@@ -70,20 +71,13 @@ def test_groups_and_protected_heads_are_counted() -> None:
 
 
 @pytest.mark.slow
-def test_what_it_chooses_is_a_plain_class(tmp_path: Path, command: Callable[..., tuple[int, str, str]]) -> None:
+def test_what_it_chooses_is_a_plain_class(
+    tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remove, "timings", lambda *_, **__: [])
     path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
-    options = (
-        "prune",
-        "rank",
-        path,
-        "--by",
-        "magnitude",
-        "--out",
-        tmp_path / "ranked",
-        "--remove",
-        "--export",
-        "native",
-    )
+    ranked = ("prune", "rank", path, "--by", "magnitude", "--out", tmp_path / "ranked")
+    options = (*ranked, "--remove", "--export", "native")
     status, _, said = command(*options, "--allocate", "uniform", "--fraction", "0.7")
     assert status == 0, said
     small: Any = hs.load(str(tmp_path / "ranked" / "pruned")).model

@@ -40,10 +40,10 @@ def opened(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
 
 
-def test_a_number_of_key_value_heads_for_each_layer(tmp_path: Path) -> None:
+def test_a_number_of_key_value_heads_for_each_layer_and_layers_that_no_llama_has(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "llama")
-    (file,) = removed(path, tmp_path / "small", merge_kv=(4, 1, 2)).engines
-    assert file.sizes == "8 query heads over 4, 1, 2 key/value heads"
+    (made,) = removed(path, tmp_path / "small", merge_kv=(4, 1, 2)).engines
+    assert made.sizes == "8 query heads over 4, 1, 2 key/value heads"
     whole = open_checkpoint(str(path))
     averaged: Any = whole.with_pooled_groups(plan_merge(whole.attention_sites, (4, 1, 2))).model
     again = opened(tmp_path / "small" / "deci-hf")
@@ -58,6 +58,20 @@ def test_a_number_of_key_value_heads_for_each_layer(tmp_path: Path) -> None:
     assert again.model.layers[1].self_attn.k_proj.weight.shape == (16, 64)
     record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
     assert record["heads"]["list"] == "4,1,2"
+    file = tmp_path / "small" / "deci-hf" / "config.json"
+    config = json.loads(file.read_text())
+    for entries, reason in (
+        ({"attention": {"no_op": False, "n_heads_in_group": 3}}, "layer 1.*n_heads_in_group 3"),
+        ({"ffn": {"no_op": True, "ffn_mult": None}}, r"layer 1.*ffn\.no_op"),
+        ({"attention": {"no_op": True, "replace_with_linear": True}}, r"layer 1 has attention\.replace_with_linear"),
+        ({"ffn": 5}, "deci-hf"),
+    ):
+        file.write_text(json.dumps(config | {"block_configs": [blocks[0], blocks[1] | entries, blocks[2]]}))
+        with pytest.raises(CheckpointError, match=reason):
+            open_checkpoint(str(file.parent))
+    file.write_text(json.dumps(config | {"block_configs": blocks[:2]}))
+    with pytest.raises(CheckpointError, match="block_configs has 2 layers, and num_hidden_layers is 3"):
+        open_checkpoint(str(file.parent))
 
 
 def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: Path) -> None:
@@ -74,26 +88,6 @@ def test_headscope_opens_the_folder_and_runs_nothing_that_lies_there(tmp_path: P
     pd.testing.assert_frame_equal(tables[0], tables[1], rtol=1e-6)
     again = deci.remove("decoder-self.0.*").save(tmp_path / "smaller", export="deci-hf")
     assert again.engines[0].sizes == "8 query heads over 1, 0, 2 key/value heads"
-
-
-def test_a_folder_of_layers_that_no_llama_has_is_refused(tmp_path: Path) -> None:
-    path = decoders.saved(tmp_path / "whole", "llama")
-    removed(path, tmp_path / "small", merge_kv=(4, 1, 2))
-    file = tmp_path / "small" / "deci-hf" / "config.json"
-    config = json.loads(file.read_text())
-    blocks = config["block_configs"]
-    for entries, reason in (
-        ({"attention": {"no_op": False, "n_heads_in_group": 3}}, "layer 1.*n_heads_in_group 3"),
-        ({"ffn": {"no_op": True, "ffn_mult": None}}, r"layer 1.*ffn\.no_op"),
-        ({"attention": {"no_op": True, "replace_with_linear": True}}, r"layer 1 has attention\.replace_with_linear"),
-        ({"ffn": 5}, "deci-hf"),
-    ):
-        file.write_text(json.dumps(config | {"block_configs": [blocks[0], blocks[1] | entries, blocks[2]]}))
-        with pytest.raises(CheckpointError, match=reason):
-            open_checkpoint(str(file.parent))
-    file.write_text(json.dumps(config | {"block_configs": blocks[:2]}))
-    with pytest.raises(CheckpointError, match="block_configs has 2 layers, and num_hidden_layers is 3"):
-        open_checkpoint(str(file.parent))
 
 
 @pytest.mark.slow

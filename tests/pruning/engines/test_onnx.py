@@ -106,10 +106,12 @@ def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(remove, "run_removal", kept)
     made = checkpoints.hugging("bert")
-    made.model.float().save_pretrained(tmp_path / "whole")  # type: ignore[operator]
+    model: Any = made.model.float()
+    model.bert.encoder.layer, model.config.num_hidden_layers = model.bert.encoder.layer[:1], 1
+    model.save_pretrained(tmp_path / "whole")
     made.tokenizer.save_pretrained(tmp_path / "whole")
     (tmp_path / "text").write_text("\n".join(" ".join(tiny.WORDS[: 3 + number]) for number in range(16)) + "\n")
-    typed = ("--heads", "encoder-self.0.*,encoder-self.1.2", "--export", "self-contained,onnx", "--rounds", 0)
+    typed = ("--heads", "encoder-self.0.1", "--export", "self-contained,onnx", "--rounds", 0)
     text = ("--source", tmp_path / "text", "--max-sentences", 8)
     status, said, _ = command("prune", "remove", tmp_path / "whole", *typed, *text, "--out", tmp_path / "small")
     (found,) = done
