@@ -99,7 +99,6 @@ ARCHITECTURES = (
     _masked("bert"),
     _masked("roberta", left="as is"),
     _masked("distilbert"),
-    _masked("electra"),
     _masked("albert", layers=3),
     _masked("modernbert", layers=5),
     _causal("gpt2"),
@@ -107,7 +106,6 @@ ARCHITECTURES = (
     _causal("opt", left="as is"),
     _causal("llama", heads=6),
     _causal("qwen3", heads=6),
-    _causal("gemma", heads=6),
     _causal("gemma2", heads=6, sdpa=False),
     _causal("gemma3_text", heads=6, layers=3),
     _causal("mistral", heads=6),
@@ -116,10 +114,8 @@ ARCHITECTURES = (
     # not more layers than the encoder: `generate` of transformers 5.23 fails on such a T5
     _of("t5", encoder=(3, 3), decoder=(2, 3)),
     _seq2seq("bart"),
-    _seq2seq("mbart"),
     _seq2seq("marian"),
     _seq2seq("m2m_100", left="as is"),
-    _seq2seq("pegasus"),
     _of("vit", encoder=(2, 3)),
 )
 BY_NAME = {architecture.name: architecture for architecture in ARCHITECTURES}

@@ -165,7 +165,7 @@ def test_parameters_that_are_gone_are_those_of_the_heads(architecture: Architect
 
 def has_no_bias(architecture: Architecture) -> bool:
     """Architectures whose query, key and value projections have none by default."""
-    return architecture.name in ("modernbert", "llama", "qwen3", "gemma", "gemma2", "gemma3_text", "mistral", "t5")
+    return architecture.name in ("modernbert", "llama", "qwen3", "gemma2", "gemma3_text", "mistral", "t5")
 
 
 def position_bias_columns(architecture: Architecture, removal: Any) -> int:

@@ -62,7 +62,7 @@ def test_every_head_off_equals_a_whole_pass(architecture: Architecture) -> None:
     compare(architecture, "float64", 1e-12)
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", "marian", "bart"])
+@pytest.mark.parametrize("name", ["llama", "t5"])
 def test_every_head_off_equals_a_whole_pass_in_float32(name: str) -> None:
     compare(BY_NAME[name], "float32", 1e-5)
 

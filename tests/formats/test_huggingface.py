@@ -210,7 +210,7 @@ def test_long_text_is_cut_to_the_limit_and_the_cut_counted(saved: Callable[[str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bart", "t5", "mbart", "marian", "m2m_100", "pegasus"])
+@pytest.mark.parametrize("name", ["bart", "t5", "marian", "m2m_100"])
 def test_the_decoders_inputs_are_the_models_own_shift_of_its_labels(saved: Callable[[str], Path], name: str) -> None:
     checkpoint = opened(saved(name))
     labels = torch.tensor([checkpoint.tokenizer("the cat sat")["input_ids"]])

@@ -328,7 +328,7 @@ def test_many_broken_files(tmp_path: Path) -> None:
     path = written(tmp_path, hp, story.make(hp, (7, 11), 13, seed=3))
     good, expected = path.read_bytes(), logits(opened(path))
     draw, same = random.Random(1), 0
-    for number in range(150):
+    for number in range(90):
         bad = bytearray(good if number % 6 else good[: draw.randrange(len(good))])
         for _ in range(draw.choice([1, 1, 3]) if number % 6 else 0):
             place = draw.randrange(len(bad)) if number % 2 else len(bad) - 1 - draw.randrange(4000)
@@ -341,7 +341,7 @@ def test_many_broken_files(tmp_path: Path) -> None:
         else:
             same += 1
             np.testing.assert_array_equal(found, expected)
-    assert 0 < same < 125
+    assert 0 < same < 75
 
 
 def test_arrays_that_say_they_are_huge(tmp_path: Path) -> None:

@@ -54,7 +54,6 @@ BART = {
 EXPECTED: dict[str, dict[Site, tuple[Where, ...]]] = {
     "bert": {Site.ENCODER_SELF: bert("bert.encoder.layer.{}")},
     "roberta": {Site.ENCODER_SELF: bert("roberta.encoder.layer.{}")},
-    "electra": {Site.ENCODER_SELF: bert("electra.encoder.layer.{}")},
     "distilbert": {
         Site.ENCODER_SELF: separate("distilbert.transformer.layer.{}.attention", "q_lin", "k_lin", "v_lin", "out_lin")
     },
@@ -83,13 +82,13 @@ EXPECTED: dict[str, dict[Site, tuple[Where, ...]]] = {
     },
     "opt": {Site.DECODER_SELF: modern("model.decoder.layers.{}.self_attn", "out_proj")},
     "phi": {Site.DECODER_SELF: modern("model.layers.{}.self_attn", "dense")},
-    **dict.fromkeys(("llama", "qwen3", "gemma", "gemma2", "gemma3_text", "mistral", "gpt_oss"), LLAMA),
+    **dict.fromkeys(("llama", "qwen3", "gemma2", "gemma3_text", "mistral", "gpt_oss"), LLAMA),
     "t5": {
         Site.ENCODER_SELF: t5("encoder.block.{}.layer.0.SelfAttention"),
         Site.DECODER_SELF: t5("decoder.block.{}.layer.0.SelfAttention"),
         Site.CROSS: t5("decoder.block.{}.layer.1.EncDecAttention"),
     },
-    **dict.fromkeys(("bart", "mbart", "marian", "m2m_100", "pegasus"), BART),
+    **dict.fromkeys(("bart", "marian", "m2m_100"), BART),
     "vit": {Site.ENCODER_SELF: modern("vit.layers.{}.attention")},
 }
 

@@ -59,8 +59,7 @@ def find(made: Transformer, source: Tensor, mask: Tensor | None, config: SearchC
     return search(made, source, mask, start=START, end=END, pad=PAD, unknown=UNKNOWN, config=config)
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("norm", "seed"), [("pre", 0), ("post", 1)])
 @pytest.mark.parametrize(("beam", "power", "least"), [(1, 1.0, 1), (3, 1.0, 1), (5, 0.0, 2), (7, 2.0, 0)])
 def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, power: float, least: int) -> None:
     made = model(seed, norm=norm)
@@ -73,10 +72,9 @@ def test_fairseq_rule_finds_what_lists_find(norm: str, seed: int, beam: int, pow
         agree(found, expected)
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("beam", "spread"), [(1, 3.0), (4, 3.0), (5, 0.4)])
-def test_story_rule_finds_what_lists_find(seed: int, beam: int, spread: float) -> None:
-    made = model(seed, norm="pre", whole={"start": "zero"})
+def test_story_rule_finds_what_lists_find(beam: int, spread: float) -> None:
+    made = model(beam, norm="pre", whole={"start": "zero"})
     source, mask = sources()
     config = SearchConfig.story_of_heads(beam=beam, best=beam, spread=spread)
     found = search(made, source, mask, start=0, end=END, config=config)
@@ -107,7 +105,7 @@ def test_a_beam_of_one_is_greedy() -> None:
 
 
 @pytest.mark.parametrize("rule", ["fairseq", "story-of-heads"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_batch_finds_what_its_sentences_find_alone(rule: str, seed: int) -> None:
     made = model(seed)
     source, mask = sources()

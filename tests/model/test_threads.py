@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from threading import Barrier, get_ident
 
 import pytest
@@ -192,16 +192,15 @@ def proved(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("work", [analysed, scored, translated, learnt, proved])
-@pytest.mark.parametrize(("of_command", "large", "wanted"), [(True, False, 1), (True, True, 3), (False, False, 3)])
+@pytest.mark.parametrize(("large", "wanted"), [(False, 1), (True, 3)])
 def test_every_kind_of_pass_has_the_threads_that_suit_it(
     small: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
     work: Callable[[Checkpoint], None],
-    of_command: bool,
     large: bool,
     wanted: int,
 ) -> None:
-    """In a command; for a library user torch's number stays what it is."""
+    """In a command; that a library user's number stays what it is, is seen in test_process_settings.py."""
     if large:
         monkeypatch.setattr(chosen, "LARGE", 0)
     seen: set[int] = set()
@@ -210,7 +209,7 @@ def test_every_kind_of_pass_has_the_threads_that_suit_it(
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        with process_settings() if of_command else nullcontext():
+        with process_settings():
             work(small)
         assert torch.get_num_threads() == 3
     finally:

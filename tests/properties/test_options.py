@@ -47,13 +47,13 @@ def test_the_commands_are_all_there() -> None:
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if numbers(each)], ids=named)
 def test_what_no_number_can_be_is_refused_in_one_line(command: Command, stage: Stage, tmp_path: Path) -> None:
-    """Every option with two such texts, and with all of them over the options of a command."""
+    """Every option with one such text, and with all of them over the options of a command."""
     plain = stage.arguments(command.words, tmp_path / "out")
     for number, option in enumerate(numbers(command)):
-        for value in (NEVER[number % len(NEVER)], NEVER[(number + 2) % len(NEVER)]):
-            found = commands.ran([*plain, f"{option.flag}={value}"], stdin=b"a b\n")
-            assert found.status == 2 and found.orderly, (option, value[:30], found)
-            assert not (tmp_path / "out").exists() and len(found.error) < 1000
+        value = NEVER[number % len(NEVER)]
+        found = commands.ran([*plain, f"{option.flag}={value}"], stdin=b"a b\n")
+        assert found.status == 2 and found.orderly, (option, value[:30], found)
+        assert not (tmp_path / "out").exists() and len(found.error) < 1000
 
 
 CHOICES = [(command, option) for command in COMMANDS for option in numbers(command) if option.flag not in LONG]

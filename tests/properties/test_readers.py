@@ -41,7 +41,7 @@ from tests.oracles import checkpoints, commands
 from tests.oracles.commands import Stage
 from tests.oracles.damage import damages
 
-EXAMPLES = 15
+EXAMPLES = 10
 Read = Callable[[Path], object]
 Case = tuple[str, Callable[[Stage, Path], Path], Read]
 
