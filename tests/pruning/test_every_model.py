@@ -243,7 +243,7 @@ def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, e
         with pytest.raises(ConfigError, match=r"--metric.*macro-f1"):
             run_sweep(SweepConfig(**options, out=tmp_path / "run", methods=("random",), keep=(3,), metric="macro-f1"))
     metric = {"bert": "macro-f1", "bert-tags": "token-l2", "bert-encoder": "token-l2"}[kind] if explicit else ""
-    quick: dict[str, Any] = {"seeds": 1, "updates": 2, "batch_tokens": 97, "bootstrap": 20, "keep": (3,)}
+    quick: dict[str, Any] = {"seeds": 1, "batch_tokens": 97, "bootstrap": 20, "keep": (3,)}
     sweep = run_sweep(SweepConfig(**options, out=tmp_path / "run", methods=("gradient",), metric=metric, **quick))
     name = metric or ("cosine" if kind == "bert-encoder" else "accuracy")
     table = sweep.table.set_index("cell")

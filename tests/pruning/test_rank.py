@@ -108,8 +108,8 @@ def test_heads_without_a_number_are_named() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("rank")
     NATIVE.save(checkpoints.small(), place / "whole")
-    (place / "a").write_text("a b c\nb c\nd e f g\na\n" * 6, encoding="utf-8")
-    (place / "b").write_text("a b\nb c a\nd e f g d\na b\n" * 6, encoding="utf-8")
+    (place / "a").write_text("a b c\nb c\nd e f g\na\n" * 2, encoding="utf-8")
+    (place / "b").write_text("a b\nb c a\nd e f g d\na b\n" * 2, encoding="utf-8")
     return place
 
 

@@ -213,7 +213,9 @@ def test_the_command_draws_runs_and_directories_of_the_fork(watched: Path, tmp_p
     )
     assert one.exit_code == 0 and "confidence" in (tmp_path / "heads.svg").read_text(encoding="utf-8")
     together = CliRunner().invoke(app, ["plot", "training", str(watched), "--out", str(tmp_path / "training.svg")])
-    assert together.exit_code == 0 and "confidence advanced" in (tmp_path / "training.svg").read_text(encoding="utf-8")
+    assert together.exit_code == 0 and "confidence, MHR advanced" in (tmp_path / "training.svg").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_directories_without_such_files(watched: Path, tmp_path: Path) -> None:
