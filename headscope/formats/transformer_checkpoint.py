@@ -17,7 +17,7 @@ from headscope.formats.exports import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.model.forward import finite, refuse_overflow
 from headscope.model.native.beams import Hypothesis, SearchConfig, search
-from headscope.model.native.shapes import shapes_only
+from headscope.model.native.layers import shapes_only
 from headscope.model.native.shrink import shrink_transformer, zeroed_transformer
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import TransformerConfig

@@ -13,7 +13,7 @@ from headscope.data.vocabulary import Vocabulary
 from headscope.errors import CheckpointError, ConfigError, shortlist
 from headscope.formats.base import open_checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
-from headscope.model.native.shapes import shapes_only
+from headscope.model.native.layers import shapes_only
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.training.config import TrainConfig, default_of

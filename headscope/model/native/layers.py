@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from headscope.errors import DataError
 from headscope.model.attention import attend, tapped_after_mixing
@@ -314,3 +317,25 @@ def new_linear(inputs: int, outputs: int, *, bias: bool = True, gain: float = 1.
         linear.weight = nn.Parameter(linear.weight.new_empty(outputs, inputs))
         linear.in_features, linear.out_features = inputs, outputs
     return linear
+
+
+# Modules built for their shapes alone: no memory, no numbers.
+
+_DRAWS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves tensors as they are that random numbers would be drawn into.
+
+    Drawing into a meta tensor does nothing either, but torch imports its compiler for it, which takes a second.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return kwargs["tensor"] if function in _DRAWS else function(*args, **(kwargs or {}))
+
+
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Within the block modules are built on the meta device."""
+    with torch.device("meta"), _NoDraws():
+        yield

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.heads import Site, by_layer
-from headscope.model.native.shapes import shapes_only
+from headscope.model.native.layers import shapes_only
 from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.removal_plan import RemovalPlan
