@@ -514,11 +514,12 @@ def test_half_precision_weights_are_added_up_in_float32(dtype: torch.dtype) -> N
 
 
 def test_queries_of_a_source_without_text_do_not_count() -> None:
-    """Cross attention to nothing but the end of the sentence has no counted key: it must not count as -1."""
-    names = ("confidence", "rare_words", "entropy", "sink", "positional")
+    """Attention to nothing but the end of the sentence has no counted key, and no other key to divide by."""
+    names = ("confidence", "confidence.advanced", "rare_words", "entropy", "sink", "positional")
     both = [Sentence(0, "ah bh ci", "dj ek"), Sentence(1, "\u3000", "ah bh ci dj")]
     one, alone = tried("t5", both, *names), tried("t5", both[:1], *names)
-    for column in ("confidence", "entropy", "sink", "sink_special", "rarest", "rarest_chance"):
+    columns = ("confidence", "confidence_advanced", "entropy", "sink", "sink_special", "rarest", "rarest_chance")
+    for column in columns:
         for site in ("cross", "encoder-self"):
             found, expected = (s.heads[column][s.heads.site == site].to_numpy() for s in (one, alone))
             np.testing.assert_allclose(found, expected, atol=CLOSE)
