@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headscope.bootstrap import Bootstrap
 from headscope.config import EvaluateConfig
 from headscope.errors import ConfigError
-from headscope.evaluation.before_after import compare_scores
+from headscope.evaluation.before_after import compare, compare_scores
 from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric, fitting_metrics
 from headscope.evaluation.opened import open_all
 from headscope.evaluation.run import run_each_head, run_evaluation
@@ -95,6 +96,12 @@ def test_every_metric_is_the_same_wherever_it_is_measured(kind: str, tmp_path: P
             assert (score.low, score.high) == pytest.approx((swept.low, swept.high), rel=tolerance, abs=1e-12)
             column = "nll_per_token" if score.metric == "loss" else score.metric
             assert table[column][1] == pytest.approx(score.value, abs=1e-12)
+
+
+def test_p_of_a_difference_counts_the_observed_one_too() -> None:
+    """By hand: of 4, 3, 2 and -1, less their mean, two are as far from 0 as the 2 that was observed."""
+    found = compare(np.array([3.0, 5.0, 4.0, 3.0, 0.0]), np.ones(5))
+    assert (found.value, found.difference, found.p) == (3.0, 2.0, (1 + 2) / (1 + 4))
 
 
 def test_a_metric_of_another_package_is_in_evaluate_with_each_head_off_and_in_sweeps(
