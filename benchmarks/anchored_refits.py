@@ -3,11 +3,12 @@
 Run: python benchmarks/anchored_refits.py bert|translation --data DIR [--ud DIR] --out FILE.csv [--methods NAMES]
      [--kept N,N] [--damping X] [--anchor NAME] [--compared NAMES] [--sequential] [--development]
 
-DIR of --data has Multi30k, that of --ud the UD treebank EWT. 400 training sentences are calibrated on (and ranked by),
-the 100 after them are the held-out text that `auto` compares on, and half of the sample that ships is its second text.
+DIR of --data has Multi30k, that of --ud the UD treebanks EWT and PUD. 400 training sentences are calibrated on (and
+ranked by), the 100 after them are the held-out text that `auto` compares on; its second text ships (`varied`).
 Test texts are others: for `bert` 200 validation captions and 300 sentences of EWT's development text (cosine of
-sentence vectors to the intact model's), for `translation` test_2016_flickr and the sample, of which `auto` has seen
-half (loss in nats, and by how much it is more than the intact model's). A row for every ranking, number of heads kept
+sentence vectors to the intact model's), for `translation` test_2016_flickr and 300 sentences of the parallel treebanks
+PUD (loss in nats, and by how much it is more than the intact model's), without --ud the sample, of which an anchor has
+half. A row for every ranking, number of heads kept
 and compensation; --damping is that of the rankings that refit, --anchor that of those that are measured.
 NAME:measured is `--allocate measured`, --sequential that of `auto`. --development measures on what choices may be made
 by: training sentences 401 to 600, for `bert` 200 sentences of the treebank PUD (en_pud-ud-test of --ud) and the half of
@@ -61,6 +62,24 @@ def treebank(path: Path, count: int) -> list[str]:
     return [text for text in texts if 20 < len(text) + len("# text = ") - 9 < 160][:count]
 
 
+def translated(ud: Path, count: int) -> Corpus:
+    """Sentences of PUD of 21 to 159 characters, English and German."""
+    sides = {side: dict(_by_name(ud / f"{side}_pud-ud-test.conllu.gz")) for side in ("en", "de")}
+    names = [name for name, text in sides["en"].items() if 20 < len(text) < 160 and name in sides["de"]][:count]
+    return open_corpus([sides["en"][name] for name in names], target=[sides["de"][name] for name in names])
+
+
+def _by_name(path: Path) -> Iterator[tuple[str, str]]:
+    """sent_id and text of every sentence of a .conllu.gz file."""
+    name = ""
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            key, _, value = line.removeprefix("# ").strip().partition(" = ")
+            name = value if key == "sent_id" else name
+            if key == "text":
+                yield name, value
+
+
 def parallel(data: Path, name: str, count: int, *, target: bool) -> Corpus:
     """The first lines of a file, with their translations."""
     sides = [lines(data / f"{name}.{side}.gz", count) for side in (("en", "de") if target else ("en",))]
@@ -71,7 +90,8 @@ def tests_of(model: str, data: Path, ud: Path | None) -> dict[str, Corpus]:
     """The test texts, of the kind that was calibrated on first."""
     if model == "translation":
         sample = open_corpus(hs.assets.sample("en"), target=hs.assets.sample("de"))
-        return {"captions": parallel(data, "test_2016_flickr", 1000, target=True), "other": sample}
+        other = sample if ud is None else translated(ud, 300)
+        return {"captions": parallel(data, "test_2016_flickr", 1000, target=True), "other": other}
     assert ud is not None, "--ud has the other text"
     other = open_corpus(treebank(ud / "en_ewt-ud-dev.conllu.gz", 300))
     return {"captions": parallel(data, "val", 200, target=False), "other": other}

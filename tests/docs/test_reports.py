@@ -73,6 +73,15 @@ def test_nor_is_it_with_heads_by_any_ranking() -> None:
         assert len(gains) == 24 and gains.min() > 0.009
 
 
+@pytest.mark.parametrize("turn", ["", "-sequential"])
+def test_nor_does_a_translation_model_lose_more(turn: str) -> None:
+    rows = pruning_report.read(f"anchored/translation-auto{turn}").set_index(["method", "kept", "compensation"])
+    taken, masked = (rows.xs(name, level="compensation") for name in ("auto", "none"))
+    for text in ("captions_damage", "other_damage"):
+        gains = masked[text] - taken[text]
+        assert len(gains) == 12 and gains.min() >= 0 and ((gains > 0) == (taken["taken"] != "none")).all()
+
+
 def test_the_updates_are_those_of_the_sweep() -> None:
     assert "updates:250+150|" in (ROOT / "benchmarks/pruning/all/sweep.json").read_text(encoding="utf-8")
 
