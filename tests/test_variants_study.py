@@ -157,11 +157,14 @@ def test_the_schedule_is_the_forks_scaled_and_leaves_heads_where_they_were(epoch
     assert pair == (HeadId(Site.CROSS, 0, 3), HeadId(Site.CROSS, 2, 3))
 
 
-def test_arms_and_recipe_are_options_that_train_has() -> None:
-    design = part("design")
+def test_arms_and_recipe_are_options_that_train_has(tmp_path: Path) -> None:
+    design, study = part("design"), part("runs")
     assert set(design.RECIPE) <= {field.name for field in dataclasses.fields(TrainConfig)}
-    for arm in design.ARMS:
+    setting = study.Setting(tmp_path, tmp_path, design.RECIPE, 1, "cpu", "")
+    for arm in (*design.ARMS, *design.REGIME_ARMS):
         VARIANTS.get(arm.variant).Options(**arm.options)
+        config = study.train_config(setting, arm, 1)
+        assert (config.lr, config.max_epochs, config.heads) == (arm.lr, design.EPOCHS, 8)
     names = {arm.name for arm in design.ARMS} | {"swap-soft"}
     assert {claim.arm for claim in design.CLAIMS} <= names
     assert len(set(design.CLAIMS)) == len(design.CLAIMS)

@@ -153,8 +153,6 @@ def train_config(setting: Setting, arm: Arm, seed: int, **changes: Any) -> Train
         **arm.recipe,
         **texts,
         "out": setting.folder(arm, seed),
-        "source_lang": "de",
-        "target_lang": "en",
         "lr": arm.lr,
         "seed": seed,
         "threads": setting.threads,
