@@ -132,6 +132,8 @@ class PlainGroup(TyperGroup):
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
 PATIENCE = timedelta(seconds=10)
 GRACE = 2.0  # seconds
+NUMBERS = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+"""What pydantic, which reads options for typer, wanted."""
 
 
 def described(error: BaseException) -> str | None:
@@ -173,7 +175,16 @@ def in_one_line() -> Iterator[None]:
             if hint := answer(refused.option_name, _typed(refused.ctx)):
                 raise ConfigError(hint) from None
         see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
-        raise ConfigError(f"{one_line(refused.format_message()).rstrip('.')}{see_help}") from None
+        raise ConfigError(
+            f"{_not_a_number(refused) or one_line(refused.format_message()).rstrip('.')}{see_help}"
+        ) from None
+
+
+def _not_a_number(refused: Any) -> str:
+    """What came instead of a number, where pydantic refused it, whose message leaves that out; else nothing."""
+    found = getattr(refused.__cause__, "errors", list)()
+    wanted = NUMBERS.get(found[0]["type"]) if found else None
+    return f"{refused.param.opts[0]} {found[0]['input']!r} is not {wanted}" if wanted else ""
 
 
 def _typed(context: Any) -> str:

@@ -358,6 +358,19 @@ def test_help_of_an_unknown_command_names_the_nearest(command: Command) -> None:
     assert command("prune", "remove", "x", "--out", "y", "--heads", "0.0", "--", "--help")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("prune sweep CKPT --seeds 1,2", "--seeds '1,2' is not a whole number"),
+        ("prune rank CKPT --keep 2.5", "--keep '2.5' is not a whole number"),
+        ("train baseline --lr fast", "--lr 'fast' is not a number"),
+    ],
+)
+def test_what_is_no_number_is_named(command: Command, typed: str, said: str) -> None:
+    status, shown, error = command(*typed.split())
+    assert (status, shown) == (2, "") and error.startswith(f"error: {said}; see ") and error.endswith(" --help\n")
+
+
 @pytest.mark.slow
 def test_help_answers_without_the_heavy_libraries(python: Callable[..., str]) -> None:
     code = (
