@@ -182,7 +182,7 @@ def in_one_line() -> Iterator[None]:
 
 def _not_a_number(refused: Any) -> str:
     """What came instead of a number, where pydantic refused it, whose message leaves that out; else nothing."""
-    found = getattr(refused.__cause__, "errors", list)()
+    found: list[Any] = getattr(refused.__cause__, "errors", list)()
     wanted = NUMBERS.get(found[0]["type"]) if found else None
     return f"{refused.param.opts[0]} {found[0]['input']!r} is not {wanted}" if wanted else ""
 
