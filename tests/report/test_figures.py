@@ -267,6 +267,17 @@ def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
         attention_figure(weights, ["a", "b"], ["x", "y", "z"], ["h1"])
 
 
+def test_maps_that_no_page_holds_are_refused(tmp_path: Path) -> None:
+    """Before they are drawn; and where a part of vector graphics is an image, that is bounded as a PNG is."""
+    side, many = ["x"] * 70, [f"h{number}" for number in range(90)]
+    weights = np.full((90, 70, 70), 1 / 70)
+    with pytest.raises(ConfigError, match=r"maps of 90 heads with 70 × 70 tokens are \d+ inches high, of at most 150"):
+        attention_figure(weights, side, side, many)
+    with pytest.raises(ConfigError, match=r"--dpi 2400 makes an image of .* pixels; take a lower one$"):
+        write_figure(attention_figure(weights[:8], side, side, many[:8]), tmp_path / "maps.pdf", dpi=2400)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_compare_with_equal_layouts(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     other = load_run(make_run(tmp_path / "other", LAYOUTS["small"], seed=7))

@@ -137,6 +137,7 @@ ABOVE = 0.2
 WIDEST = 14.0
 SMALLEST = 99  # subwords that make cells as small as they get
 MANY = 4096  # cells: more are an image in vector graphics too
+TALLEST = 150.0  # inches of all maps; a PDF has at most 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +204,11 @@ def attention_figure(
     title = min(max(text_width(name, LABEL, weight="bold") for name in names), most - label_width - 0.1)
     size = (label_width + max(wide, title) + 0.1, ABOVE + tall + label_height)
     laid = flow(list(repeat(size, len(names))), even_width(len(names), size[0], most, gap=GAP), gap=(GAP, 0.2))
+    if laid.height > TALLEST:
+        raise ConfigError(
+            f"maps of {len(names)} heads with {len(rows)} × {len(columns)} tokens are {laid.height:.0f} inches high, "
+            f"of at most {TALLEST:.0f}; choose fewer --heads or a shorter sentence"
+        )
     page = Page(
         laid.width + BAR,
         laid.height + 0.14,

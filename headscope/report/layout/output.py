@@ -179,10 +179,10 @@ def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: b
     check_path(path, force=force)
     kind = path.suffix.lower()
     width, height = (int(inches * dpi) for inches in figure.get_size_inches())
-    if kind == ".png" and (max(width, height) > MOST_PIXELS or width * height > MOST_PIXELS**2 // 16):
-        raise ConfigError(
-            f"--dpi {dpi} makes an image of {width:,} × {height:,} pixels; take a lower one, or write .svg or .pdf"
-        )
+    image = kind == ".png" or any(artist.get_rasterized() for artist in figure.findobj())
+    if image and (max(width, height) > MOST_PIXELS or width * height > MOST_PIXELS**2 // 16):
+        instead = ", or write .svg or .pdf" if kind == ".png" else ""
+        raise ConfigError(f"--dpi {dpi} makes an image of {width:,} × {height:,} pixels; take a lower one{instead}")
 
     def save(temporary: Path) -> None:
         installed = {font.name for font in fontManager.ttflist}
