@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.size import size
+from headscope.formats.size import flops, size
 from headscope.formats.translate_options import TranslateOptions
-from headscope.model.forward import ModelInputs
+from headscope.model.forward import ModelInputs, outputs
+from headscope.model.interface import through_attend
 from headscope.model.native.beams import SearchConfig
-from headscope.pruning.model_inputs import InputTexts
+from headscope.model.taps import frozen_parameters
+from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.removal.savings import Timing, allowed, in_turns, rest
 from tests.makers import decoders
 from tests.oracles import checkpoints
@@ -34,6 +38,19 @@ def test_models_take_turns_and_rounds_say_how_far_they_differ() -> None:
     found = in_turns("forward", 1, took("before"), took("after"), 3)
     assert asked == ["before", "after", "after", "before", "before", "after"]
     assert (found.before, found.after, found.speedup) == (6.0, 3.0, 2.0) and (found.least, found.most) == (1.5, 3.0)
+
+
+@pytest.mark.parametrize("name", ["native", "bert", "gpt2", "bart"])
+def test_operations_are_those_that_torch_counts(name: str) -> None:
+    """Also of modules: what lies within attention, and nothing of what surrounds it."""
+    made: Checkpoint = checkpoints.small() if name == "native" else checkpoints.hugging(name)
+    model, (batch, *_) = made.model, texts(made, None, None, sentences=4).feeds
+    with through_attend(model), frozen_parameters(model), FlopCounterMode(display=False) as counter:
+        outputs(model, batch)
+    found, counted = flops(made, batch), counter.get_flop_counts()
+    attention = [name for name, part in model.named_modules() if id(part) in made.attention_sites.calls]
+    assert found["all"] == counter.get_total_flops() > found["attention"] > 0
+    assert found["attention"] == sum(sum(counted[f"{type(model).__name__}.{name}"].values()) for name in attention)
 
 
 def test_what_counting_allows_and_what_is_left() -> None:
