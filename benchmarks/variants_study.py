@@ -6,6 +6,7 @@
     python benchmarks/variants_study.py syntax --parse CONLLU --out DIR  the best models' heads on a treebank
     python benchmarks/variants_study.py repeats --out DIR              runs made once more on another machine
     python benchmarks/variants_study.py regimes --out DIR              runs of PLAN-regimes.md into regimes/
+    python benchmarks/variants_study.py full-text --out DIR            its runs on all of the text into full-text/
     python benchmarks/variants_study.py report --out DIR               runs.csv, table.md, figures/ of what is finished
 
 All arms of seed 1 come first, then those of seed 2, … Whatever is finished is skipped and what was stopped goes on,
@@ -27,7 +28,7 @@ import pandas as pd
 from variants.collect import collect, collect_repeats
 from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, REGIME_ARMS, SEEDS, SWAPS, Arm, swap_schedule
 from variants.page import write_page
-from variants.regimes import DROPOUT
+from variants.regimes import DROPOUT, FULL
 from variants.runs import Setting, commit_of_checkout, complete, finished, machine, parsed, result_of
 
 from headscope.files.writing import write_json
@@ -60,7 +61,7 @@ def main() -> None:
         parser.error("--data says where the texts are")
     if asked.what == "syntax" and asked.parse is None:
         parser.error("--parse says where the treebank is")
-    if asked.what in ("syntax", "repeats", "regimes", "report") and asked.arms:
+    if asked.what in ("syntax", "repeats", "regimes", "full-text", "report") and asked.arms:
         parser.error(f"{asked.what} is of all arms that have runs; leave out --arms")
     if asked.what == "grid" and asked.max_epochs is None:
         asked.max_epochs = GRID_EPOCHS
@@ -131,8 +132,8 @@ def repeats(asked: argparse.Namespace, arms: list[Arm]) -> None:
 
 
 def regimes(asked: argparse.Namespace, arms: list[Arm]) -> None:
-    """The tables of regimes/ among the results."""
-    folder = asked.results / DROPOUT
+    """The tables of regimes/, or of full-text/, among the results."""
+    folder = asked.results / (FULL if asked.what == "full-text" else DROPOUT)
     folder.mkdir(exist_ok=True)
     collect(asked.out, folder)
 
@@ -155,6 +156,7 @@ STEPS = {
     "syntax": syntax,
     "repeats": repeats,
     "regimes": regimes,
+    "full-text": regimes,
     "report": report,
 }
 

@@ -302,6 +302,7 @@ CLAIMS = (
     ),
 )
 
+ON_ALL = " on the full text"  # what an arm's name ends in there
 CONTROL = "baseline-0.2"  # of the better dropout by regimes/grid.csv
 REGIME_CLAIMS = tuple(
     Claim(f"{arm} has a lower validation loss than {other}", "regime", "valid_nll", arm, other, -1, None, number)
@@ -311,6 +312,8 @@ REGIME_CLAIMS = tuple(
         ("2b", "mae-uniform", CONTROL),
         ("3", "mae", CONTROL),
         ("4", "mixing", CONTROL),
+        ("5", f"mae-uniform{ON_ALL}", f"baseline{ON_ALL}"),
+        ("7", f"mixing{ON_ALL}", f"baseline{ON_ALL}"),
         ("9", "swap-soft", "baseline"),
     )
 )

@@ -11,7 +11,17 @@ from typing import Any
 
 import pandas as pd
 from variants.design import ARMS, CLAIMS, EPOCHS, RECIPE, REGIME_ARMS, REGIME_CLAIMS, SENTENCES, TEST, Arm
-from variants.regimes import DROPOUT, EARLY, SHORT, gate_steps, regularisation, strictly, table_of_regimes
+from variants.regimes import (
+    DROPOUT,
+    EARLY,
+    FULL,
+    SHORT,
+    gate_steps,
+    on_all,
+    regularisation,
+    strictly,
+    table_of_regimes,
+)
 from variants.verdicts import UNTESTED, Difference, Row, Verdict, idle, paired_with, seeds_needed, verdicts
 
 REACH = 0.02  # nats: how narrow the primary interval is to be
@@ -247,7 +257,8 @@ def regimes(folder: Path, rows: Sequence[Row]) -> list[str]:
     short = read_table(folder / SHORT / "runs.csv")
     if not short:
         return []
-    lines = table_of_regimes(folder, rows, read_table(folder / "curves.csv"), short)
+    full = read_table(folder / FULL / "runs.csv")
+    lines = table_of_regimes(folder, rows, read_table(folder / "curves.csv"), short, full)
     return [
         "## In which regime\n",
         f"The same differences of validation loss on {SENTENCES:,} sentences for {EPOCHS} epochs (the claims above), "
@@ -255,10 +266,37 @@ def regimes(folder: Path, rows: Sequence[Row]) -> list[str]:
         "for 5 epochs, three seeds, bf16, where nothing overfits and MAE's gates started even and did not learn. p of "
         "each comparison by itself. Where the two disagree the claim is about a regime.\n",
         markdown_table(lines),
+        full_text(folder, full),
         "\nFive seeds are few: that differences are normally distributed, which every interval and p-value here takes "
         "for granted, carries everything. It cannot be seen from five numbers, and a sign test of five pairs cannot go "
         "below p 0.06, whatever they are.\n",
     ]
+
+
+def full_text(folder: Path, full: Sequence[Row]) -> str:
+    """What the runs on all of the text are, their losses and BLEU, and whether they overfit."""
+    if not full:
+        return ""
+    curves = pd.read_csv(folder / FULL / "curves.csv").pivot_table(index="epoch", columns=["arm", "seed"])
+    late = curves["valid_nll"].tail(3).diff().dropna()
+    rising = [f"{arm} {seed}" for arm, seed in late.columns if (late[arm, seed] > 0).all()]
+    seeds = sorted({int(row["seed"]) for row in full})
+    lines = [("lowest validation loss (after epoch), BLEU", *(f"seed {seed}" for seed in seeds))]
+    for arm in dict.fromkeys(str(row["arm"]) for row in full):
+        cells = {
+            row["seed"]: f"{row['valid_nll']:.4f} ({row['best_epoch']}), {row['bleu']:.1f}"
+            for row in full
+            if row["arm"] == arm
+        }
+        lines.append((arm, *(cells.get(seed, "") for seed in seeds)))
+    return "\n".join(
+        [
+            f"\n29,000 × 10 are the runs of the last part of [PLAN-regimes.md](PLAN-regimes.md) (float32, commit "
+            f"{commits(full)}; {machines(full)}); claims (5) and (7) below are about them. Losses that rise "
+            f"over the last three epochs: {', '.join(rising) or 'none'}.\n",
+            markdown_table(lines),
+        ]
+    )
 
 
 def dropout(folder: Path, rows: Sequence[Row]) -> list[str]:
@@ -266,7 +304,8 @@ def dropout(folder: Path, rows: Sequence[Row]) -> list[str]:
     controls = read_table(folder / DROPOUT / "runs.csv")
     if not controls:
         return []
-    judged = verdicts(REGIME_CLAIMS, [*rows, *controls], idle(ARMS, rows))
+    full = on_all(read_table(folder / FULL / "runs.csv"))
+    judged = verdicts(REGIME_CLAIMS, [*rows, *controls, *full], idle(ARMS, rows))
     seeds = {row["seed"] for row in controls}
     plain = [row for row in rows if row["arm"] == "baseline" and row["seed"] in seeds]
     claims = ((claim, *rest) for claim, _, *rest in map(line_of_claim, judged))

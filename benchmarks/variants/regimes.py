@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from variants.design import ARMS, BETTER, CLAIMS, CONTROL, EPOCHS, OURS, SENTENCES, Effect
+from variants.design import ARMS, BETTER, CLAIMS, CONTROL, EPOCHS, ON_ALL, OURS, SENTENCES, Effect
 from variants.verdicts import LEVEL, REPRODUCED, Difference, Row, Verdict, idle, paired_with
 
 SHORT = "five-epochs"
 DROPOUT = "regimes"
 """The folder of the runs of PLAN-regimes.md."""
+FULL = "full-text"
+"""The folder of its runs on all of the text."""
 NAMES: Mapping[str, str] = {"swap-manual": "swap"}
 """Arms of the study of five epochs that have another name here."""
 EARLY = 4  # epochs of the long runs, that many updates of which a G epoch has not come yet
@@ -21,22 +23,31 @@ STRICT = 0.05
 """How far gates had to be from their start by the plan as it was first committed."""
 
 
-def table_of_regimes(folder: Path, rows: Sequence[Row], curves: Sequence[Row], short: Sequence[Row]) -> list[list[str]]:
+def table_of_regimes(
+    folder: Path, rows: Sequence[Row], curves: Sequence[Row], short: Sequence[Row], full: Sequence[Row] = ()
+) -> list[list[str]]:
     """A line a comparison: its difference of loss in each regime, and where it has the claimed sign at 5 %."""
     early = [{**row} for row in curves if row["epoch"] == EARLY]
     of_short = [{**row, "arm": NAMES.get(str(row["arm"]), row["arm"])} for row in short]
-    lines = [["less loss", f"{SENTENCES:,} × {EPOCHS}", f"the same after {EARLY}", "29,000 × 5", "holds"]]
+    long = f"{SENTENCES:,} × {EPOCHS}"
+    lines = [["less loss", long, f"the same after {EARLY}", "29,000 × 5", "29,000 × 10", "holds"]]
     for arm, against in dict.fromkeys([*((one, other) for one, other, *_ in BETTER), *OURS]):
-        found = [Difference.of(paired_with(its, arm, against, "valid_nll")) for its in (rows, early, of_short)]
-        if found[0] or found[2]:
+        found = [Difference.of(paired_with(its, arm, against, "valid_nll")) for its in (rows, early, of_short, full)]
+        if any(found):
             shown = ["" if each is None else f"{each.shown(3)}, p {each.p:.2g}" for each in found]
-            lines.append([f"{arm} than {against}", *shown, _where(found[0], found[2])])
+            where = dict(zip((long, "", "29,000 × 5", "29,000 × 10"), found, strict=True))
+            lines.append([f"{arm} than {against}", *shown, _where(where)])
     return lines
 
 
-def _where(long: Difference | None, short: Difference | None) -> str:
-    """In which of the two regimes, by p-values of each comparison by itself."""
-    words = {"10,000 × 20": _word(long), "29,000 × 5": _word(short)}
+def on_all(rows: Sequence[Row]) -> list[Row]:
+    """Runs on all of the text under the names that they have in the claims."""
+    return [{**row, "arm": f"{row['arm']}{ON_ALL}"} for row in rows]
+
+
+def _where(found: Mapping[str, Difference | None]) -> str:
+    """In which of the regimes, by p-values of each comparison by itself."""
+    words = {name: _word(each) for name, each in found.items() if name}
     return "; ".join(f"{word} in {name}" for name, word in words.items() if word)
 
 

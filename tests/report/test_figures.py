@@ -26,7 +26,8 @@ from headscope.report.layout.grid import grids_of
 from headscope.report.layout.legend import CHANCE, functions_of, method_style
 from headscope.report.layout.output import write_figure
 from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, load_run
-from headscope.report.registry import draw_standard
+from headscope.report.registry import draw_standard, find_figure
+from tests.makers.pages import add_descriptions
 from tests.makers.runs import SIGNATURE, make_run
 
 pytestmark = pytest.mark.slow
@@ -265,6 +266,19 @@ def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
     assert figure.axes[0].get_xticklabels()[2].get_text().endswith("…")
     with pytest.raises(ConfigError, match=r"\(1, 2, 3\).*\(2, 5, 3\)"):
         attention_figure(weights, ["a", "b"], ["x", "y", "z"], ["h1"])
+
+
+def test_a_group_that_a_layer_lacks_has_no_mean(tmp_path: Path) -> None:
+    """As syntax in a decoder, of which there are no parses."""
+    path = make_run(tmp_path / "run", LAYOUTS["small"])
+    add_descriptions(path)
+    table = pd.read_csv(path / "heads.csv", keep_default_na=False)
+    table.loc[table["layer"] == 0, "explained_syntax"] = np.nan
+    table["explained_low"], table["explained_high"] = 0.1, 0.9
+    table.to_csv(path / "heads.csv", index=False)
+    figure = find_figure("explained").drawn([load_run(path)])
+    heights = [bar.get_height() for container in figure.axes[0].containers[1:] for bar in container]
+    assert np.isfinite(heights).all() and max(heights) > 0.4
 
 
 def test_maps_that_no_page_holds_are_refused(tmp_path: Path) -> None:

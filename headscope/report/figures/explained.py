@@ -71,7 +71,8 @@ def _draw(axes: Axes, rows: pd.DataFrame, pitch: float) -> None:
     for group, (_, color) in PARTS.items():
         name = f"explained_{group}"
         values = rows[name].to_numpy(float) if name in rows else np.zeros(count)
-        part = np.nan_to_num(np.append(values, np.mean(values[np.isfinite(values)]) if drawn[-1] else 0.0)).clip(min=0)
+        known = values[np.isfinite(values)]
+        part = np.nan_to_num(np.append(values, known.mean() if known.size else 0.0)).clip(min=0)
         part = np.minimum(part, 1 - height)
         axes.bar(place, part, bottom=height, width=0.86, color=color, linewidth=0)
         height = height + part
