@@ -70,7 +70,7 @@ MISTAKES = {
     "demo --out T": "T is a file; give a directory",
     # values that are none
     f"{READ} --only sinks": "did you mean 'sink'?",
-    f"{READ} --bootstrap many": "'--bootstrap'",
+    f"{READ} --bootstrap many": "--bootstrap 'many' is not a whole number",
     f"{READ} --bootstrap -1": "at least 2",
     f"{READ} --max-sentences 0": "at least 1",
     f"{READ} --batch-tokens 0": "at least 1",
