@@ -175,9 +175,8 @@ def in_one_line() -> Iterator[None]:
             if hint := answer(refused.option_name, _typed(refused.ctx)):
                 raise ConfigError(hint) from None
         see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
-        raise ConfigError(
-            f"{_not_a_number(refused) or one_line(refused.format_message()).rstrip('.')}{see_help}"
-        ) from None
+        message = _not_a_number(refused) or one_line(refused.format_message()).rstrip(".")
+        raise ConfigError(f"{message}{see_help}") from None
 
 
 def _not_a_number(refused: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -280,22 +280,15 @@ def full_text(folder: Path, full: Sequence[Row]) -> str:
     curves = pd.read_csv(folder / FULL / "curves.csv").pivot_table(index="epoch", columns=["arm", "seed"])
     late = curves["valid_nll"].tail(3).diff().dropna()
     rising = [f"{arm} {seed}" for arm, seed in late.columns if (late[arm, seed] > 0).all()]
-    seeds = sorted({int(row["seed"]) for row in full})
-    lines = [("lowest validation loss (after epoch), BLEU", *(f"seed {seed}" for seed in seeds))]
-    for arm in dict.fromkeys(str(row["arm"]) for row in full):
-        cells = {
-            row["seed"]: f"{row['valid_nll']:.4f} ({row['best_epoch']}), {row['bleu']:.1f}"
-            for row in full
-            if row["arm"] == arm
-        }
-        lines.append((arm, *(cells.get(seed, "") for seed in seeds)))
-    return "\n".join(
-        [
-            f"\n29,000 × 10 are the runs of the last part of [PLAN-regimes.md](PLAN-regimes.md) (float32, commit "
-            f"{commits(full)}; {machines(full)}); claims (5) and (7) below are about them. Losses that rise "
-            f"over the last three epochs: {', '.join(rising) or 'none'}.\n",
-            markdown_table(lines),
-        ]
+    losses = table_by_seed(
+        "lowest validation loss (after epoch), BLEU",
+        full,
+        lambda row: f"{row['valid_nll']:.4f} ({row['best_epoch']}), {row['bleu']:.1f}",
+    )
+    return (
+        "\n29,000 × 10 are the runs of the last part of [PLAN-regimes.md](PLAN-regimes.md) (float32, commit "
+        f"{commits(full)}; {machines(full)}); claims (5) and (7) below are about them. Losses that rise "
+        f"over the last three epochs: {', '.join(rising) or 'none'}.\n\n{losses}"
     )
 
 
@@ -314,24 +307,24 @@ def dropout(folder: Path, rows: Sequence[Row]) -> list[str]:
         f"More dropout on {SENTENCES:,} sentences for {EPOCHS} epochs: the part of [PLAN-regimes.md](PLAN-regimes.md) "
         f"that was run (commit {commits(controls)}; {machines([*plain, *controls])}), of which only losses were looked "
         f"at. Tried for 8 epochs on seed 100: {tried(folder)}.\n",
-        table_of_controls(controls, plain),
+        table_by_seed(
+            "lowest validation loss (after epoch), at the end",
+            [*plain, *controls],
+            lambda row: f"{row['valid_nll']:.4f} ({row['best_epoch']}), {row['last_nll']:.4f}",
+        ),
         "\nClaims, corrected together (Holm); arms without a number have dropout 0.1 and are those of above:\n",
         markdown_table([("claim", "here", "p, corrected", "verdict"), *claims]),
         f"\nBy the rule of the plan: {'; '.join(regularisation(judged, rows))}.\n",
     ]
 
 
-def table_of_controls(controls: Sequence[Row], plain: Sequence[Row]) -> str:
-    """The losses of each seed with more dropout, those of the plain baseline above."""
-    seeds = sorted({row["seed"] for row in controls})
-    lines = [("lowest validation loss (after epoch), at the end", *(f"seed {seed}" for seed in seeds))]
-    for name in dict.fromkeys(row["arm"] for row in (*plain, *controls)):
-        cells = {
-            row["seed"]: f"{row['valid_nll']:.4f} ({row['best_epoch']}), {row['last_nll']:.4f}"
-            for row in (*plain, *controls)
-            if row["arm"] == name
-        }
-        lines.append((name, *(cells.get(seed, "") for seed in seeds)))
+def table_by_seed(title: str, rows: Sequence[Row], cell: Callable[[Row], str]) -> str:
+    """A line an arm, a column a seed."""
+    seeds = sorted({row["seed"] for row in rows})
+    lines = [(title, *(f"seed {seed}" for seed in seeds))]
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        cells = {row["seed"]: cell(row) for row in rows if row["arm"] == arm}
+        lines.append((arm, *(cells.get(seed, "") for seed in seeds)))
     return markdown_table(lines)
 
 

@@ -29,14 +29,15 @@ def table_of_regimes(
     """A line a comparison: its difference of loss in each regime, and where it has the claimed sign at 5 %."""
     early = [{**row} for row in curves if row["epoch"] == EARLY]
     of_short = [{**row, "arm": NAMES.get(str(row["arm"]), row["arm"])} for row in short]
-    long = f"{SENTENCES:,} × {EPOCHS}"
-    lines = [["less loss", long, f"the same after {EARLY}", "29,000 × 5", "29,000 × 10", "holds"]]
+    begun = f"the same after {EARLY}"
+    regimes = {f"{SENTENCES:,} × {EPOCHS}": rows, begun: early, "29,000 × 5": of_short, "29,000 × 10": full}
+    lines = [["less loss", *regimes, "holds"]]
     for arm, against in dict.fromkeys([*((one, other) for one, other, *_ in BETTER), *OURS]):
-        found = [Difference.of(paired_with(its, arm, against, "valid_nll")) for its in (rows, early, of_short, full)]
-        if any(found):
-            shown = ["" if each is None else f"{each.shown(3)}, p {each.p:.2g}" for each in found]
-            where = dict(zip((long, "", "29,000 × 5", "29,000 × 10"), found, strict=True))
-            lines.append([f"{arm} than {against}", *shown, _where(where)])
+        found = {name: Difference.of(paired_with(its, arm, against, "valid_nll")) for name, its in regimes.items()}
+        if any(found.values()):
+            shown = ["" if each is None else f"{each.shown(3)}, p {each.p:.2g}" for each in found.values()]
+            del found[begun]
+            lines.append([f"{arm} than {against}", *shown, _where(found)])
     return lines
 
 
@@ -47,7 +48,7 @@ def on_all(rows: Sequence[Row]) -> list[Row]:
 
 def _where(found: Mapping[str, Difference | None]) -> str:
     """In which of the regimes, by p-values of each comparison by itself."""
-    words = {name: _word(each) for name, each in found.items() if name}
+    words = {name: _word(each) for name, each in found.items()}
     return "; ".join(f"{word} in {name}" for name, word in words.items() if word)
 
 
