@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
+from headscope.distributed import widest
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.engine.declarations import Measure
 from headscope.engine.gram_matrix import gram
@@ -76,19 +77,19 @@ class Distinctness(Analysis):
             missing += [
                 f"{site_layer[0]}.{site_layer[1]} W_{letter.upper()}" for letter, s in slices.items() if s is None
             ]
-            weights = {letter: per_head(s, self.heads[site_layer]) for letter, s in slices.items() if s is not None}
-            factored = {letter: FactoredSlices.of(matrices) for letter, matrices in weights.items()}
+            heads = self.heads[site_layer]
+            factored = {letter: FactoredSlices.of(units(s)) for letter, s in slices.items() if s is not None}
             for letter, factors in factored.items():
-                cosine, angles = cosines(factors.dots), principal_cosines(factors)
+                cosine, angles = of_heads(cosines(factors.dots), heads), of_heads(principal_cosines(factors), heads)
                 overlap = angles.square().mean(dim=-1)
                 for name, pairs in (("cosine", cosine), ("overlap", overlap)):
                     others = pairs.masked_fill(torch.eye(len(pairs), dtype=torch.bool), torch.nan).nanmean(dim=-1)
                     columns.setdefault(f"{name}_{letter}", {})[site_layer] = _exact(others)
                 tables.append(_table(site_layer, letter, cosine, overlap, angles))
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
-                if first in weights and second in weights:
-                    rank = effective_rank(factored[first].triangle, factored[second].triangle)
-                    columns.setdefault(name, {})[site_layer] = _exact(rank)
+                if first in factored and second in factored:
+                    rank = effective_rank(*(_repeated(factored[one].triangle, heads) for one in (first, second)))
+                    columns.setdefault(name, {})[site_layer] = _exact(rank.cpu())
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
         shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
         joined = {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
@@ -96,9 +97,20 @@ class Distinctness(Analysis):
         return AnalysisReport(columns=shown, tables=report_tables, remarks=remarks)
 
 
-def per_head(slices: Slices, heads: int) -> Tensor:
-    """Slices of every query head [h k d] in float64; a group's slice is repeated for its heads."""
-    return slices.matrices().cpu().double().repeat_interleave(heads // len(slices.units), dim=0)
+def units(slices: Slices) -> Tensor:
+    """Slices of every head, or key/value group, [h k d] in float64: on their device where it has such numbers."""
+    matrices = slices.matrices()
+    return (matrices if widest(matrices.device) == torch.float64 else matrices.cpu()).double()
+
+
+def of_heads(pairs: Tensor, heads: int) -> Tensor:
+    """What pairs of units [u u …] have for the pairs of so many query heads [h h …]: those of a group are one unit."""
+    return _repeated(_repeated(pairs, heads).transpose(0, 1), heads).transpose(0, 1).cpu()
+
+
+def _repeated(of_units: Tensor, heads: int) -> Tensor:
+    """What units have [u …] for so many heads [h …]."""
+    return of_units.repeat_interleave(heads // len(of_units), dim=0)
 
 
 @dataclass(frozen=True)
@@ -124,9 +136,9 @@ class FactoredSlices:
         dots = products.diagonal(dim1=1, dim2=3).sum(dim=-1)
         triangle, inverse, condition = _cholesky(products.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
         if bool((condition < WELL).all()):
-            first, second = torch.triu_indices(len(weights), len(weights), offset=1)
+            first, second = torch.triu_indices(len(weights), len(weights), offset=1, device=weights.device)
             inner = inverse[first] @ _pairs(products) @ inverse[second].transpose(1, 2)
-            return cls(triangle, inner, dots, torch.zeros(len(weights), dtype=torch.bool))
+            return cls(triangle, inner, dots, torch.zeros(len(weights), dtype=torch.bool, device=weights.device))
         bases, upper = torch.linalg.qr(weights.transpose(1, 2))
         sizes = torch.linalg.svdvals(upper)  # [h k]
         lacking = sizes[:, -1] <= RANK * sizes[:, 0]
@@ -141,14 +153,14 @@ def _products(slices: Tensor) -> Tensor:
 
 def _pairs(products: Tensor) -> Tensor:
     """The blocks of every pair of heads, i < j: [p k k]."""
-    first, second = torch.triu_indices(len(products), len(products), offset=1)
+    first, second = torch.triu_indices(len(products), len(products), offset=1, device=products.device)
     return products[first, :, second]
 
 
 def _cholesky(squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L [h k k] of W Wᵀ = L Lᵀ, its inverse, and a bound of its condition number [h] (infinite where there is none)."""
     lower, failed = torch.linalg.cholesky_ex(squares)
-    inverse = torch.linalg.solve_triangular(lower, torch.eye(lower.shape[1], dtype=lower.dtype), upper=False)
+    inverse = torch.linalg.solve_triangular(lower, torch.eye(lower.shape[1]).to(lower), upper=False)
     bound = lower.flatten(1).norm(dim=1) * inverse.flatten(1).norm(dim=1)
     return lower, inverse, bound.masked_fill(failed > 0, torch.inf)
 
@@ -165,7 +177,7 @@ def principal_cosines(slices: FactoredSlices) -> Tensor:
     NaN where a slice lacks full rank: its basis would hold arbitrary directions.
     """
     h, k, _ = slices.triangle.shape
-    first, second = torch.triu_indices(h, h, offset=1)
+    first, second = torch.triu_indices(h, h, offset=1, device=slices.inner.device)
     squared = torch.linalg.eigvalsh(slices.inner @ slices.inner.transpose(1, 2)).flip(
         -1
     )  # cheaper than singular values

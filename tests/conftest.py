@@ -17,7 +17,9 @@ import headscope as hs
 from tests.makers.shared import SHIPPED, shared_folder
 from tests.oracles import pretended
 
-pretended.register()
+if pretended.DEVICE is None:  # the CPU is tested, also where there is a GPU: no pretended device can lie beside it
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    pretended.register()
 torch.set_num_threads(1)  # the models are tiny: a second thread only waits
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # in the processes that tests start, too
 

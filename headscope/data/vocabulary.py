@@ -82,13 +82,17 @@ class Splitter:
 
     def _sentencepiece(self, text: str) -> list[Subword]:
         """Spans from the surface of each subword; SentencePiece's own offsets count bytes in some releases."""
-        out_type = "immutable_proto" if hasattr(self._model, "EncodeAsImmutableProto") else "proto"
         subwords, position = list[Subword](), 0
-        for subword in self._model.encode(text, out_type=out_type).pieces:
+        for subword in self._model.encode(text, out_type=self._parsed).pieces:
             start = max(text.find(subword.surface, position), position)
             position = start + len(subword.surface)
             subwords.append(Subword(subword.piece, position - len(subword.surface.lstrip()), position))
         return subwords
+
+    @cached_property
+    def _parsed(self) -> str:
+        """What this release of SentencePiece calls encodings with surfaces: before 0.2.2 "proto" was their bytes."""
+        return "immutable_proto" if isinstance(self._model.encode("", out_type="proto"), bytes) else "proto"
 
     @cached_property
     def _merges(self) -> Merges:

@@ -28,6 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 ROOT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+DEVICE = os.environ.get("HEADSCOPE_TEST_DEVICE")
+"""A device of this machine that the contract on devices runs on, instead of pretended ones."""
 NAME, DEVICES = "sim", 2
 FIRST, SECOND = (f"{NAME}:{number}" for number in range(DEVICES))
 READS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique", "unique_", "bincount", "is_nonzero")
