@@ -89,7 +89,7 @@ class Distinctness(Analysis):
             for name, first, second in (("rank_qk", "q", "k"), ("rank_ov", "o", "v")):
                 if first in factored and second in factored:
                     rank = effective_rank(*(_repeated(factored[one].triangle, heads) for one in (first, second)))
-                    columns.setdefault(name, {})[site_layer] = _exact(rank.cpu())
+                    columns.setdefault(name, {})[site_layer] = _exact(rank)
         remarks = [f"distinctness: the slices of {', '.join(missing[:4])} cannot be told"] if missing else []
         shown = [Column(name, estimates) for name, estimates in sorted(columns.items())]
         joined = {name: np.concatenate([table[name] for table in tables]) for name in (tables[0] if tables else ())}
@@ -105,7 +105,7 @@ def units(slices: Slices) -> Tensor:
 
 def of_heads(pairs: Tensor, heads: int) -> Tensor:
     """What pairs of units [u u …] have for the pairs of so many query heads [h h …]: those of a group are one unit."""
-    return _repeated(_repeated(pairs, heads).transpose(0, 1), heads).transpose(0, 1).cpu()
+    return _repeated(_repeated(pairs, heads).transpose(0, 1), heads).transpose(0, 1)
 
 
 def _repeated(of_units: Tensor, heads: int) -> Tensor:
@@ -130,16 +130,17 @@ class FactoredSlices:
     def of(cls, weights: Tensor) -> FactoredSlices:
         """By Cholesky of each W Wᵀ, from one product of all rows with all rows; by QR near a lack of rank.
 
-        Products square the condition number, so bases cost twice its digits.
+        Products square the condition number, so bases cost twice its digits. The large product is made where the
+        weights are, all else on the CPU: an accelerator factors many small matrices one after the other.
         """
-        products = _products(weights)
+        products = _products(weights).cpu()
         dots = products.diagonal(dim1=1, dim2=3).sum(dim=-1)
         triangle, inverse, condition = _cholesky(products.diagonal(dim1=0, dim2=2).permute(2, 0, 1))
         if bool((condition < WELL).all()):
-            first, second = torch.triu_indices(len(weights), len(weights), offset=1, device=weights.device)
+            first, second = torch.triu_indices(len(weights), len(weights), offset=1)
             inner = inverse[first] @ _pairs(products) @ inverse[second].transpose(1, 2)
-            return cls(triangle, inner, dots, torch.zeros(len(weights), dtype=torch.bool, device=weights.device))
-        bases, upper = torch.linalg.qr(weights.transpose(1, 2))
+            return cls(triangle, inner, dots, torch.zeros(len(weights), dtype=torch.bool))
+        bases, upper = torch.linalg.qr(weights.cpu().transpose(1, 2))
         sizes = torch.linalg.svdvals(upper)  # [h k]
         lacking = sizes[:, -1] <= RANK * sizes[:, 0]
         return cls(upper.transpose(1, 2), _pairs(_products(bases.transpose(1, 2))), dots, lacking)
@@ -153,14 +154,14 @@ def _products(slices: Tensor) -> Tensor:
 
 def _pairs(products: Tensor) -> Tensor:
     """The blocks of every pair of heads, i < j: [p k k]."""
-    first, second = torch.triu_indices(len(products), len(products), offset=1, device=products.device)
+    first, second = torch.triu_indices(len(products), len(products), offset=1)
     return products[first, :, second]
 
 
 def _cholesky(squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """L [h k k] of W Wᵀ = L Lᵀ, its inverse, and a bound of its condition number [h] (infinite where there is none)."""
     lower, failed = torch.linalg.cholesky_ex(squares)
-    inverse = torch.linalg.solve_triangular(lower, torch.eye(lower.shape[1]).to(lower), upper=False)
+    inverse = torch.linalg.solve_triangular(lower, torch.eye(lower.shape[1], dtype=lower.dtype), upper=False)
     bound = lower.flatten(1).norm(dim=1) * inverse.flatten(1).norm(dim=1)
     return lower, inverse, bound.masked_fill(failed > 0, torch.inf)
 
@@ -177,7 +178,7 @@ def principal_cosines(slices: FactoredSlices) -> Tensor:
     NaN where a slice lacks full rank: its basis would hold arbitrary directions.
     """
     h, k, _ = slices.triangle.shape
-    first, second = torch.triu_indices(h, h, offset=1, device=slices.inner.device)
+    first, second = torch.triu_indices(h, h, offset=1)
     squared = torch.linalg.eigvalsh(slices.inner @ slices.inner.transpose(1, 2)).flip(
         -1
     )  # cheaper than singular values

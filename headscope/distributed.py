@@ -202,12 +202,20 @@ def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
+PINNED = {"cuda"}
+"""Devices that read pinned memory without the host."""
+
+
+def pinned(values: Tensor, device: torch.device) -> Tensor:
+    """Values of the CPU in memory that the device reads without the host; themselves where it knows no such memory."""
+    return values.contiguous().pin_memory() if device.type in PINNED else values
+
+
 def upload(values: Tensor, device: torch.device) -> Tensor:
     """Values on a device. What goes there from the CPU is pinned where that is possible, and the host does not wait."""
     if device.type == "cpu" or values.device.type != "cpu":
         return values.to(device)
-    pinned = values.pin_memory() if device.type == "cuda" else values
-    return pinned.to(device, non_blocking=True)
+    return pinned(values, device).to(device, non_blocking=True)
 
 
 def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -26,6 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from headscope import distributed
+
 aten = torch.ops.aten
 ROOT = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 DEVICE = os.environ.get("HEADSCOPE_TEST_DEVICE")
@@ -225,7 +227,7 @@ class _Dispatch(TorchDispatchMode):
 
 
 class _Functions(TorchFunctionMode):
-    """What torch does below the dispatcher: `torch.tensor(…, device=…)`, `tolist`, `numpy`, pinned memory."""
+    """What torch does below the dispatcher: `torch.tensor(…, device=…)`, `tolist`, `numpy`."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
@@ -233,8 +235,6 @@ class _Functions(TorchFunctionMode):
         if function in (torch.tensor, torch.as_tensor) and device is not None and torch.device(device).type == NAME:
             del given["device"]
             return function(*args, **given).to(device)
-        if function is torch.Tensor.pin_memory and not isinstance(args[0], SimTensor):
-            return args[0]
         if isinstance(args[0] if args else None, SimTensor):
             if function is torch.Tensor.new_tensor:
                 return torch.tensor(args[1], **{"dtype": args[0].dtype, **given}).to(args[0].device)
@@ -271,6 +271,11 @@ def _without_inference(mode: bool = True) -> Any:
     return torch.no_grad() if mode else nullcontext()  # wrappers cannot be made in inference mode
 
 
+def _pinned(values: Tensor) -> Tensor:
+    """As `Tensor.pin_memory`: with the strides that it has, which no expanded tensor can be copied to."""
+    return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype).copy_(values)
+
+
 @contextmanager
 def pretended(*, float64: bool = True, traced: bool = False) -> Iterator[Counts]:
     """Within the block `sim:0` and `sim:1` can be used; without `float64` they have no such numbers (as MPS).
@@ -283,6 +288,8 @@ def pretended(*, float64: bool = True, traced: bool = False) -> Iterator[Counts]
     try:
         with ExitStack() as stack:
             stack.enter_context(patch.object(torch, "inference_mode", _without_inference))
+            stack.enter_context(patch.object(torch.Tensor, "pin_memory", _pinned))
+            stack.enter_context(patch.object(distributed, "PINNED", {NAME}))
             stack.enter_context(_Dispatch())  # type: ignore[no-untyped-call]
             stack.enter_context(_Functions())
             yield STATE.counts
