@@ -43,6 +43,7 @@ REAL = machine.DEVICE is not None
 DEVICE = machine.DEVICE or FIRST
 WITHIN = 1e-9
 WITHIN_HALF = 0.05 if REAL else 1e-6  # a real device rounds products of bfloat16 in its own order
+WITHIN_SINGLE = 1e-6 if REAL else WITHIN  # of models whose norms are of float32
 of_pretended = pytest.mark.skipif(REAL, reason="says something of pretended devices")
 TEXT = [name for name, cls in ANALYSES if "contrast" not in cls.needs]
 PROMPTS = [name for name, cls in ANALYSES if "contrast" in cls.needs]
@@ -106,7 +107,9 @@ def test_every_analysis_of_text(kind: str, attention: Attention) -> None:
         "t5": with_bert | {"ablation"},
     }[kind]
     names = [name for name in TEXT if name not in left_out]
-    same(study(its, corpus, names, attention=attention), study(moved(its), corpus, names, attention=attention))
+    within = WITHIN_SINGLE if kind == "gemma" else WITHIN
+    one, other = (study(each, corpus, names, attention=attention) for each in (its, moved(its)))
+    same(one, other, within=within)
 
 
 def test_every_analysis_of_prompts() -> None:
@@ -186,7 +189,8 @@ def test_removal_and_every_refit(kind: str, method: str, monkeypatch: pytest.Mon
     weights = [dict(each.model.named_parameters()) for each in small]
     for name, values in weights[0].items():
         assert weights[1][name].device == torch.device(DEVICE)
-        torch.testing.assert_close(weights[1][name].cpu(), values, rtol=0, atol=1e-7, msg=name)
+        within = 1e-5 if REAL and kind == "llama" else 1e-7  # refits of what norms of float32 have rounded
+        torch.testing.assert_close(weights[1][name].cpu(), values, rtol=0, atol=within, msg=name)
 
 
 @pytest.mark.parametrize("kind", ["bert", "native"])
@@ -258,7 +262,9 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", VARIANTS.names())
 def test_every_variant_trains(name: str, tmp_path: Path) -> None:
-    """Without dropout, whose random numbers are a device's own."""
+    """Without dropout, whose random numbers are a device's own; so are those by which MAE draws its experts."""
+    if REAL and name == "mae":
+        pytest.skip("draws its experts by random numbers of the device")
     found = []
     for place in ("cpu", DEVICE):
         (tmp_path / place).mkdir()
