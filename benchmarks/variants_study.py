@@ -7,6 +7,7 @@
     python benchmarks/variants_study.py repeats --out DIR              runs made once more on another machine
     python benchmarks/variants_study.py regimes --out DIR              runs of PLAN-regimes.md into regimes/
     python benchmarks/variants_study.py full-text --out DIR            its runs on all of the text into full-text/
+    python benchmarks/variants_study.py full-text-gpu --out DIR        those of a GPU into full-text-gpu/
     python benchmarks/variants_study.py report --out DIR               runs.csv, table.md, figures/ of what is finished
 
 All arms of seed 1 come first, then those of seed 2, … Whatever is finished is skipped and what was stopped goes on,
@@ -61,7 +62,7 @@ def main() -> None:
         parser.error("--data says where the texts are")
     if asked.what == "syntax" and asked.parse is None:
         parser.error("--parse says where the treebank is")
-    if asked.what in ("syntax", "repeats", "regimes", "full-text", "report") and asked.arms:
+    if asked.what in ("syntax", "repeats", "regimes", *FULL, "report") and asked.arms:
         parser.error(f"{asked.what} is of all arms that have runs; leave out --arms")
     if asked.what == "grid" and asked.max_epochs is None:
         asked.max_epochs = GRID_EPOCHS
@@ -132,8 +133,8 @@ def repeats(asked: argparse.Namespace, arms: list[Arm]) -> None:
 
 
 def regimes(asked: argparse.Namespace, arms: list[Arm]) -> None:
-    """The tables of regimes/, or of full-text/, among the results."""
-    folder = asked.results / (FULL if asked.what == "full-text" else DROPOUT)
+    """The tables of regimes/, or of full-text/ or full-text-gpu/, among the results."""
+    folder = asked.results / (asked.what if asked.what in FULL else DROPOUT)
     folder.mkdir(exist_ok=True)
     collect(asked.out, folder)
 
@@ -156,7 +157,7 @@ STEPS = {
     "syntax": syntax,
     "repeats": repeats,
     "regimes": regimes,
-    "full-text": regimes,
+    **dict.fromkeys(FULL, regimes),
     "report": report,
 }
 

@@ -118,11 +118,11 @@ def test_regimes_are_compared_and_the_stricter_bound_is_told() -> None:
     losses = {"baseline": (2.0, 2.1, 2.2), "mixing": (1.9, 2.01, 2.09)}
     rows = [row for arm, values in losses.items() for row in runs(arm, dict(enumerate(values, 1)))]
     swapped = [{**row, "arm": {"baseline": "mixing", "mixing": "baseline"}[row["arm"]]} for row in rows]
-    table = regimes.table_of_regimes(RESULTS, rows, [], swapped, rows)
+    table = regimes.table_of_regimes(rows, [], swapped, [rows, []])
     line = next(cells for cells in table if cells[0].startswith("mixing"))
     assert line[-1] == "yes in 10,000 × 20; the reverse in 29,000 × 5; yes in 29,000 × 10" and line[2] == ""
     claims = [claim for claim in part("design").REGIME_CLAIMS if claim.source == "7"]
-    (judged,) = part("verdicts").verdicts(claims, regimes.on_all(swapped), {})
+    (judged,) = part("verdicts").verdicts(claims, regimes.on_all([swapped, []]), {})
     assert judged.word == "contradicted", "the same arms on the full text have names of their own"
     weak = runs("mae", {1: 1.8, 2: 1.9}, "gate_entropy", gate_steps=9.0, gate_change=0.03)
     assert "mae would be left out, and 7 claims untested" in regimes.strictly(weak)
@@ -336,7 +336,7 @@ def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> N
     if not (RESULTS / "runs.csv").exists():
         pytest.skip("the runs of the plan are not finished")
     for path in RESULTS.iterdir():
-        if path.suffix == ".csv" or path.name in ("figures", "five-epochs", "regimes", "full-text"):
+        if path.suffix == ".csv" or path.is_dir():
             (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.name)
     part("page").write_page(tmp_path)
     for name in ("table.md", "table.csv"):
@@ -348,8 +348,8 @@ def test_the_documentation_says_what_the_tables_say() -> None:
     rows = page.read_table(RESULTS / "runs.csv")
     more = page.read_table(RESULTS / "regimes" / "runs.csv")
     commands = {arm.name: f"`{arm.variant}{FLAGS.get(arm.name, '')}`" for arm in (*design.ARMS, *design.REGIME_ARMS)}
-    full = part("regimes").on_all(page.read_table(RESULTS / "full-text" / "runs.csv"))
-    commands |= {f"{arm}{design.ON_ALL}": f"{command}{design.ON_ALL}" for arm, command in commands.items()}
+    full = part("regimes").on_all(page.full_runs(RESULTS))
+    commands |= {f"{arm}{of}": f"{say}{of}" for of in (design.ON_ALL, design.ON_GPU) for arm, say in commands.items()}
     found = [
         *verdicts.verdicts(design.CLAIMS, rows, verdicts.idle(design.ARMS, rows)),
         *verdicts.verdicts(design.REGIME_CLAIMS, rows + more + full, {}),
@@ -372,7 +372,10 @@ def test_the_documentation_says_what_the_tables_say() -> None:
 
 @pytest.mark.parametrize(
     ("plan", "table"),
-    [("PLAN.md", "runs.csv"), *(("PLAN-regimes.md", f"{folder}/runs.csv") for folder in ("regimes", "full-text"))],
+    [
+        ("PLAN.md", "runs.csv"),
+        *(("PLAN-regimes.md", f"{folder}/runs.csv") for folder in ("regimes", "full-text", "full-text-gpu")),
+    ],
 )
 def test_the_plan_was_committed_before_every_run(plan: str, table: str) -> None:
     if not (RESULTS / table).exists():

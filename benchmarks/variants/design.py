@@ -303,6 +303,7 @@ CLAIMS = (
 )
 
 ON_ALL = " on the full text"  # what an arm's name ends in there
+ON_GPU = f"{ON_ALL}, GPU"
 CONTROL = "baseline-0.2"  # of the better dropout by regimes/grid.csv
 REGIME_CLAIMS = tuple(
     Claim(f"{arm} has a lower validation loss than {other}", "regime", "valid_nll", arm, other, -1, None, number)
@@ -314,6 +315,7 @@ REGIME_CLAIMS = tuple(
         ("4", "mixing", CONTROL),
         ("5", f"mae-uniform{ON_ALL}", f"baseline{ON_ALL}"),
         ("7", f"mixing{ON_ALL}", f"baseline{ON_ALL}"),
+        ("8", f"swap{ON_GPU}", f"baseline{ON_GPU}"),
         ("9", "swap-soft", "baseline"),
     )
 )

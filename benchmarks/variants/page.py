@@ -11,17 +11,7 @@ from typing import Any
 
 import pandas as pd
 from variants.design import ARMS, CLAIMS, EPOCHS, RECIPE, REGIME_ARMS, REGIME_CLAIMS, SENTENCES, TEST, Arm
-from variants.regimes import (
-    DROPOUT,
-    EARLY,
-    FULL,
-    SHORT,
-    gate_steps,
-    on_all,
-    regularisation,
-    strictly,
-    table_of_regimes,
-)
+from variants.regimes import DROPOUT, EARLY, FULL, SHORT, gate_steps, on_all, regularisation, strictly, table_of_regimes
 from variants.verdicts import UNTESTED, Difference, Row, Verdict, idle, paired_with, seeds_needed, verdicts
 
 REACH = 0.02  # nats: how narrow the primary interval is to be
@@ -257,8 +247,7 @@ def regimes(folder: Path, rows: Sequence[Row]) -> list[str]:
     short = read_table(folder / SHORT / "runs.csv")
     if not short:
         return []
-    full = read_table(folder / FULL / "runs.csv")
-    lines = table_of_regimes(folder, rows, read_table(folder / "curves.csv"), short, full)
+    lines = table_of_regimes(rows, read_table(folder / "curves.csv"), short, full_runs(folder))
     return [
         "## In which regime\n",
         f"The same differences of validation loss on {SENTENCES:,} sentences for {EPOCHS} epochs (the claims above), "
@@ -266,18 +255,23 @@ def regimes(folder: Path, rows: Sequence[Row]) -> list[str]:
         "for 5 epochs, three seeds, bf16, where nothing overfits and MAE's gates started even and did not learn. p of "
         "each comparison by itself. Where the two disagree the claim is about a regime.\n",
         markdown_table(lines),
-        full_text(folder, full),
+        *(full_text(folder, name) for name in FULL),
         "\nFive seeds are few: that differences are normally distributed, which every interval and p-value here takes "
         "for granted, carries everything. It cannot be seen from five numbers, and a sign test of five pairs cannot go "
         "below p 0.06, whatever they are.\n",
     ]
 
 
-def full_text(folder: Path, full: Sequence[Row]) -> str:
-    """What the runs on all of the text are, their losses and BLEU, and whether they overfit."""
-    if not full:
+def full_runs(folder: Path) -> Sequence[Sequence[Row]]:
+    """The runs on all of the text, by their folders."""
+    return [read_table(folder / name / "runs.csv") for name in FULL]
+
+
+def full_text(folder: Path, name: str) -> str:
+    """What the runs on all of the text in such a folder are, their losses and BLEU, and whether they overfit."""
+    if not (full := read_table(folder / name / "runs.csv")):
         return ""
-    curves = pd.read_csv(folder / FULL / "curves.csv").pivot_table(index="epoch", columns=["arm", "seed"])
+    curves = pd.read_csv(folder / name / "curves.csv").pivot_table(index="epoch", columns=["arm", "seed"])
     late = curves["valid_nll"].tail(3).diff().dropna()
     rising = [f"{arm} {seed}" for arm, seed in late.columns if (late[arm, seed] > 0).all()]
     losses = table_by_seed(
@@ -286,9 +280,8 @@ def full_text(folder: Path, full: Sequence[Row]) -> str:
         lambda row: f"{row['valid_nll']:.4f} ({row['best_epoch']}), {row['bleu']:.1f}",
     )
     return (
-        "\n29,000 × 10 are the runs of the last part of [PLAN-regimes.md](PLAN-regimes.md) (float32, commit "
-        f"{commits(full)}; {machines(full)}); claims (5) and (7) below are about them. Losses that rise "
-        f"over the last three epochs: {', '.join(rising) or 'none'}.\n\n{losses}"
+        f"\n{name}: 29,000 × 10, by [PLAN-regimes.md](PLAN-regimes.md) (float32, commit {commits(full)}; "
+        f"{machines(full)}). Losses that rise over the last three epochs: {', '.join(rising) or 'none'}.\n\n{losses}"
     )
 
 
@@ -297,8 +290,7 @@ def dropout(folder: Path, rows: Sequence[Row]) -> list[str]:
     controls = read_table(folder / DROPOUT / "runs.csv")
     if not controls:
         return []
-    full = on_all(read_table(folder / FULL / "runs.csv"))
-    judged = verdicts(REGIME_CLAIMS, [*rows, *controls, *full], idle(ARMS, rows))
+    judged = verdicts(REGIME_CLAIMS, [*rows, *controls, *on_all(full_runs(folder))], idle(ARMS, rows))
     seeds = {row["seed"] for row in controls}
     plain = [row for row in rows if row["arm"] == "baseline" and row["seed"] in seeds]
     claims = ((claim, *rest) for claim, _, *rest in map(line_of_claim, judged))

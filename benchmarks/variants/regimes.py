@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from variants.design import ARMS, BETTER, CLAIMS, CONTROL, EPOCHS, ON_ALL, OURS, SENTENCES, Effect
+from variants.design import ARMS, BETTER, CLAIMS, CONTROL, EPOCHS, ON_ALL, ON_GPU, OURS, SENTENCES, Effect
 from variants.verdicts import LEVEL, REPRODUCED, Difference, Row, Verdict, idle, paired_with
 
 SHORT = "five-epochs"
 DROPOUT = "regimes"
 """The folder of the runs of PLAN-regimes.md."""
-FULL = "full-text"
-"""The folder of its runs on all of the text."""
+FULL: Mapping[str, str] = {"full-text": ON_ALL, "full-text-gpu": ON_GPU}
+"""The folders of its runs on all of the text, and what arms are called there."""
 NAMES: Mapping[str, str] = {"swap-manual": "swap"}
 """Arms of the study of five epochs that have another name here."""
 EARLY = 4  # epochs of the long runs, that many updates of which a G epoch has not come yet
@@ -24,13 +24,14 @@ STRICT = 0.05
 
 
 def table_of_regimes(
-    folder: Path, rows: Sequence[Row], curves: Sequence[Row], short: Sequence[Row], full: Sequence[Row] = ()
+    rows: Sequence[Row], curves: Sequence[Row], short: Sequence[Row], full: Sequence[Sequence[Row]]
 ) -> list[list[str]]:
     """A line a comparison: its difference of loss in each regime, and where it has the claimed sign at 5 %."""
     early = [{**row} for row in curves if row["epoch"] == EARLY]
     of_short = [{**row, "arm": NAMES.get(str(row["arm"]), row["arm"])} for row in short]
     begun = f"the same after {EARLY}"
-    regimes = {f"{SENTENCES:,} × {EPOCHS}": rows, begun: early, "29,000 × 5": of_short, "29,000 × 10": full}
+    all_of_it = {f"29,000 × 10{of.removeprefix(ON_ALL)}": its for of, its in zip(FULL.values(), full, strict=True)}
+    regimes = {f"{SENTENCES:,} × {EPOCHS}": rows, begun: early, "29,000 × 5": of_short, **all_of_it}
     lines = [["less loss", *regimes, "holds"]]
     for arm, against in dict.fromkeys([*((one, other) for one, other, *_ in BETTER), *OURS]):
         found = {name: Difference.of(paired_with(its, arm, against, "valid_nll")) for name, its in regimes.items()}
@@ -41,9 +42,9 @@ def table_of_regimes(
     return lines
 
 
-def on_all(rows: Sequence[Row]) -> list[Row]:
-    """Runs on all of the text under the names that they have in the claims."""
-    return [{**row, "arm": f"{row['arm']}{ON_ALL}"} for row in rows]
+def on_all(full: Sequence[Sequence[Row]]) -> list[Row]:
+    """Runs on all of the text, by folder, under the names that they have in the claims."""
+    return [{**row, "arm": f"{row['arm']}{of}"} for of, rows in zip(FULL.values(), full, strict=True) for row in rows]
 
 
 def _where(found: Mapping[str, Difference | None]) -> str:
