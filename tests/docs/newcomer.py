@@ -146,11 +146,13 @@ def smaller(words: list[str]) -> list[str]:
     methods = words[words.index("--methods") + 1].split(",") if "--methods" in words else []
     if methods and not set(methods) & set(learners()):
         del options["--updates"]
+    if "explained" in words:
+        options |= {"--explained-rows": "60", "--explained-steps": "2"}
     if "--faithfulness" in words:
         options |= {"--faithfulness-seeds": "1", "--faithfulness-steps": "2"}
     for flag in {"--keep", "--fractions"} & set(words):
         first, *others = words[words.index(flag) + 1].split(",")
         options[flag] = ",".join([first, *others[-1:]])
     kept = [word for place, word in enumerate(words) if word not in options and words[place - 1] not in options]
-    drawn = words[0] != "analyze" or words[-1].endswith("run")  # the figures of one run are enough
+    drawn = words[0] != "analyze" or words[-1] == "run"  # the figures of one run are enough
     return [*kept, *([] if drawn else ["--no-figures"]), *(part for option in options.items() for part in option)]

@@ -25,7 +25,7 @@ def test_the_notebook_runs(
     from traitlets.config import Config
 
     few = tmp_path_factory.mktemp("text") / "captions.en"
-    few.write_text("\n".join(hs.assets.captions("en").read_text(encoding="utf-8").splitlines()[:80]), encoding="utf-8")
+    few.write_text("\n".join(hs.assets.captions("en").read_text(encoding="utf-8").splitlines()[:36]), encoding="utf-8")
     monkeypatch.setattr(hs.assets, "captions", lambda language: few)
     monkeypatch.chdir(tmp_path)
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]

@@ -56,6 +56,16 @@ def test_a_width_is_kept_and_nothing_overlaps(tmp_path: Path) -> None:
             assert not any("ckpt:" in text.get_text() or "all-MiniLM" in text.get_text() for text in figure.texts), name
 
 
+def test_panels_of_heads_fill_the_width(tmp_path: Path) -> None:
+    """That of the text of a paper, the line with the most of them; not one below the other on its left."""
+    with figure_style(FigureStyle("paper", 6.5)):
+        figures = every_figure(tmp_path, LAYOUTS["12x16"])
+        for name in ("syntactic", "positional"):
+            figure = figures[name]()
+            rights = [axes.get_position().x1 for axes in figure.axes]
+            assert max(rights) > 0.85 and sum(right > 0.5 for right in rights) > len(rights) / 3, (name, rights)
+
+
 def test_what_a_style_refuses() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"name": "poster"}, "--style 'poster' is not known; choose from paper, screen"),

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from headscope.report.layout.grid import tick_step
 from headscope.report.layout.legend import Entry, Legend
-from headscope.report.layout.output import cell_pitch, widest
+from headscope.report.layout.output import widest
 from headscope.report.layout.page import LABEL, PALE, TICK, Page
-from headscope.report.layout.panels import Panels
+from headscope.report.layout.panels import Panels, shared_pitch
 from headscope.report.readers.run import AnalysisRun, MissingTable
 
 PARTS = {
@@ -39,8 +39,9 @@ def explained_shares(run: AnalysisRun) -> Figure:
         raise MissingTable(f"run {run.name}: no head has an explained share; analyse more sentences")
     counted = set(zip(known["site"], known["layer"], strict=True))
     most = run.most_heads
-    pitch = cell_pitch(PITCH, most + 2, besides=LEFT + 0.1)
-    size = (LEFT + (most + MEAN_GAP + 1) * pitch + 0.1, ABOVE + HEIGHT + BELOW)
+    cells = most + MEAN_GAP + 1
+    pitch = shared_pitch(PITCH, cells, run, left=LEFT + 0.1, most=13.9, only=counted)
+    size = (LEFT + cells * pitch + 0.1, ABOVE + HEIGHT + BELOW)
     panels = Panels.plan(run, size, widest=widest(13.9), only=counted)
     entries: list[Entry] = [("    ", color, words) for words, color in PARTS.values()]
     entries += [("    ", PALE, "only the sentence says it"), ("μ", "", "mean of the layer")]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from headscope.engine.declarations import head_functions
 from headscope.report.layout.grid import draw_cells
 from headscope.report.layout.legend import Function, Legend, functions_of
-from headscope.report.layout.output import cell_pitch, widest
+from headscope.report.layout.output import widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
-from headscope.report.layout.panels import PanelLayer, Panels
+from headscope.report.layout.panels import PanelLayer, Panels, shared_pitch
 from headscope.report.readers.run import AnalysisRun
 
 REACH = 10  # offsets shown one by one at most; what is beyond goes into a tail on either side
@@ -32,8 +32,9 @@ def offset_histograms(run: AnalysisRun) -> Figure:
     shares = offset_shares(run)  # before the page: a missing table must not cost a layout
     columns = next(iter(shares.values())).shape[1]
     reach = (columns - 3) // 2
-    width = max(columns * cell_pitch(PITCH, columns, besides=LEFT + RIGHT + BAR), LEAST)
     counted = {layer for layer, histogram in shares.items() if histogram.any()} or set(shares)
+    cell = shared_pitch(PITCH, columns, run, left=LEFT + RIGHT, most=13.4, besides=BAR, only=counted)
+    width = max(columns * cell, LEAST)
     size = (LEFT + width + RIGHT, ABOVE + rows * pitch + BELOW)
     panels = Panels.plan(run, size, widest=widest(13.4, besides=BAR), only=counted)
     family = head_functions()["positional"]

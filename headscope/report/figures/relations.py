@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from headscope.report.layout.grid import draw_cells, tick_step
 from headscope.report.layout.legend import Legend, contrast
-from headscope.report.layout.output import cell_pitch, widest
+from headscope.report.layout.output import widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
-from headscope.report.layout.panels import Panels
+from headscope.report.layout.panels import Panels, shared_pitch
 from headscope.report.readers.run import AnalysisRun, MissingTable
 
 CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
@@ -54,10 +54,9 @@ def _figure(
     """Labels × heads of every layer, with a title and a name of the shade in `words`."""
     heads = run.most_heads
     gutter = max(text_width(label, TICK) for label in labels) + 0.12
-    pitch = cell_pitch(PITCH, heads + 2, besides=gutter + 0.1 + BAR)
-    width = (1 + GAP + heads) * pitch
-    size = (gutter + width + 0.1, ABOVE + len(labels) * PITCH + BELOW)
-    counted = set(zip(table["site"], table["layer"], strict=True))
+    counted, cells = set(zip(table["site"], table["layer"], strict=True)), 1 + GAP + heads
+    pitch = shared_pitch(PITCH, cells, run, left=gutter + 0.1, most=13.9, besides=BAR, only=counted)
+    size = (gutter + cells * pitch + 0.1, ABOVE + len(labels) * PITCH + BELOW)
     panels = Panels.plan(run, size, widest=widest(13.9, besides=BAR), only=counted)
     page_width = panels.flow.width + BAR
     legend = Legend.plan(entries, widest(page_width))

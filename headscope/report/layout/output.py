@@ -99,16 +99,18 @@ def cell_pitch(usual: float, count: int, *, besides: float, least: float = 0.05)
     return usual if room is None else max(min(usual, (room - besides) / max(count, 1)), least)
 
 
-def panel_width(usual: float, count: int, *, left: float, gap: float, most: float, besides: float = 0.0) -> float:
+def panel_width(
+    usual: float, count: int, *, left: float, gap: float, most: float, besides: float = 0.0, least: float = 0.8
+) -> float:
     """Inches of the axes of equal panels in lines of `most` inches, `left` inches of labels beside each.
 
     As usual, or, where a width is asked for, so that they fill what it leaves `besides` other things: in as many
-    columns as leave each four fifths of the usual.
+    columns as leave each `least` of the usual.
     """
     if current_style().room is None:
         return usual
     room = widest(most, besides=besides)
-    columns = max(1, min(count, int((room + gap + 1e-9) // (left + 0.8 * usual + gap))))
+    columns = max(1, min(count, int((room + gap + 1e-9) // (left + least * usual + gap))))
     return min((room + gap) / columns - gap - left, 1.8 * usual)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.container import BarContainer
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from headscope.report.layout.output import panel_width
 from headscope.report.layout.page import LABEL, RULE, TICK, Flow, Page, even_width, flow, shorten, text_width
 from headscope.report.readers.run import AnalysisRun
 
@@ -20,6 +21,7 @@ BESIDE = 0.15  # inches that a title may reach beyond its panel
 FLAT = 1e-3  # a span below this share of the values is rounding, not a change
 PanelLayer = tuple[str, int, int]
 """site, layer, number of heads"""
+GAP = (0.2, 0.12)  # inches between panels, and between their lines
 TITLE_LEFT = 0.5  # inches left of a panel's title: the labels of its rows
 
 
@@ -68,6 +70,40 @@ def share_limits(panels: Sequence[Axes], *, axis: str = "y", room: float = 0.05)
         setter(low - room * span, high + room * span)
 
 
+def shared_pitch(
+    usual: float,
+    cells: float,
+    run: AnalysisRun,
+    *,
+    left: float,
+    most: float,
+    besides: float = 0.0,
+    only: Container[tuple[str, int]] | None = None,
+) -> float:
+    """Inches of each of the cells in a row of a panel: as usual, or so that a site's panels fill the asked width.
+
+    See `panel_width`; for as many panels in a line as leave a cell 0.7 of the usual, and 0.05 at least.
+    """
+    count, share = _longest(_shown(run, only)), 0.7
+    wide = panel_width(usual * cells, count, left=left, gap=GAP[0], most=most, besides=besides, least=share)
+    return max(wide / cells, 0.05)
+
+
+def _shown(run: AnalysisRun, only: Container[tuple[str, int]] | None) -> list[PanelLayer]:
+    return [
+        (site, layer, count)
+        for site, counts in run.layout.items()
+        for layer, count in enumerate(counts)
+        if count and (only is None or (site, layer) in only)
+    ]
+
+
+def _longest(layers: Sequence[PanelLayer]) -> int:
+    """The most layers of a site."""
+    sites = [site for site, _, _ in layers]
+    return max((sites.count(site) for site in sites), default=1)
+
+
 @dataclass(frozen=True)
 class Panels:
     """The layers that have heads, and where their panels stand: each site starts a line of its own."""
@@ -86,20 +122,15 @@ class Panels:
         only: Container[tuple[str, int]] | None = None,
     ) -> Panels:
         """Panels of `size` (labels included) in lines of at most `widest` inches; of `only` these layers, if given."""
-        layers = [
-            (site, layer, count)
-            for site, counts in run.layout.items()
-            for layer, count in enumerate(counts)
-            if count and (only is None or (site, layer) in only)
-        ]
+        layers = _shown(run, only)
         sites = [site for site, _, _ in layers]
-        longest = max((sites.count(site) for site in sites), default=1)
+        longest = _longest(layers)
         titles = [_title(layer, sites=len(set(sites))) for layer in layers]
         needed = max((text_width(title, LABEL, weight="bold") for title in titles), default=0) + TITLE_LEFT
         size = (max(size[0], min(needed, widest)), size[1])
         width = even_width(longest, size[0], widest)
         breaks = frozenset(n for n in range(1, len(sites)) if sites[n] != sites[n - 1])
-        return cls(layers, flow([size] * len(layers), width, gap=(0.2, 0.12), breaks=breaks), len(set(sites)))
+        return cls(layers, flow([size] * len(layers), width, gap=GAP, breaks=breaks), len(set(sites)))
 
     def __iter__(self) -> Iterator[tuple[PanelLayer, tuple[float, float]]]:
         """Every layer, with the corner of its panel in inches from the left and the top."""
