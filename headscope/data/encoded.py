@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus, Sentence
-from headscope.distributed import pinned, upload
+from headscope.distributed import PINNED, pinned, upload
 from headscope.heads import Site
 
 IGNORED = -100  # a label where nothing is to be predicted
@@ -168,6 +168,8 @@ class Batch:
 
     def pinned(self, device: torch.device) -> Batch:
         """The same in memory that a GPU reads without the host, which `to` then need not copy first; else itself."""
+        if device.type not in PINNED:
+            return self
         return self._changed(lambda tensor: pinned(tensor, device))
 
     def _changed(self, change: Callable[[Tensor], Tensor]) -> Batch:

@@ -265,6 +265,7 @@ def register() -> None:
             return [torch.bfloat16, torch.float16]
 
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Module(), hook=Hook())
+    distributed.PINNED.add(NAME)
 
 
 def _without_inference(mode: bool = True) -> Any:
@@ -289,7 +290,6 @@ def pretended(*, float64: bool = True, traced: bool = False) -> Iterator[Counts]
         with ExitStack() as stack:
             stack.enter_context(patch.object(torch, "inference_mode", _without_inference))
             stack.enter_context(patch.object(torch.Tensor, "pin_memory", _pinned))
-            stack.enter_context(patch.object(distributed, "PINNED", {NAME}))
             stack.enter_context(_Dispatch())  # type: ignore[no-untyped-call]
             stack.enter_context(_Functions())
             yield STATE.counts

@@ -84,8 +84,8 @@ def shared_pitch(
 
     See `panel_width`; for as many panels in a line as leave a cell 0.7 of the usual, and 0.05 at least.
     """
-    count, share = _longest(_shown(run, only)), 0.7
-    wide = panel_width(usual * cells, count, left=left, gap=GAP[0], most=most, besides=besides, least=share)
+    count = _longest(_shown(run, only))
+    wide = panel_width(usual * cells, count, left=left, gap=GAP[0], most=most, besides=besides, least=0.7)
     return max(wide / cells, 0.05)
 
 
