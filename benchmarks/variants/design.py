@@ -314,6 +314,7 @@ REGIME_CLAIMS = tuple(
         ("3", "mae", CONTROL),
         ("4", "mixing", CONTROL),
         ("5", f"mae-uniform{ON_ALL}", f"baseline{ON_ALL}"),
+        ("6", f"mae{ON_ALL}", f"baseline{ON_ALL}"),
         ("7", f"mixing{ON_ALL}", f"baseline{ON_ALL}"),
         ("8", f"swap{ON_GPU}", f"baseline{ON_GPU}"),
         ("9", "swap-soft", "baseline"),
