@@ -317,7 +317,8 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 def _ids(text: Any, length: int, device: torch.device) -> Tensor:
     """Ids [1 length], all different where the vocabulary allows, none of them padding or start or end."""
-    special = {getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start")}
+    named = (getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start"))
+    special = {number for some in named for number in (some if isinstance(some, list) else [some])}  # of several ends
     plain = [number for number in range(text.vocab_size) if number not in special][: 4 * length] or [0]
     return torch.tensor([[plain[(3 * i) % len(plain)] for i in range(length)]], device=device)
 

@@ -154,6 +154,7 @@ UNUSUAL = {
     "GPT-2 in upcast order": ("gpt2", {**GPT2, "reorder_and_upcast_attn": True}, None),
     "GPT-2 without scaling": ("gpt2", {**GPT2, "scale_attn_weights": False}, None),
     "Llama with biases": ("llama", {**LLAMA, "attention_bias": True}, None),
+    "Llama with two ends": ("llama", {**LLAMA, "eos_token_id": [2, 5]}, None),
     "Llama with one group": ("llama", {**LLAMA, "num_key_value_heads": 1}, None),
     "GPT-NeoX in sequence": ("gpt_neox", {**BY_NAME["gpt_neox"].sizes, "use_parallel_residual": False}, None),
     "OPT with norms behind": ("opt", {**BY_NAME["opt"].sizes, "do_layer_norm_before": False}, None),
@@ -222,6 +223,8 @@ def test_an_encoder_decoder_made_of_two_berts_has_three_sites() -> None:
 def test_the_probe_leaves_ids_with_a_meaning_out_where_it_can() -> None:
     for architecture in (BY_NAME["roberta"], BY_NAME["m2m_100"]):
         assert_plain(architecture, probe_inputs(build(architecture))["input_ids"])
+    two_ends = probe_inputs(tiny("llama", {**LLAMA, "eos_token_id": [2, 6]}))["input_ids"]
+    assert not torch.isin(two_ends, torch.tensor([0, 1, 2, 6])).any()
 
 
 def assert_plain(architecture: Architecture, ids: torch.Tensor) -> None:
