@@ -115,7 +115,7 @@ def _repeated(of_units: Tensor, heads: int) -> Tensor:
 
 @dataclass(frozen=True)
 class FactoredSlices:
-    """Slices [h k d], each factored as triangle [h k k] · basis, a basis of orthonormal rows.
+    """Slices [h k d], each factored as triangle [h k k] · basis, a basis of orthonormal rows (d rows where d < k).
 
     `inner` [p k k] are the products of the bases of each pair of heads (i < j), `dots` [h h] those of the flattened
     slices; `lacking` [h] marks slices without full rank.
@@ -177,7 +177,7 @@ def principal_cosines(slices: FactoredSlices) -> Tensor:
 
     NaN where a slice lacks full rank: its basis would hold arbitrary directions.
     """
-    h, k, _ = slices.triangle.shape
+    h, k = len(slices.triangle), slices.inner.shape[-1]
     first, second = torch.triu_indices(h, h, offset=1)
     squared = torch.linalg.eigvalsh(slices.inner @ slices.inner.transpose(1, 2)).flip(
         -1

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from headscope.analyses.distinctness import FactoredSlices, cosines, principal_cosines
+from headscope.analyses.distinctness import FactoredSlices, cosines, effective_rank, principal_cosines
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
@@ -426,6 +426,16 @@ def test_slices_that_nearly_lack_rank(condition: float) -> None:
         for i, j in ((0, 1), (0, 2), (1, 2)):
             expected = np.cos(np.radians(distinctness.principal_angles(right[i].numpy(), right[j].numpy())))
             np.testing.assert_allclose(found[i, j].numpy(), expected, atol=1e-9)
+
+
+def test_heads_wider_than_the_model_all_span_its_stream() -> None:
+    weights = torch.randn(3, 9, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    its = FactoredSlices.of(weights)
+    torch.testing.assert_close(principal_cosines(its), torch.ones(3, 3, 4, dtype=torch.float64))
+    expected = [
+        distinctness.effective_rank(one, other) for one, other in zip(weights.numpy(), -weights.numpy(), strict=True)
+    ]
+    np.testing.assert_allclose(effective_rank(its.triangle, -its.triangle).numpy(), expected, atol=1e-9)
 
 
 def test_capture_is_what_transformers_computes(trial: Trial) -> None:
