@@ -211,6 +211,8 @@ def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
     assert any("2 lines more than the text" in remark for remark in study(checkpoint, corpus, alignments=path).remarks)
     with pytest.raises(ConfigError):
         study(checkpoint, corpus, align_corpus=path)
+    with pytest.raises(ConfigError, match="--alignments has the links, --aligner own"):
+        study(checkpoint, corpus, alignments=path, aligner="own")
 
 
 def test_too_little_text_gives_the_score_alone_and_says_how_to_get_more() -> None:

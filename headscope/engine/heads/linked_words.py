@@ -139,6 +139,8 @@ def links_of(
         raise ConfigError("--align-corpus and --align-target are the two sides of a text; give both")
     if path is not None and source is not None:
         raise ConfigError("--alignments has the links, --align-corpus is to train an aligner that makes some; give one")
+    if path is not None and aligner != "auto":
+        raise ConfigError(f"--alignments has the links, --aligner {aligner} is to make some; give one")
     if path is not None:
         return _links_of_file(corpus, path, first)
     pairs: Iterator[Pair] = ((sentence.source, sentence.target or "") for sentence in corpus)
