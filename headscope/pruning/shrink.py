@@ -132,7 +132,8 @@ def opened_with(
         config.sizes(folder, by=by, metric=asked.metric), replace(opened, corpus=text.calibration, valid=judged)
     )
     if not config.searches and sizes.cells[-1].keep == sizes.gating.heads:
-        raise ConfigError(f"--keep {sizes.gating.heads} are all heads there are; nothing would be removed")
+        given = f"--keep {config.keep}" if config.fraction is None else f"--fraction {config.fraction:g}"
+        raise ConfigError(f"{given} are all {sizes.gating.heads} heads there are; nothing would be removed")
     return Opened(
         config=config,
         text=text,

@@ -323,6 +323,7 @@ def test_the_command_says_what_refitting_is_worth(
             "--damping is for --compensate least-squares",
         ),
         (["--source", "text.en", "--sequential"], "--sequential is for --compensate least-squares, not none"),
+        (["--source", "text.en", "--feed-forward"], "--feed-forward is for --compensate least-squares, not none"),
         (["--compensate", "least-squares", "--source", "text.en", "--damping", "-1"], "--damping -1"),
         (["--compensate", "least-squares", "--source", "text.en", "--damping", "nan"], "finite"),
         (["--compensate", "least-squares", "--source", "few.en"], "too few to refit output projections on: 2 of"),

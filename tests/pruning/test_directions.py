@@ -186,7 +186,7 @@ def test_names_that_are_not_accepted_are_answered_with_those_that_are() -> None:
     assert criterion_named("syntactic_margin", parsed=True).name == "syntactic_margin"
     with pytest.raises(ConfigError, match=r"'sink:low'.*'sink:lowest'"):
         criterion_of("sink:low")
-    with pytest.raises(ConfigError, match=r"--methods sink.*sink:lowest"):
+    with pytest.raises(ConfigError, match=r"^sink.*sink:lowest"):
         criterion_of("sink")
 
 

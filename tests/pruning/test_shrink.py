@@ -175,7 +175,9 @@ def test_too_little_text_is_said_before_the_checkpoint_is_opened(
     [
         (["--keep", 3, "--max-drop", "1%"], "--keep and --max-drop both say how small the model gets"),
         (["--keep", 7], "--keep 7: there are 6 heads"),
-        (["--keep", 6], "are all heads there are"),
+        (["--keep", 6], "--keep 6 are all 6 heads there are"),
+        (["--fraction", 1], "--fraction 1 are all 6 heads there are"),
+        (["--keep", 3, "--by", "sink"], "error: sink has no agreed direction: write sink:lowest"),
         (["--fraction", 2], "--fraction is 2.0; it must be more than 0 and at most 1"),
         ([], "12 sentences to judge on"),
         (["--max-drop", "little"], "--max-drop 'little' must be a number"),

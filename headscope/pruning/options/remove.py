@@ -160,6 +160,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
 
     def __post_init__(self) -> None:
         check_options(self)
+        in_turn = "--sequential" if self.sequential else "--feed-forward"
         check_refit(
             self.compensate,
             damping=self.damping,
@@ -167,7 +168,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
             sequential=self.sequential or self.feed_forward,
             anchor=as_text(self.anchor),
             check=as_text(self.check),
-            names=("--compensate", "--damping", "--calibration-sentences", "--sequential", "--anchor", "--check"),
+            names=("--compensate", "--damping", "--calibration-sentences", in_turn, "--anchor", "--check"),
         )
         check_texts(self.calibration, has_text=self.has_text)
         measured = self.compensate != "none" or self.valid_text is not None or self.allocate == "measured"
