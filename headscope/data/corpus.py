@@ -145,6 +145,15 @@ class Corpus:
         return replace(self, count=max(self.count - count, 0), read=lambda: islice(self.read(), count, None))
 
 
+def check_predictions(count: float, text: str) -> None:
+    """DataError where a model predicts nothing of a text, as a decoder does of single tokens; `text` is its name."""
+    if not count:
+        raise DataError(
+            f"{text}: no sentence that is measured on has a token to predict (a decoder alone predicts what follows "
+            "another token); give longer sentences"
+        )
+
+
 def open_corpus(
     source: Lines | None,
     *,

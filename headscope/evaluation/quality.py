@@ -19,6 +19,7 @@ import numpy as np
 
 from headscope.bootstrap import Array, Bootstrap
 from headscope.data.batching import Omissions
+from headscope.data.corpus import check_predictions
 from headscope.data.encoded import UnknownSubwords
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.likelihood import Likelihood, hides_tokens, likelihood
@@ -61,7 +62,8 @@ def measure(
 ) -> MeasuredMetrics:
     """What the metrics of an evaluation are made of under each mask; `step` is what the progress of all passes is of.
 
-    A KeyboardInterrupt ends the passes, what was done before stays; it is raised where nothing was.
+    A KeyboardInterrupt ends the passes, what was done before stays; it is raised where nothing was. DataError for a
+    text of which nothing is predicted.
     """
     found = MeasuredMetrics()
     opened.fit_batches()
@@ -76,6 +78,8 @@ def measure(
                 processes=opened.processes,
             )
         opened.unknown, found.complete = found.scored.losses.unknown, found.scored.complete
+        if found.complete:
+            check_predictions(found.scored.counts.sum(), opened.corpus.name)
         found.sums |= {metric.name: metric.sums(found.scored) for metric in metrics}
     if found.complete and (of_states := opened.asked("states")):
         with progress(step or "comparing", opened.corpus.count) as report:

@@ -431,6 +431,9 @@ def test_what_a_model_cannot_be_asked_for_is_refused(run: Evaluate, tmp_path: Pa
         run(checkpoints.hugging("bert-without-head"), TEXTS, metrics=("perplexity",))
     with pytest.raises(OutputError, match="directory"):
         run(checkpoints.hugging("gpt2"), TEXTS, per_sentence=tmp_path)
+    for each in (False, True):
+        with pytest.raises(DataError, match="no sentence that is measured on has a token to predict"):
+            run(checkpoints.hugging("gpt2"), ["a", "dog"], each_head=each)
 
 
 def test_a_mask_is_the_context_manager_of_the_library(run: Evaluate) -> None:

@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 import torch
 
+from headscope.data.batching import BatchingOptions
+from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import RunOptions
+from headscope.errors import DataError
+from headscope.evaluation.before_after import quality_change, question
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.moments import collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.gate_layout import gate_layout
+from headscope.pruning.learning.examples import training_examples
+from headscope.pruning.learning.finetuning import mean_loss
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
@@ -211,6 +217,23 @@ def test_models_without_labels_are_judged_by_their_representation() -> None:
     scores = criterion_named("obs-task").scores(ScoringContext(checkpoint, speakers.corpus("bert")))
     values = np.array(list(scores.values()))
     assert np.isfinite(values).all() and (values > 0).all() and len(set(values.tolist())) == len(values)
+
+
+@pytest.mark.parametrize("name", ["obs-task", "obs-measured"])
+def test_text_of_which_nothing_is_predicted_is_refused(name: str) -> None:
+    context = context_of("llama", batching=BatchingOptions(limit=1))
+    with pytest.raises(DataError, match="no sentence that is measured on has a token to predict"):
+        criterion_named(name).scores(context)
+
+
+def test_text_of_which_nothing_is_predicted_has_no_loss_and_no_quality() -> None:
+    checkpoint = checkpoints.hugging("gpt2")
+    corpus = Corpus("words.txt", 2, "", lambda: iter([Sentence(0, "a"), Sentence(1, "dog")]))
+    data = training_examples(checkpoint, corpus, limit=16)
+    with pytest.raises(DataError, match="no sentence that is measured on has a token to predict"):
+        mean_loss(checkpoint, data, tokens=64, seed=1, gates=None)
+    with pytest.raises(DataError, match=r"words\.txt: no sentence that is measured on has a token to predict"):
+        quality_change(checkpoint, checkpoint, question(checkpoint, corpus))
 
 
 @pytest.mark.slow

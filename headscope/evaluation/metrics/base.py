@@ -21,7 +21,7 @@ import torch
 from headscope.bootstrap import GROUPS, Array, Bootstrap, Estimate, GroupSums, interval
 from headscope.config.inputs import SEARCH
 from headscope.config.option import flag_of
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.labels import no_labels
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
@@ -296,10 +296,11 @@ def _why_unlabelled(checkpoint: Checkpoint, *, has_labels: bool) -> str | None:
 
 
 def whole_likelihood(checkpoint: Checkpoint, data: ValidationText) -> Likelihood:
-    """The likelihood of all sentences; KeyboardInterrupt where it was interrupted."""
+    """The likelihood of all sentences; KeyboardInterrupt where it was interrupted, DataError where it is of none."""
     scored = likelihood(checkpoint, data.corpus, data.reading)
     if not scored.complete:
         raise KeyboardInterrupt
+    check_predictions(scored.counts.sum(), data.corpus.name)
     return scored
 
 

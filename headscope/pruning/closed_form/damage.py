@@ -15,7 +15,7 @@ from torch import nn
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, ObjectiveOutput, choose_objective
 from headscope.data.batching import BatchingOptions
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
@@ -62,7 +62,8 @@ class DamageMeter:
     ) -> DamageMeter:
         """Run the intact model once over a corpus; `objective` "" is the default one of model and text.
 
-        ConfigError for an objective that does not apply, and for a target that the model cannot read.
+        ConfigError for an objective that does not apply, and for a target that the model cannot read; DataError for a
+        text of which nothing is predicted.
         """
         stream = text_batches(checkpoint, corpus, batching, labels=True)
         name = choose_objective(objective, checkpoint, **corpus.comes_with)
@@ -72,6 +73,7 @@ class DamageMeter:
                 on_device = batch.to(checkpoint.device)
                 with threads_for_pass(checkpoint.model, batch.positions):
                     meter.intact.append((on_device, meter.objective.outcome(checkpoint, on_device)))
+        check_predictions(sum(float(outcome.counts.sum()) for _, outcome in meter.intact), corpus.name)
         return meter
 
     @property

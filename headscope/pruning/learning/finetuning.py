@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from headscope.data.corpus import check_predictions
 from headscope.distributed import ALONE, Processes, random_state, set_random_state
 from headscope.errors import ConfigError, NumericalError, TrainingError
 from headscope.formats.base import Checkpoint
@@ -271,6 +272,7 @@ def mean_loss(
     """The mean of what a loss measures, under fixed gates; `processes` share the batches.
 
     That is -log p in nats of a token (of hidden ones the same each time) or of a label, or the damage to states.
+    DataError where nothing is predicted.
     """
     total, count = 0.0, 0
     model = checkpoint.model
@@ -280,7 +282,8 @@ def mean_loss(
             _, measured, predictions = loss.of(checkpoint, batch)
             total, count = total + float(measured), count + predictions
     total, counted = processes.sum([total, float(count)])
-    return total / max(counted, 1)
+    check_predictions(counted, "the held-out text")
+    return total / counted
 
 
 # Which parameters learn.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headscope.attribution.objectives.base import Objective
+from headscope.data.corpus import check_predictions
 from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.refit import weigh
@@ -31,6 +32,8 @@ class TaskOptimalBrainSurgeon(Criterion):
 
     def scores(self, context: ScoringContext) -> Scores:
         moments, orders = moments_of(context, gradients=True), []
+        assert context.corpus is not None, "moments_of refuses this"
+        check_predictions(moments.predictions, context.corpus.name)
         for projection, sums in reached_modules(context, moments):
             if sums.fisher is not None:
                 weight = weigh(projection.weight, sums.fisher / (2 * moments.predictions))
