@@ -9,7 +9,9 @@ import pandas as pd
 from headscope.engine.declarations import unknown_column
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError, DataError
+from headscope.files.reading import read_record
 from headscope.files.tables import read_csv
+from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, Site, describe_heads
 
 LOCATION = ("site", "layer", "head")
@@ -36,6 +38,15 @@ def read_heads(path: Path, layout: Layout) -> pd.DataFrame:
             raise DataError(f"{file}:{line}: head {head_id} is there a second time")
         seen.add(head_id)
     return table
+
+
+def other_weights(run: Path | None, checkpoint: Checkpoint) -> list[str]:
+    """A remark where a run of `headscope analyze` is about other weights than those of a checkpoint."""
+    about = {} if run is None else read_record(run / "run.json").get("checkpoint")
+    digest = about.get("digest") if isinstance(about, dict) else None
+    if digest in (None, checkpoint.digest):
+        return []
+    return [f"{run} is about other weights than {checkpoint.path} has; its heads are taken for those of the same name"]
 
 
 def read_scores(path: Path, layout: Layout, *, column: str | None = None) -> tuple[str, Scores]:

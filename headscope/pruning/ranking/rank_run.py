@@ -42,7 +42,7 @@ from headscope.pruning.ranking.criterion import (
 )
 from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, rank_heads
 from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
-from headscope.pruning.scores_file import read_heads, read_scores, scores_in
+from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
 from headscope.pruning.selection import (
     CHOICE,
     OpenedSelection,
@@ -152,7 +152,11 @@ def _chosen(config: RankConfig, progress: Progress, processes: Processes) -> tup
         title="" if loss is None else loss.title,
         signature=selection_signature("rank", opened, config, **_shape(config, scoring, outcome.keep)),
         source={"path": config.checkpoint, "format": intact.format, "digest": intact.digest},
-        remarks=[*opened.remarks, *tie_remarks(int(gates.sizes[ranked.tied].sum()))],
+        remarks=[
+            *opened.remarks,
+            *other_weights(config.run, intact),
+            *tie_remarks(int(gates.sizes[ranked.tied].sum())),
+        ],
         model=checkpoint is not intact or (config.tune_updates > 0 and freeze != "model"),
         seconds=time.monotonic() - began,
     )

@@ -40,6 +40,7 @@ from headscope.files.writing import write_json
 from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.sweep import SweepConfig
+from headscope.pruning.scores_file import other_weights
 from headscope.pruning.selection import selection_signature
 from headscope.pruning.sweep.cell_files import (
     CELLS,
@@ -76,7 +77,8 @@ Task = Cell | tuple[str, int]
 class Sweep:
     """The table of a sweep, the heads that stay in each cell, and the verdict on every method and size.
 
-    `baseline` says why there are no verdicts, `notes` of which cells no model is kept. Of several processes the first
+    `baseline` says why there are no verdicts, `notes` of which cells no model is kept, and where functions are of other
+    weights. Of several processes the first
     alone has them; the tables are empty in the others (`main` is False).
     """
 
@@ -375,7 +377,8 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
         raise DataError(f"{found.damaged[broken[0]]}; the same command does it again")
     records = [found.records[name] for name in names if name in found.records]
     kept, sites = survivors(records, context.functions), context.gating.per_site()
-    notes = kept_remarks(records, config.out) if config.keep_models else []
+    notes = [*other_weights(config.functions, context.checkpoint)]
+    notes += kept_remarks(records, config.out) if config.keep_models else []
     unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
     baseline = None if unpruned is None else context.why_no_baseline(unpruned)
     measured = MeasuredCells.of(records, context.bootstrap, margin=None if baseline else config.tolerance)
