@@ -19,6 +19,7 @@ COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
 VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
 ANALYSED = (*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", "max_sentences", "mask")
+READ = ("max_length", "keep_special")
 STANZA = ("lang", "stanza_dir", "download")
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
 
@@ -46,7 +47,9 @@ def after_analysis(finished: FinishedRun) -> str:
     if not main:
         again = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
         stanza = STANZA if options.get("parse") == "stanza" else ()
-        return command_line(*again, options=options, names=(*ANALYSED, *stanza, *COMPANIONS, *_of_analyses(options)))
+        return command_line(
+            *again, options=options, names=(*ANALYSED, *stanza, *READ, *COMPANIONS, *_of_analyses(options))
+        )
     table = finished.study.tables["importance"]
     rows = table[(table["measure"] == main) & table["value"].notna()]
     if len(rows) < len(finished.study.heads):
