@@ -64,7 +64,9 @@ class ExplainedShares(Analysis):
     `--explained-rows` queries are sampled, as many of each sentence; weights on no token (sinks of their own) are left
     out. Sentences of even and of odd number are each fitted once and held out once; a fifth of those that are fitted to
     says when to stop, and with which ridge of word pairs. Fits minimise the mean cross-entropy by L-BFGS, each head by
-    itself. `explained_unmet` is the share among keys that met the query's token in no sentence that was fitted to
+    itself. They stop early, and what rounding differs by, as between batches of other sizes, grows on the way: of 240
+    captions the lexical share of the model that ships moves by 0.003 at most, of 60 by 0.02; position by 2e-5.
+    `explained_unmet` is the share among keys that met the query's token in no sentence that was fitted to
     (weights renormalised over them, rows counted by the weight there): whether pairs are learnt by heart or by what
     their words have in common. There is none where less than a thousandth of the weight is on such keys, or it lies
     evenly there.

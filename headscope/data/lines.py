@@ -91,7 +91,7 @@ def line_text(raw: bytes, path: Path, number: int) -> str:
         return decoded(raw, number)
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -t utf-8)"
+            f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -f FROM -t utf-8)"
         ) from None
 
 

@@ -24,7 +24,7 @@ def decoded_lines(lines: Iterable[bytes], *, name: str = "stdin") -> Iterator[st
             yield raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert the text first (iconv -t utf-8)"
+                f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert the text first (iconv -f FROM -t utf-8)"
             ) from None
 
 
