@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headscope.config import EvaluateConfig
+from headscope.data.batching import batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.metrics.base import METRICS, ValidationText, choose_metric
@@ -20,7 +21,7 @@ from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, select_heads
 from headscope.model.removal_plan import plan_removal
 from headscope.model.taps import gated, masked
-from tests.oracles import classifiers, tiny
+from tests.oracles import classifiers, speakers, tiny
 
 NAMES = ("cosine", "token-cosine", "l2", "token-l2")
 GONE = "encoder-self.0.1,encoder-self.1.*"
@@ -152,3 +153,18 @@ def test_every_model_has_a_metric() -> None:
     decoder = tiny.checkpoint("t5", 3)
     for has_target in (False, True):
         assert choose_metric("", decoder, has_target=has_target, has_labels=False) == "cosine"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "marian", "t5"])
+def test_final_states_are_what_the_output_layer_reads(kind: str) -> None:
+    """A T5 is of one piece with that layer, and scales by d^-0.5 between."""
+    its: Any = speakers.checkpoint(kind)
+    read: list[Tensor] = []
+    how: dict[str, Any] = {"tokens": 101, "limit": 90}
+    batch = next(iter(batches(speakers.corpus(kind), its, **how)))
+    layer: Any = its.model.get_output_embeddings()
+    hook = layer.register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    its.logits(batch)
+    hook.remove()
+    scale = its.config.d_model**-0.5 if kind == "t5" else 1.0
+    torch.testing.assert_close(its.states(batch) * scale, read[0].view_as(its.states(batch)))

@@ -67,14 +67,14 @@ class Predicting(Checkpoint):
     def forward(self, batch: Batch) -> None:
         self._finite_output(batch)
 
-    def _output(self, batch: Batch) -> Any:
-        """The output object of one pass through the model without its task head."""
+    def _output(self, batch: Batch, **asked: bool) -> Any:
+        """The output object of one pass through the model without its task head, with what is `asked` for besides."""
         model, source = self.model, self._source(batch.source)
         if not self.two_sided:
-            return base_of(model)(**source, use_cache=False)
+            return base_of(model)(**source, **asked, use_cache=False)
         if batch.target is None:
             return cast(Any, model).get_encoder()(**source)
-        return base_of(model)(**source, **_target(batch.target), use_cache=False)
+        return base_of(model)(**source, **_target(batch.target), **asked, use_cache=False)
 
     @staticmethod
     def _source(source: Side) -> dict[str, Tensor]:
@@ -83,10 +83,15 @@ class Predicting(Checkpoint):
 
     @finite
     def states(self, batch: Batch) -> Tensor:
+        whole = self.predicts == "words" and base_of(self.model) is self.model  # T5 has no part without its head
         with through_attend(self.model):
-            states: Tensor | None = getattr(self._output(batch), "last_hidden_state", None)
+            output = self._output(batch, output_hidden_states=True) if whole else self._output(batch)
+        states: Tensor | None = getattr(output, "last_hidden_state", None)
         if states is None:
-            raise CheckpointError(f"{self.path} is a {type(self.model).__name__}, which gives no final states")
+            layers = getattr(output, "decoder_hidden_states", None) or getattr(output, "hidden_states", None)
+            if not layers:
+                raise CheckpointError(f"{self.path} is a {type(self.model).__name__}, which gives no final states")
+            states = layers[-1]
         return states
 
     @finite
