@@ -247,7 +247,8 @@ def regimes(folder: Path, rows: Sequence[Row]) -> list[str]:
     short = read_table(folder / SHORT / "runs.csv")
     if not short:
         return []
-    lines = table_of_regimes(rows, read_table(folder / "curves.csv"), short, full_runs(folder))
+    long = [*rows, *read_table(folder / DROPOUT / "runs.csv")]
+    lines = table_of_regimes(long, read_table(folder / "curves.csv"), short, full_runs(folder))
     return [
         "## In which regime\n",
         f"The same differences of validation loss on {SENTENCES:,} sentences for {EPOCHS} epochs (the claims above), "
@@ -277,7 +278,7 @@ def full_text(folder: Path, name: str) -> str:
     losses = table_by_seed(
         "lowest validation loss (after epoch), BLEU",
         full,
-        lambda row: f"{row['valid_nll']:.4f} ({row['best_epoch']}), {row['bleu']:.1f}",
+        lambda row: f"{row['valid_nll']:.4f} ({row['best_epoch']})" + (f", {row['bleu']:.1f}" if row.get("bleu") else ""),
     )
     return (
         f"\n{name}: 29,000 × 10, by [PLAN-regimes.md](PLAN-regimes.md) (float32, commit {commits(full)}; "

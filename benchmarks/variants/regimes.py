@@ -33,7 +33,8 @@ def table_of_regimes(
     all_of_it = {f"29,000 × 10{of.removeprefix(ON_ALL)}": its for of, its in zip(FULL.values(), full, strict=True)}
     regimes = {f"{SENTENCES:,} × {EPOCHS}": rows, begun: early, "29,000 × 5": of_short, **all_of_it}
     lines = [["less loss", *regimes, "holds"]]
-    for arm, against in dict.fromkeys([*((one, other) for one, other, *_ in BETTER), *OURS]):
+    pairs = [*((one, other) for one, other, *_ in BETTER), *OURS, (CONTROL, "baseline")]
+    for arm, against in dict.fromkeys(pairs):
         found = {name: Difference.of(paired_with(its, arm, against, "valid_nll")) for name, its in regimes.items()}
         if any(found.values()):
             shown = ["" if each is None else f"{each.shown(3)}, p {each.p:.2g}" for each in found.values()]
