@@ -278,7 +278,9 @@ def full_text(folder: Path, name: str) -> str:
     losses = table_by_seed(
         "lowest validation loss (after epoch), BLEU",
         full,
-        lambda row: f"{row['valid_nll']:.4f} ({row['best_epoch']})" + (f", {row['bleu']:.1f}" if row.get("bleu") else ""),
+        lambda row: (
+            f"{row['valid_nll']:.4f} ({row['best_epoch']})" + (f", {row['bleu']:.1f}" if row.get("bleu") else "")
+        ),
     )
     return (
         f"\n{name}: 29,000 × 10, by [PLAN-regimes.md](PLAN-regimes.md) (float32, commit {commits(full)}; "

@@ -480,6 +480,14 @@ def test_a_wrong_number_of_layers_is_refused_for_every_architecture(
         opened(folder)
 
 
+def test_masks_that_earlier_releases_saved_are_let_pass(copied: Callable[..., Path]) -> None:
+    folder = copied("gpt2")
+    before = opened(folder).layout
+    masks = {f"transformer.h.0.attn.{name}": torch.ones(1, 1, 3, 3) for name in ("bias", "masked_bias")}
+    pickled(folder, build(BY_NAME["gpt2"]).state_dict() | masks)
+    assert opened(folder).layout == before
+
+
 @pytest.mark.parametrize(("entry", "value"), [("num_key_value_heads", 3), ("head_dim", 14), ("num_attention_heads", 2)])
 def test_wrong_heads_are_refused_where_they_change_a_size(entry: str, value: int, copied: Callable[..., Path]) -> None:
     folder = copied("llama")

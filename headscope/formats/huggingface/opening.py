@@ -49,6 +49,8 @@ VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*
 # Weights that a checkpoint may lack without any head being affected: the pooler is trained with a task.
 _MAY_BE_MISSING = re.compile(r"(^|\.)pooler\.")
 _LAYER = re.compile(r"\.\d+\.")
+_CONSTANT = re.compile(r"\.(masked_bias|inv_freq|position_ids)$")
+"""What earlier releases of transformers saved besides weights: masks, frequencies and positions."""
 
 
 def open_model(path: str, *, device: str, device_map: str | None, dtype: str) -> HuggingFaceCheckpoint:
@@ -235,7 +237,8 @@ def _check_weights(path: str, info: dict[str, Any], absent: frozenset[str]) -> N
     missing = sorted(key for key in {*info["missing_keys"]} - absent if not _MAY_BE_MISSING.search(key))
     if missing:
         raise CheckpointError(_disagree(path, "missing", missing))
-    if extra := sorted(key for key in info["unexpected_keys"] if _LAYER.search(f".{key}.")):
+    unexpected = (key for key in info["unexpected_keys"] if not _CONSTANT.search(f".{key}"))
+    if extra := sorted(key for key in unexpected if _LAYER.search(f".{key}.")):
         raise CheckpointError(_disagree(path, "left over (does config.json say fewer layers?)", extra))
 
 
