@@ -140,5 +140,5 @@ def test_a_metric_of_another_package_is_in_evaluate_with_each_head_off_and_in_sw
 def test_sweeps_measure_what_evaluate_measures(tmp_path: Path) -> None:
     its = open_all(EvaluateConfig(**files(tmp_path, "gpt2"))).checkpoint
     assert choose_metric("accuracy", its, has_target=False, has_labels=False) == "accuracy"
-    with pytest.raises(ConfigError, match="--metric loss"):
+    with pytest.raises(ConfigError, match="loss needs a classifier"):
         choose_metric("loss", its, has_target=False, has_labels=False)

@@ -315,7 +315,7 @@ def test_the_command_says_what_refitting_is_worth(
         (["--compensate", "least-squares"], "give --source FILE"),
         (["--labels", "text.en", "--source", "text.en"], "is no classifier"),
         (["--objective", "loss"], "--objective is what a refit is measured by"),
-        (["--source", "text.en", "--metric", "bleu"], "--metric bleu"),
+        (["--source", "text.en", "--metric", "bleu"], "bleu needs "),
         (["--source", "text.en", "--margin", "-1"], "--margin"),
         (["--compensate", "least", "--source", "text.en"], "unknown compensation 'least'"),
         (

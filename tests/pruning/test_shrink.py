@@ -181,7 +181,7 @@ def test_too_little_text_is_said_before_the_checkpoint_is_opened(
         (["--fraction", 2], "--fraction is 2.0; it must be more than 0 and at most 1"),
         ([], "12 sentences to judge on"),
         (["--max-drop", "little"], "--max-drop 'little' must be a number"),
-        (["--keep", 3, "--metric", "accuracy"], "--metric accuracy"),
+        (["--keep", 3, "--metric", "accuracy"], "accuracy needs a classifier"),
         (["--keep", 3, "--export", "gguf"], "gguf"),
         (
             ["--keep", 3, "--export", "native"],

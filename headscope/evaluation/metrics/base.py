@@ -245,8 +245,8 @@ def choose_metric(name: str, checkpoint: Checkpoint, *, has_target: bool, has_la
     why = {option: METRICS.get(option).applies(checkpoint, **text) for option in wanted}
     fitting = [option for option, reason in why.items() if reason is None]
     if not fitting:
-        last = f"--metric {name}: {why[name]}" if name else why[wanted[-1]]
-        raise ConfigError(f"a model of type {checkpoint.model_type!r}: {last}")
+        last = wanted[-1]
+        raise ConfigError(f"a model of type {checkpoint.model_type!r}: {last} {why[last]}")
     return fitting[0]
 
 
