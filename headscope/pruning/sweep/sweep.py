@@ -78,8 +78,7 @@ class Sweep:
     """The table of a sweep, the heads that stay in each cell, and the verdict on every method and size.
 
     `baseline` says why there are no verdicts, `notes` of which cells no model is kept, and where functions are of other
-    weights. Of several processes the first
-    alone has them; the tables are empty in the others (`main` is False).
+    weights. Of several processes the first alone has them; the tables are empty in the others (`main` is False).
     """
 
     context: SweepContext
@@ -377,7 +376,7 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
         raise DataError(f"{found.damaged[broken[0]]}; the same command does it again")
     records = [found.records[name] for name in names if name in found.records]
     kept, sites = survivors(records, context.functions), context.gating.per_site()
-    notes = [*other_weights(config.functions, context.checkpoint)]
+    notes = other_weights(config.functions, context.checkpoint)
     notes += kept_remarks(records, config.out) if config.keep_models else []
     unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
     baseline = None if unpruned is None else context.why_no_baseline(unpruned)
