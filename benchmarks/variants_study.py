@@ -4,6 +4,7 @@
     python benchmarks/variants_study.py train  --data DIR --out DIR    the runs
     python benchmarks/variants_study.py cost   --data DIR --out DIR    time of a step, arms interleaved
     python benchmarks/variants_study.py syntax --parse CONLLU --out DIR  the best models' heads on a treebank
+    python benchmarks/variants_study.py relevance --data DIR --out DIR  LRP of finished runs into relevance.csv
     python benchmarks/variants_study.py repeats --out DIR              runs made once more on another machine
     python benchmarks/variants_study.py regimes --out DIR              runs of PLAN-regimes.md into regimes/
     python benchmarks/variants_study.py full-text --out DIR            its runs on all of the text into full-text/
@@ -26,11 +27,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
-from variants.collect import collect, collect_repeats
+from variants.collect import collect, collect_relevance, collect_repeats
 from variants.design import ARMS, GRID_EPOCHS, GRID_SEED, RECIPE, REGIME_ARMS, SEEDS, SWAPS, Arm, swap_schedule
 from variants.page import write_page
 from variants.regimes import DROPOUT, FULL
-from variants.runs import Setting, commit_of_checkout, complete, finished, machine, parsed, result_of
+from variants.runs import Setting, commit_of_checkout, complete, finished, machine, parsed, relevance_of, result_of
 
 from headscope.files.writing import write_json
 
@@ -58,11 +59,11 @@ def main() -> None:
     known = {arm.name: arm for arm in (*ARMS, *REGIME_ARMS)}
     if unknown := sorted(set(names) - set(known)):
         parser.error(f"--arms {unknown[0]!r} is not known; choose from {', '.join(known)}")
-    if asked.what in ("grid", "train", "cost") and asked.data is None:
+    if asked.what in ("grid", "train", "cost", "relevance") and asked.data is None:
         parser.error("--data says where the texts are")
     if asked.what == "syntax" and asked.parse is None:
         parser.error("--parse says where the treebank is")
-    if asked.what in ("syntax", "repeats", "regimes", *FULL, "report") and asked.arms:
+    if asked.what in ("syntax", "relevance", "repeats", "regimes", *FULL, "report") and asked.arms:
         parser.error(f"{asked.what} is of all arms that have runs; leave out --arms")
     if asked.what == "grid" and asked.max_epochs is None:
         asked.max_epochs = GRID_EPOCHS
@@ -127,6 +128,13 @@ def syntax(asked: argparse.Namespace, arms: list[Arm]) -> None:
         parsed(asked.out, folder.name, asked.parse)
 
 
+def relevance(asked: argparse.Namespace, arms: list[Arm]) -> None:
+    """relevance.csv among the results: the heads' relevance in every finished run, by the code of this checkout."""
+    for folder in finished(asked.out):
+        relevance_of(asked.out, folder.name, asked.data)
+    collect_relevance(asked.out, asked.results)
+
+
 def repeats(asked: argparse.Namespace, arms: list[Arm]) -> None:
     """repeated.csv among the results."""
     collect_repeats(asked.out, asked.results)
@@ -155,6 +163,7 @@ STEPS = {
     "train": train_all,
     "cost": cost,
     "syntax": syntax,
+    "relevance": relevance,
     "repeats": repeats,
     "regimes": regimes,
     **dict.fromkeys(FULL, regimes),

@@ -280,6 +280,22 @@ def test_a_run_made_again_elsewhere_stands_beside_the_first_and_is_no_run(tmp_pa
     assert "(repeated.csv): baseline 2 4.0000 on a processor, +0.0125 on another." in (results / "table.md").read_text()
 
 
+def test_relevance_that_later_code_found_stands_where_the_run_has_none(tmp_path: Path) -> None:
+    """One head has all the relevance of the first layer, two share that of the second: 1.5 on average."""
+    heads = "site,layer,head,lrp\ncross,0,0,2\ncross,0,1,0\ncross,1,0,3\ncross,1,1,3\n"
+    finished(tmp_path, "baseline", 1, 2.0)
+    for arm, seed in (("mae", 1), ("mae", 2)):
+        finished(tmp_path, arm, seed, 2.0)
+        folder = tmp_path / "analysis" / f"{arm}-{seed}" / "relevance"
+        folder.mkdir(parents=True)
+        (folder / "heads.csv").write_text(heads)
+    part("collect").collect_relevance(tmp_path, tmp_path)
+    runs = "arm,seed,relevant_heads\nbaseline,1,1.25\nmae,1,1.75\nmae,2,\n"
+    (tmp_path / "runs.csv").write_text(runs)
+    rows = part("collect").rows_of_runs(tmp_path)
+    assert [row["relevant_heads"] for row in rows] == pytest.approx([1.25, 1.75, 1.5])
+
+
 @pytest.mark.parametrize("part_of_signature", ["commit:" + "cd" * 20, "data:sha256=1,n=5"])
 def test_runs_of_another_study_are_not_added(tmp_path: Path, part_of_signature: str) -> None:
     collect = part("collect").collect
@@ -345,8 +361,8 @@ def test_the_committed_page_is_that_of_the_committed_tables(tmp_path: Path) -> N
 
 def test_the_documentation_says_what_the_tables_say() -> None:
     design, page, verdicts = part("design"), part("page"), part("verdicts")
-    rows = page.read_table(RESULTS / "runs.csv")
-    more = page.read_table(RESULTS / "regimes" / "runs.csv")
+    rows = part("collect").read_table(RESULTS / "runs.csv")
+    more = part("collect").read_table(RESULTS / "regimes" / "runs.csv")
     commands = {arm.name: f"`{arm.variant}{FLAGS.get(arm.name, '')}`" for arm in (*design.ARMS, *design.REGIME_ARMS)}
     full = part("regimes").on_all(page.full_runs(RESULTS))
     commands |= {f"{arm}{of}": f"{say}{of}" for of in (design.ON_ALL, design.ON_GPU) for arm, say in commands.items()}

@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from variants.heads import numbers_of_heads
+from variants.heads import numbers_of_heads, of_relevance
 from variants.runs import finished, result_of, valid_losses
 
 RUN = ["arm", "seed"]  # what names a run in every table
+RELATED = (*RUN, "valid_nll", "machine", "ended")  # of a run whose relevance is in a table of its own
 WORDS, OFTEN = 6, 8  # pieces for each expert, and how often they must stand with it
 SHARED = ("data", "batch", "precision", "v", "commit")  # of a signature: what all runs of a study have in common
 Table = pd.DataFrame
@@ -44,6 +46,17 @@ def collect_repeats(out: Path, results: Path) -> None:
     rows = [row_of(folder, out) for folder in finished(out)]
     check_same_study(rows, others(results / "runs.csv", set()))
     write(results / "repeated.csv", [as_text(Table(rows))])
+
+
+def collect_relevance(out: Path, results: Path) -> None:
+    """Note in relevance.csv the relevance of finished runs that was taken after their analysis, by later code."""
+    rows = []
+    for folder in finished(out):
+        heads = out / "analysis" / folder.name / "relevance" / "heads.csv"
+        if heads.exists():
+            of_run = {name: value for name, value in result_of(folder).items() if name in RELATED}
+            rows.append({**of_run, **of_relevance(pd.read_csv(heads))})
+    write(results / "relevance.csv", [as_text(Table(rows))])
 
 
 def row_of(folder: Path, out: Path) -> dict[str, Any]:
@@ -84,6 +97,32 @@ def shared(signature: str) -> str:
     """The parts of a signature that are the same for all runs of a study."""
     parts = [part for part in signature.split("|") if part.partition(":")[0] in SHARED]
     return "|".join(parts)
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table: numbers as numbers, empty cells left out; none where there is no file."""
+    if not path.exists():
+        return []
+    table = pd.read_csv(path, dtype=str).fillna("")
+    return [{str(name): number(str(cell)) for name, cell in row.items() if cell} for row in table.to_dict("records")]
+
+
+def number(text: str) -> int | float | str:
+    """What a cell of a table holds."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def rows_of_runs(folder: Path) -> list[dict[str, Any]]:
+    """The runs; those whose own code had no LRP for their gates with what later code found (relevance.csv)."""
+    later = {(row["arm"], row["seed"]): row["relevant_heads"] for row in read_table(folder / "relevance.csv")}
+    rows = read_table(folder / "runs.csv")
+    for row in rows:
+        if found := later.get((row["arm"], row["seed"])):
+            row.setdefault("relevant_heads", found)
+    return rows
 
 
 def others(path: Path, names: Set[tuple[str, str]]) -> Table:

@@ -11,8 +11,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from variants.collect import read_table
 from variants.design import ARMS, REGIME_ARMS, REGIME_CLAIMS, SEEDS, Arm
-from variants.page import HEAD_NUMBERS, read_table
+from variants.page import HEAD_NUMBERS
 from variants.regimes import DROPOUT
 from variants.verdicts import Difference, Row, idle, paired_with
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from variants.collect import read_table, rows_of_runs
 from variants.design import ARMS, CLAIMS, EPOCHS, RECIPE, REGIME_ARMS, REGIME_CLAIMS, SENTENCES, TEST, Arm
 from variants.regimes import DROPOUT, EARLY, FULL, SHORT, gate_steps, on_all, regularisation, strictly, table_of_regimes
 from variants.verdicts import UNTESTED, Difference, Row, Verdict, idle, paired_with, seeds_needed, verdicts
@@ -33,22 +33,6 @@ HEAD_NUMBERS = {
 }
 
 
-def read_table(path: Path) -> list[dict[str, Any]]:
-    """The rows of a table: numbers as numbers, empty cells left out; none where there is no file."""
-    if not path.exists():
-        return []
-    table = pd.read_csv(path, dtype=str).fillna("")
-    return [{str(name): number(str(cell)) for name, cell in row.items() if cell} for row in table.to_dict("records")]
-
-
-def number(text: str) -> int | float | str:
-    """What a cell of a table holds."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(text)
-    return text
-
-
 def cost_rows(path: Path) -> list[dict[str, Any]]:
     """CPU time of a step as a share of the baseline's, a row for every arm and round, which stands for a seed."""
     table = read_table(path)
@@ -61,7 +45,7 @@ def cost_rows(path: Path) -> list[dict[str, Any]]:
 
 def write_page(folder: Path) -> None:
     """Make table.md and table.csv anew."""
-    rows, costs = read_table(folder / "runs.csv"), cost_rows(folder / "cost.csv")
+    rows, costs = rows_of_runs(folder), cost_rows(folder / "cost.csv")
     table = [line for arm in ARMS if (line := summary(arm, rows, costs))]
     pd.DataFrame(table).to_csv(folder / "table.csv", index=False)
     (folder / "table.md").write_text(markdown(folder, rows, costs), encoding="utf-8")

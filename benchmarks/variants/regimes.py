@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from variants.collect import read_table
 from variants.design import ARMS, BETTER, CLAIMS, CONTROL, EPOCHS, ON_ALL, ON_GPU, OURS, SENTENCES, Effect
 from variants.verdicts import LEVEL, REPRODUCED, Difference, Row, Verdict, idle, paired_with
 
@@ -104,8 +105,6 @@ def strictly(rows: Sequence[Row]) -> str:
 
 def gate_steps(path: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     """The entropy of encoder gates after equal numbers of their steps, where nobcd-gates.csv has that of NoBCD."""
-    from variants.page import read_table
-
     early = read_table(path)
     if not early:
         return ""

@@ -179,9 +179,9 @@ def analysed(setting: Setting, arm: Arm, seed: int) -> None:
     """
     name, device = f"{arm.name}-{seed}", setting.device
     out = setting.out / "analysis" / name
-    analyse(setting.out, name, out, **texts(setting, TEST), also=("lrp",), device=device)
+    analyse(setting.out, name, out, **texts(setting.data, TEST), also=("lrp",), device=device)
     if (out / "experts.csv").exists():
-        options = {**texts(setting, "train"), "max_sentences": RECIPE["max_sentences"], "device": device}
+        options = {**texts(setting.data, "train"), "max_sentences": RECIPE["max_sentences"], "device": device}
         analyse(setting.out, name, out / "words", only=("experts",), **options)
 
 
@@ -190,9 +190,14 @@ def parsed(study: Path, run: str, parse: Path) -> None:
     analyse(study, run, study / "analysis" / run / "syntax", parse=str(parse), only=("syntactic",))
 
 
-def texts(setting: Setting, name: str) -> dict[str, Any]:
+def relevance_of(study: Path, run: str, data: Path) -> None:
+    """LRP of a finished run's best model on the test text, into `relevance` beside its analysis, unless it is there."""
+    analyse(study, run, study / "analysis" / run / "relevance", only=("lrp",), **texts(data, TEST))
+
+
+def texts(data: Path, name: str) -> dict[str, Any]:
     """Both sides of a text, as options of an analysis."""
-    return {side: setting.data / f"{name}.{language}.gz" for side, language in (("source", "de"), ("target", "en"))}
+    return {side: data / f"{name}.{language}.gz" for side, language in (("source", "de"), ("target", "en"))}
 
 
 def analyse(study: Path, run: str, out: Path, **options: Any) -> None:
