@@ -88,14 +88,14 @@ def _mixed(places: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _ending(overview: dict[str, Any], options: Mapping[str, Any]) -> Iterator[Any]:
-    """How many heads there are, and how they are measured; the sample that ships stands for the text."""
+    """How many heads there are, and how they are measured; the sample that ships stands for text, not for sound."""
     from headscope.assets import sample
 
     counts = {site["site"]: sum(site["heads"]) for site in overview["sites"]}
     fitting = sum(1 for analysis in overview["analyses"] if analysis["fits"])
     text = {"source": sample("en"), "target": sample("de") if {"cross", "encoder-self"} <= counts.keys() else None}
     analyze = ("analyze", overview["path"], "--out", f"{PurePath(overview['path']).name}-run")
-    reads = overview["tokenizer"] or overview["format"] != "huggingface"
+    reads = overview["reads"] == "text" and (overview["tokenizer"] or overview["format"] != "huggingface")
     parts = ", ".join(f"{count} {site}" for site, count in counts.items())
     yield from console.ending(
         [f"{sum(counts.values())} heads ({parts}); {fitting} analyses fit"],

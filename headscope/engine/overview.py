@@ -42,6 +42,7 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
         "path": checkpoint.path,
         "format": checkpoint.format,
         **facts,
+        "reads": "sound" if checkpoint.reads_sound else "text",
         "digest": f"sha256:{checkpoint.digest}",
         "sites": sites,
         "mixing": _mixing(checkpoint),

@@ -14,13 +14,20 @@ import transformers
 from tokenizers import processors
 from transformers.utils.generic import ModelOutput
 
+import headscope as hs
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
+from headscope.data.corpus import open_corpus
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId, Site
+from headscope.pruning.closed_form.anchors import anchor_texts
+from headscope.pruning.engines.onnx_seq2seq import two_caches
 from tests.makers import decoders
+from tests.oracles.commands import ran
 
 Output: Any = ModelOutput
 POSITIONS, BINS = 50, 5
@@ -107,6 +114,53 @@ def test_what_applies_runs_by_default_and_the_rest_says_why_not(folder: Path, tm
     assert {"rare_words", "previous_token", "duplicate_token"} <= set(reasons) and not set(reasons) & set(also)
     wanted = {"alignment_score", "entropy", "confidence", "direct_logit", "explained", "composition_k", "copying"}
     assert wanted <= set(study.heads) and study.heads.loc[study.heads["site"] == "cross", "explained"].notna().all()
+
+
+@pytest.mark.parametrize("begin", ["<s>", "<s> <en>"], ids=["one", "two"])
+def test_what_it_writes_down_is_the_likeliest_token_after_token(folder: Path, begin: str) -> None:
+    """Behind all tokens that the tokenizer puts in front of a transcript, whose probabilities do not count."""
+    checkpoint = open_checkpoint(str(folder), device="cpu")
+    special = [("<s>", 1), ("</s>", 2), ("<en>", 5)]
+    checkpoint.tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(  # type: ignore[attr-defined]
+        single=f"{begin} $A </s>", special_tokens=special
+    )
+    names, first = [str(folder / "1.npy"), str(folder / "0.npy")], len(begin.split())
+    written = checkpoint.translations(names, TranslateOptions(beam=1, max_extra=6, scores=True, keep_pieces=True))
+    for name, [best] in zip(names, written, strict=True):
+        source, ids, score = pad_side(checkpoint.encode([name], side="source", limit=9)), [1, 5][:first], 0.0
+        while len(ids) < first + 7 and ids[first:][-1:] != [2]:
+            target = pad_side([Encoded(ids, [False] * len(ids))])
+            with torch.no_grad():
+                last = checkpoint.logits(Batch(torch.arange(1), 0, source, target))[0, -1].log_softmax(-1)
+            ids, score = [*ids, int(last.argmax())], score + float(last.max())
+        pieces = checkpoint.tokenizer.convert_ids_to_tokens(ids[first:], skip_special_tokens=True)  # type: ignore[attr-defined]
+        assert best.text == " ".join(pieces), "what it begins with is no part of it"
+        assert best.score == pytest.approx(score / (len(ids) - first), rel=1e-4)
+
+
+def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Path, tmp_path: Path) -> None:
+    """Recordings stay what they are; nothing that ships stands for them."""
+    text: dict[str, Any] = {"source": folder / "recordings", "target": folder / "transcripts"}
+    scores = hs.evaluate(str(folder), text["source"], target=text["target"], bootstrap=20, max_len_b=4)
+    assert scores["bleu"].value >= 0 and scores["perplexity"].value > 1
+    pair: dict[str, Any] = {
+        name: [*4 * path.read_text().splitlines()] for name, path in zip(("text", "target"), text.values(), strict=True)
+    }
+    small = hs.load(str(folder)).remove("cross.1.*,encoder-self.0.0", **pair, refit=hs.Refit(method="auto"))
+    assert "random subwords" in str(small.compensation)
+    checkpoint, corpus = hs.load(str(folder)).checkpoint, open_corpus(text["source"], target=text["target"])
+    for anchor in ("random", "shuffled", "noised"):
+        for name, made in anchor_texts(checkpoint, corpus, anchor).items():
+            lines = list(made())
+            assert {line.source for line in lines} <= {line.source for line in corpus}, name
+            assert [line.target for line in lines] != [line.target for line in corpus], name
+
+
+def test_its_graph_is_one_forward_pass_and_no_text_is_proposed(folder: Path) -> None:
+    checkpoint = open_checkpoint(str(folder), device="cpu")
+    assert two_caches(checkpoint) is None
+    finished = ran(["show", str(folder)])
+    assert finished.status == 0 and "next:" not in finished.said
 
 
 def test_times_are_those_of_transformers_and_never_go_back(made: SpeechCheckpoint) -> None:

@@ -90,9 +90,9 @@ def test_translations_of_a_transformers_model_have_it_too(monkeypatch: pytest.Mo
     its: Any = checkpoints.hugging("bart")
     asked: list[Any] = []
 
-    def generate(ids: torch.Tensor, *, generation_config: Any, **_: Any) -> torch.Tensor:
+    def generate(input_ids: torch.Tensor, *, generation_config: Any, **_: Any) -> torch.Tensor:
         asked.append(generation_config)
-        return ids
+        return input_ids
 
     monkeypatch.setattr(its.model, "generate", generate)
     its.translations(["ah"], TranslateOptions(beam=2, exact=7))

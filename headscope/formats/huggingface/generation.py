@@ -199,12 +199,7 @@ class Predicting(Checkpoint):
 
         def generated() -> Tensor:
             with through_attend(model), suppress_warnings(), torch.no_grad(), threads_for_pass(model, rows):
-                return model.generate(  # type: ignore[no-any-return]
-                    source.ids,
-                    attention_mask=source.real.long(),
-                    generation_config=config,
-                    logits_processor=LogitsProcessorList([_OnlyNumbers()]),
-                )
+                return self._generate(source, config, LogitsProcessorList([_OnlyNumbers()]))
 
         try:
             ids = generated()
@@ -216,13 +211,23 @@ class Predicting(Checkpoint):
             ) from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
-        tokenizer = self._tokenizer()
+        tokenizer, said = self._tokenizer(), ids[:, self._begun() :].tolist()
         if options.keep_pieces:
-            written = [" ".join(tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True)) for row in ids.tolist()]
+            written = [" ".join(tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True)) for row in said]
         else:
-            written = [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
+            written = [text.strip() for text in tokenizer.batch_decode(said, skip_special_tokens=True)]
         translations = [Translation(*pair) for pair in zip(written, scores, strict=True)]
         return [translations[first : first + options.best] for first in range(0, len(translations), options.best)]
+
+    def _generate(self, source: Side, config: GenerationConfig, processors: LogitsProcessorList) -> Tensor:
+        """What `generate` writes, with what it is begun with [b·n t]."""
+        model: Any = self.model
+        ids: Tensor = model.generate(**self._source(source), generation_config=config, logits_processor=processors)
+        return ids
+
+    def _begun(self) -> int:
+        """With how many tokens `generate` begins."""
+        return 1
 
     def _generation_config(self, options: TranslateOptions) -> GenerationConfig:
         """The checkpoint's own generation config, without sampling, with what `options` says instead."""
@@ -279,6 +284,7 @@ class Predicting(Checkpoint):
         target = pad_side(inputs).to(ids.device)
         log_p = self.logits(Batch(torch.arange(len(ids)), 0, repeated, target)).float().log_softmax(-1)
         width = target.ids.shape[1]
+        until_end[:, : self._begun() - 1] = False
         token_log_p = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * until_end[:, :width]
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         scores: list[float] = (token_log_p.sum(dim=1) / until_end.sum(dim=1) ** penalty).tolist()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoFeatureExtractor
+from transformers import AutoFeatureExtractor, GenerationConfig, GenerationMixin, LogitsProcessorList
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
@@ -49,7 +49,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         self._features = lru_cache(maxsize=64)(self._read)
 
     @property
-    def limit(self) -> int | None:
+    def limit(self) -> int:
         return int(self.config.max_target_positions)
 
     @cached_property
@@ -74,6 +74,24 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """The tokenizer's ids behind the start of the transcript, with which they begin already."""
         return [list(row.ids[1:]) for row in self._ids({"text_target": list(texts)}, limit + 1)]
+
+    def _generate(self, source: Side, config: GenerationConfig, processors: LogitsProcessorList) -> Tensor:
+        """Whisper's own `generate` cuts long recordings and returns less than what it wrote, so it is not that one.
+
+        It begins with what the tokenizer puts in front of a transcript: its language and what is to be done.
+        """
+        begin = torch.tensor([self._begin], device=source.ids.device).expand(len(source.ids), -1)
+        given: dict[str, Any] = {**self._source(source), "decoder_input_ids": begin}
+        model: Any = self.model
+        ids: Tensor = GenerationMixin.generate(model, **given, generation_config=config, logits_processor=processors)
+        return ids
+
+    @cached_property
+    def _begin(self) -> Sequence[int]:
+        return self.encode([""], side="target", limit=self.limit)[0].ids
+
+    def _begun(self) -> int:
+        return len(self._begin)
 
     def _positions(self, name: str) -> Encoded:
         """The positions of a recording, those behind its end special."""
@@ -152,12 +170,11 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         chosen = list(heads) or alignment_heads(self.model)
         if not chosen:
             raise ConfigError(f"{self.path} names no alignment heads; `analyze --write-alignment` writes them")
-        limit = self.limit or 0
-        source = pad_side(self.encode([recording], side="source", limit=limit))
-        target = pad_side(self.encode([transcript], side="target", limit=limit))
+        source = pad_side(self.encode([recording], side="source", limit=self.limit))
+        target = pad_side(self.encode([transcript], side="target", limit=self.limit))
         with capture(self.model) as seen, torch.no_grad():
             self.forward(Batch(torch.arange(1), 0, source.to(self.device), target.to(self.device)))
-        ids = [*target.ids[0].tolist(), self.labels([transcript], limit=limit)[0][-1]]
+        ids = [*target.ids[0].tolist(), self.labels([transcript], limit=self.limit)[0][-1]]
         places = super().spans(transcript, ids, side="target")
         if places is None:
             raise DataError(f"subwords of {transcript[:60]!r} cannot be located")

@@ -3,7 +3,7 @@
 On one kind of text a head can be predicted from others that know nothing of what it does on another kind. Random
 subwords, the words of the text in random order, and the text with some of its subwords drawn at random make the model
 compute things that the text never does; with their moments added to those of the text (each part with an equal weight)
-a refit is held to the intact model there as well.
+a refit is held to the intact model there as well. Where a model reads recordings these stay, and transcripts change.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import cycle, islice
 from typing import NamedTuple
 
 from headscope.assets import sample, varied
@@ -68,7 +69,7 @@ def anchor_texts(
         "random": lambda: capped(
             checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
         ),
-        "shuffled": lambda: shuffled_text(corpus, seed=seed),
+        "shuffled": lambda: shuffled_text(corpus, seed=seed, recordings=checkpoint.reads_sound),
         "text": lambda: opened(anchor, like=corpus, name="--anchor"),
     }
     general = general_text(checkpoint, corpus) if "sample" in names else None
@@ -96,18 +97,24 @@ def opened(text: OtherText, *, like: Corpus, name: str) -> Corpus:
 
 def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count: int | None = None) -> Corpus:
     """As many lines as a corpus has (or `count`), each of 6 to 30 subwords drawn from the vocabulary, on every side."""
-    draws = random.Random(seed)
+    draws, count = random.Random(seed), corpus.count if count is None else count
 
     def lines(side: SideName) -> list[str]:
         ids, made = checkpoint.plain_ids(side), list[str]()
-        while len(made) < (corpus.count if count is None else count):
+        while len(made) < count:
             text = _written(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
             made += [text] if text else []
         return made
 
     target = lines("target") if corpus.has_target else None
-    made = open_corpus(lines("source"), target=target, second=lines("source") if corpus.has_second else None)
+    source = list(islice(cycle(_sources(corpus)), count)) if checkpoint.reads_sound else lines("source")
+    made = open_corpus(source, target=target, second=lines("source") if corpus.has_second else None)
     return replace(made, name="random subwords")
+
+
+def _sources(corpus: Corpus) -> list[str]:
+    """The texts of a corpus, or the names of its recordings."""
+    return [sentence.source for sentence in corpus]
 
 
 def _written(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
@@ -128,7 +135,8 @@ def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: i
 
     target = noised([sentence.target or "" for sentence in sentences], "target") if corpus.has_target else None
     second = noised([sentence.second or "" for sentence in sentences], "source") if corpus.has_second else None
-    made = open_corpus(noised([sentence.source for sentence in sentences], "source"), target=target, second=second)
+    source = _sources(corpus)
+    made = open_corpus(source if checkpoint.reads_sound else noised(source, "source"), target=target, second=second)
     return replace(made, name=f"{corpus.name}, {share:.0%} of its subwords drawn at random")
 
 
@@ -138,8 +146,11 @@ def with_lines(corpus: Corpus, other: Corpus) -> Corpus:
     return replace(corpus, count=len(lines), read=lambda: iter(lines))
 
 
-def shuffled_text(corpus: Corpus, *, seed: int = 1) -> Corpus:
-    """The words of a corpus in random order, as many to a line as before; characters where it has no spaces."""
+def shuffled_text(corpus: Corpus, *, seed: int = 1, recordings: bool = False) -> Corpus:
+    """The words of a corpus in random order, as many to a line as before; characters where it has no spaces.
+
+    Where its sources are recordings they stay.
+    """
     draws, sentences = random.Random(seed), list(corpus)
 
     def shuffled(lines: list[str]) -> list[str]:
@@ -152,7 +163,8 @@ def shuffled_text(corpus: Corpus, *, seed: int = 1) -> Corpus:
 
     target = shuffled([sentence.target or "" for sentence in sentences]) if corpus.has_target else None
     second = shuffled([sentence.second or "" for sentence in sentences]) if corpus.has_second else None
-    made = open_corpus(shuffled([sentence.source for sentence in sentences]), target=target, second=second)
+    source = _sources(corpus)
+    made = open_corpus(source if recordings else shuffled(source), target=target, second=second)
     return replace(made, name=f"{corpus.name}, its words in random order")
 
 
@@ -172,9 +184,11 @@ def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *
 def general_text(checkpoint: Checkpoint, corpus: Corpus) -> General | None:
     """The sample that ships in the language of a text, and in that of its translations.
 
-    None where it does not ship, for pairs of texts, and where the vocabulary lacks its subwords.
+    None where it does not ship, for pairs of texts and recordings, and where the vocabulary lacks its subwords.
     """
-    texts = [[sentence.source for sentence in corpus]]
+    if checkpoint.reads_sound:
+        return None
+    texts = [_sources(corpus)]
     texts += [[sentence.target or "" for sentence in corpus]] if corpus.has_target else []
     languages = [language for lines in texts if (language := language_of(lines)) is not None]
     if corpus.has_second or len(languages) < len(texts):

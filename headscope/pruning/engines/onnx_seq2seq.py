@@ -56,9 +56,10 @@ class TwoCaches:
 
 
 def two_caches(checkpoint: Checkpoint) -> TwoCaches | None:
-    """What an encoder-decoder of transformers keeps; None for other models, and where no layer keeps anything."""
+    """What an encoder-decoder of transformers keeps; None for others, models of sound, and where no layer keeps any."""
     model: Any = checkpoint.model
-    if checkpoint.is_native or not checkpoint.needs_target or checkpoint.dtype not in (torch.float32, torch.float64):
+    of_text = checkpoint.needs_target and not checkpoint.is_native and not checkpoint.reads_sound
+    if not of_text or checkpoint.dtype not in (torch.float32, torch.float64):
         return None
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.no_grad():
