@@ -24,7 +24,7 @@ function attentionPart(data, row) {
   const kept = data.examples;
   if (!kept) {
     part.append(make('p', { class: 'quiet' }, 'This run kept no example sentences. ',
-      make('code', {}, 'headscope analyze … --report'), ' keeps twelve, ', make('code', {}, '--examples N'), ' another number.'));
+      make('code', {}, 'headscope analyze … --report'), ' keeps twelve of at most 32 subwords a side, ', make('code', {}, '--examples N'), ' another number.'));
     return part;
   }
   const site = siteNames(data)[data.site[row]];
