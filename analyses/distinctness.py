@@ -13,9 +13,9 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate
 from headscope.distributed import widest
+from headscope.engine.aggregate import gram
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.engine.declarations import Measure
-from headscope.engine.gram_matrix import gram
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices

@@ -19,6 +19,8 @@ Key: TypeAlias = tuple[str, Site, int]
 """A statistic at a layer: its name, site and layer."""
 Sums: TypeAlias = dict[str, dict[Key, GroupSums]]
 """By the name of the analysis."""
+STRIP = 64
+"""Rows of a product of a matrix with itself that are made at a time."""
 
 
 class Statistic(NamedTuple):
@@ -189,3 +191,21 @@ def copied(sums: GroupSums, total: Tensor, count: Tensor) -> GroupSums:
 def added(earlier: Ratio, later: Ratio) -> Ratio:
     """What blocks of queries contribute together."""
     return replace(later, total=earlier.total + later.total, count=earlier.count + later.count)
+
+
+def gram(flat: Tensor) -> Tensor:
+    """flatᵀ flat of [n d] or [l n d]: what lies right of the diagonal, by strips of `STRIP` rows, and its mirror image.
+
+    On an accelerator it is one product, of all l at once.
+    """
+    if flat.device.type != "cpu":
+        return flat.transpose(-1, -2) @ flat
+    if flat.ndim == 3:
+        return torch.stack([gram(part) for part in flat]) if len(flat) > 1 else gram(flat[0])[None]
+    width = flat.shape[1]
+    product = flat.new_empty(width, width)
+    for top in range(0, width, STRIP):
+        strip = slice(top, top + STRIP)
+        torch.mm(flat[:, strip].T, flat[:, top:], out=product[strip, top:])
+        product[top + STRIP :, strip] = product[strip, top + STRIP :].T
+    return product

@@ -22,7 +22,7 @@ from headscope.data.batching import BatchingOptions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.distributed import ALONE, Processes, upload
-from headscope.engine.gram_matrix import gram
+from headscope.engine.aggregate import gram
 from headscope.engine.plan import gives_labels
 from headscope.errors import CheckpointError, NumericalError
 from headscope.evaluation.sides import refuse_unread_target
