@@ -103,6 +103,7 @@ def markdown(folder: Path, rows: Sequence[Row], costs: Sequence[Row]) -> str:
         "Difference from the baseline of the same seed, mean and 95 % interval, without correction (empty: too few "
         f"have it): the best models on {TEST}, references read in; syntax on the German treebank GSD (test).\n",
         table_of_heads(rows, out_of_work),
+        related_again(folder, rows),
         "\n## Commands\n",
         markdown_table([("arm", "command"), *((arm.title, f"`{arm.command}`") for arm in ARMS)]),
         *figures(folder),
@@ -224,6 +225,22 @@ def repeats(folder: Path, rows: Sequence[Row]) -> str:
         change = f"{float(row['valid_nll']) - loss:+.4f}"
         lines.append(f"{row['arm']} {row['seed']} {loss:.4f} on {machine}, {change} on {row['machine']}")
     return f"The same run on another kind of processor (repeated.csv): {'; '.join(lines)}.\n" if lines else ""
+
+
+def related_again(folder: Path, rows: Sequence[Row]) -> str:
+    """Whose relevance was taken of a run that was made again, and how near its loss is to the first one's."""
+    losses = {(row["arm"], row["seed"]): float(row["valid_nll"]) for row in rows}
+    again = [row for row in read_table(folder / "relevance.csv") if (row["arm"], row["seed"]) in losses]
+    if not again:
+        return ""
+    away = [abs(float(row["valid_nll"]) - losses[row["arm"], row["seed"]]) for row in again]
+    other = [distance for distance in away if distance]
+    rest = f", {len(other)} one that is at most {max(other):.4f} away, on another processor" if other else ""
+    return (
+        f"\nRelevance of {' and '.join(sorted({row['arm'] for row in again}))} is that of {len(again)} runs made again "
+        f"from the same commit, by later code (relevance.csv): {len(again) - len(other)} have the same loss to the "
+        f"last digit{rest}.\n"
+    )
 
 
 def regimes(folder: Path, rows: Sequence[Row]) -> list[str]:
