@@ -15,6 +15,7 @@ from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
 from headscope.formats.huggingface.generation import Predicting
+from headscope.formats.huggingface.languages import written
 from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
@@ -107,8 +108,10 @@ class HuggingFaceCheckpoint(Predicting):
         return max(len(self._tokenizer()), int(text_config(self.config).vocab_size))
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
-        arguments = {"text": list(texts)} if side == "source" else {"text_target": list(texts)}
-        return self._encoded(texts, self._ids(arguments, limit), side)
+        if side == "source":
+            return self._encoded(texts, self._ids({"text": list(texts)}, limit), side)
+        with written(self._tokenizer(), self.model, self.path):
+            return self._encoded(texts, self._ids({"text_target": list(texts)}, limit), side)
 
     def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
         """Pairs as the tokenizer writes them, with token types where the model reads them."""

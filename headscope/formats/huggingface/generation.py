@@ -15,6 +15,7 @@ from headscope.data.encoded import IGNORED, Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
 from headscope.formats.huggingface.folder import CLOSED
+from headscope.formats.huggingface.languages import target_language, written
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config
@@ -115,8 +116,9 @@ class Predicting(Checkpoint):
         """
         tokenizer = self._tokenizer()
         arguments = {"text_target" if self.two_sided else "text": list(texts)}
-        uncut = tokenizer(**arguments, verbose=False)["input_ids"]
-        ids = tokenizer(**arguments, truncation=True, max_length=limit, verbose=False)["input_ids"]
+        with written(tokenizer, self.model, self.path):
+            uncut = tokenizer(**arguments, verbose=False)["input_ids"]
+            ids = tokenizer(**arguments, truncation=True, max_length=limit, verbose=False)["input_ids"]
         if not self.two_sided:
             end = tokenizer.eos_token_id
             if tokenizer.init_kwargs.get(CLOSED) is True:
@@ -253,6 +255,9 @@ class Predicting(Checkpoint):
             settings["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
         if options.exact is not None:
             settings.update(max_new_tokens=options.exact + 1, min_new_tokens=options.exact + 1, max_length=None)
+        language = target_language(self._tokenizer(), model, self.path)
+        if language is not None and settings.get("decoder_start_token_id") != language.number:
+            settings["forced_bos_token_id"] = language.number
         for name in ("temperature", "top_k", "top_p", "typical_p", "min_p"):
             settings.pop(name, None)  # for sampling; transformers warns of them
         if settings["num_beams"] == 1:
@@ -264,7 +269,9 @@ class Predicting(Checkpoint):
         config = self._generation_config(options)
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         longest = config.max_new_tokens or config.max_length
+        language = target_language(self._tokenizer(), self.model, self.path)
         return {
+            **({} if language is None else {"language": language.name}),
             "search": "generate",
             "beam": str(config.num_beams),
             "lenpen": f"{penalty:g}",

@@ -33,6 +33,7 @@ from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.folder import ADAPTER, CONFIG, is_adapter, model_folder, read_if_json
 from headscope.formats.huggingface.head_parts import check_kept_heads
+from headscope.formats.huggingface.languages import check_source_language
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.placement import check_devices, check_quantisation, placement
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
@@ -272,6 +273,7 @@ def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[
             "number from 1 on; correct it"
         )
     tokenizer.model_max_length = int(longest)
+    check_source_language(tokenizer, path)
     return tokenizer, ""
 
 

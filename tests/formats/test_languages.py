@@ -1,0 +1,114 @@
+"""Models of many languages: which one is read, which one is written, and what says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import headscope as hs
+from headscope.errors import CheckpointError
+from headscope.formats.base import open_checkpoint
+from headscope.formats.translate_options import TranslateOptions
+
+WORDS = ["▁a", "▁dog", "▁ein", "▁Hund", "▁ruft", "▁barks"]
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+LANGUAGES = {"nllb": ("eng_Latn", "deu_Latn"), "mbart50": ("en_XX", "de_DE"), "mbart": ("en_XX", "de_DE")}
+CLASSES = {
+    "nllb": ("NllbTokenizer", "M2M100"),
+    "mbart50": ("MBart50Tokenizer", "MBart"),
+    "mbart": ("MBartTokenizer", "MBart"),
+}
+TEXT, TARGET = ["a dog barks", "a dog"], ["ein Hund ruft", "ein Hund"]
+
+
+def _tokenizer(kind: str, **languages: str) -> Any:
+    vocabulary: Any = [(word, -1.0) for word in [*(SPECIAL if kind == "mbart" else ["<unk>", "<s>", "</s>"]), *WORDS]]
+    if kind == "nllb":
+        letters = sorted({letter for word in WORDS for letter in word})
+        tokens = [*SPECIAL, *letters, *(word[:n] for word in WORDS for n in range(2, len(word) + 1))]
+        vocabulary = {token: number for number, token in enumerate(dict.fromkeys(tokens))}
+        merges = dict.fromkeys((word[: n - 1], word[n - 1]) for word in WORDS for n in range(2, len(word) + 1))
+        languages |= {"merges": list(merges)}  # type: ignore[dict-item]
+    tokenizer: Any = getattr(transformers, CLASSES[kind][0])(vocab=vocabulary, **languages)
+    return tokenizer
+
+
+def _saved(folder: Path, kind: str, *, forced: bool = False, **languages: str) -> Any:
+    """A folder with a random model of this kind, and the model; `forced`: its `generate` begins with German."""
+    tokenizer = _tokenizer(kind, **languages)
+    sides: dict[str, Any] = {
+        f"{side}_{what}": count
+        for side in ("encoder", "decoder")
+        for what, count in {"layers": 1, "attention_heads": 2, "ffn_dim": 7}.items()
+    }
+    german = tokenizer.convert_tokens_to_ids(LANGUAGES[kind][1])
+    config = getattr(transformers, f"{CLASSES[kind][1]}Config")(
+        d_model=12, vocab_size=len(tokenizer), max_position_embeddings=31, init_std=0.4, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, decoder_start_token_id=german if kind == "mbart" else 2, **sides,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model: Any = getattr(transformers, f"{CLASSES[kind][1]}ForConditionalGeneration")(config).eval()
+    if forced:
+        model.generation_config.forced_bos_token_id = german
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("said", ["by the tokenizer", "by the settings", "by both"])
+@pytest.mark.parametrize("kind", LANGUAGES)
+def test_the_language_that_is_written_is_the_one_that_is_named(tmp_path: Path, kind: str, said: str) -> None:
+    """In targets and their likelihood, and as the first token that `generate` gets."""
+    source, german = LANGUAGES[kind]
+    named = {} if said == "by the settings" else {"src_lang": source, "tgt_lang": german}
+    model = _saved(tmp_path, kind, forced=said != "by the tokenizer" and kind != "mbart", **named)
+    checkpoint: Any = open_checkpoint(str(tmp_path), device="cpu")
+    right = _tokenizer(kind, src_lang=source, tgt_lang=german)
+    inputs = right(TEXT, text_target=TARGET, return_tensors="pt", padding=True)
+    labels = inputs.pop("labels")
+    labels[labels == 1] = -100
+    with torch.no_grad():
+        loss = float(model(**inputs, labels=labels).loss)
+        number = right.convert_tokens_to_ids(german)
+        begun = {} if kind == "mbart" else {"forced_bos_token_id": number}
+        ids = model.generate(**inputs, **begun, max_new_tokens=6, do_sample=False, num_beams=2)
+    perplexity = hs.evaluate(str(tmp_path), TEXT, target=TARGET, metrics="perplexity", bootstrap=5)["perplexity"].value
+    assert perplexity == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
+    written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_extra=5))
+    assert [best.text for [best] in written] == right.batch_decode(ids, skip_special_tokens=True)
+    assert checkpoint.search_facts(TranslateOptions())["language"] == german
+    assert checkpoint.tokenizer.tgt_lang == named.get("tgt_lang"), "left as it was"
+
+
+def test_without_a_named_language_nothing_is_written(tmp_path: Path) -> None:
+    """It would be that of the source, or the likeliest."""
+    _saved(tmp_path, "nllb")
+    checkpoint = open_checkpoint(str(tmp_path), device="cpu")
+    assert checkpoint.encode(TEXT, side="source", limit=9)
+    calls: list[Any] = [
+        lambda: checkpoint.encode(TARGET, side="target", limit=9),
+        lambda: checkpoint.labels(TARGET, limit=9),
+        lambda: checkpoint.translations(TEXT, TranslateOptions()),
+    ]
+    for call in calls:
+        with pytest.raises(CheckpointError, match=r"202 languages .* set tgt_lang"):
+            call()
+
+
+def test_languages_that_are_unknown_or_disagree_are_refused(tmp_path: Path) -> None:
+    _saved(tmp_path, "nllb", forced=True, src_lang="eng_Latn", tgt_lang="fra_Latn")
+    with pytest.raises(CheckpointError, match=r"fra_Latn .*deu_Latn"):
+        open_checkpoint(str(tmp_path), device="cpu").labels(TARGET, limit=9)
+    file = tmp_path / "tokenizer_config.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(stored | {"tgt_lang": "german"}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"tgt_lang .*'german'"):
+        open_checkpoint(str(tmp_path), device="cpu").labels(TARGET, limit=9)
+    file.write_text(json.dumps(stored | {"src_lang": "english"}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"src_lang .*'english'"):
+        open_checkpoint(str(tmp_path), device="cpu")
