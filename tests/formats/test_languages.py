@@ -11,6 +11,7 @@ import torch
 import transformers
 
 import headscope as hs
+from headscope.data.encoded import IGNORED
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
@@ -112,3 +113,12 @@ def test_languages_that_are_unknown_or_disagree_are_refused(tmp_path: Path) -> N
     file.write_text(json.dumps(stored | {"src_lang": "english"}), encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"src_lang .*'english'"):
         open_checkpoint(str(tmp_path), device="cpu")
+
+
+def test_of_a_cut_text_neither_end_nor_language_is_what_comes_next(tmp_path: Path) -> None:
+    """mBART writes both behind a text."""
+    _saved(tmp_path, "mbart", src_lang="en_XX", tgt_lang="de_DE")
+    checkpoint = open_checkpoint(str(tmp_path), device="cpu")
+    [(*words, end, language)] = checkpoint.labels(TARGET[:1], limit=9)
+    assert checkpoint.subwords([*words, end, language]) == [*WORDS[2:5], "</s>", "de_DE"]
+    assert checkpoint.labels(TARGET[:1], limit=4) == [[*words[:2], IGNORED, IGNORED]]

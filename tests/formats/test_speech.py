@@ -18,7 +18,7 @@ import headscope as hs
 from headscope.api.analysis import run_analysis
 from headscope.config import AnalyzeConfig
 from headscope.data.corpus import open_corpus
-from headscope.data.encoded import Batch, Encoded, pad_side
+from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.speech import SpeechCheckpoint, token_times
@@ -86,6 +86,7 @@ def test_positions_stand_for_subwords_and_those_behind_the_end_are_special(
     assert made.subwords(short.ids[:2]) == ["0.00s", "0.02s"]
     inputs, labels = made.encode(["a child"], side="target", limit=20)[0], made.labels(["a child"], limit=20)[0]
     assert inputs.ids[0] == 1 and labels[-1] == 2 and inputs.ids[1:] == labels[:-1]
+    assert made.labels(["a child"], limit=3) == [[*labels[:2], IGNORED]], "what follows a cut transcript is unknown"
 
 
 def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -> None:

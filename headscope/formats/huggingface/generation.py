@@ -30,9 +30,13 @@ LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; tra
 
 
 class Predicting(Checkpoint):
-    """What a transformers model says and translates; `config` is its own, `_tokenizer` refuses where there is none."""
+    """What a transformers model says and translates; `config` is its own, `_tokenizer` refuses where there is none.
+
+    `_special` are the ids that stand for no text.
+    """
 
     config: Any
+    _special: frozenset[int]
 
     @abstractmethod
     def _tokenizer(self) -> Any: ...
@@ -124,8 +128,15 @@ class Predicting(Checkpoint):
             if tokenizer.init_kwargs.get(CLOSED) is True:
                 return [[*full, end][1 : len(row) + 1] for row, full in zip(ids, uncut, strict=True)]
             return [[*row[1:], IGNORED] for row in ids]
-        # the end that truncation puts behind a cut text is not what comes next there
-        return [row if len(row) == len(full) else [*row[:-1], IGNORED] for row, full in zip(ids, uncut, strict=True)]
+        pairs = zip(ids, uncut, strict=True)
+        return [row if len(row) == len(full) else self._without_end(row) for row, full in pairs]
+
+    def _without_end(self, labels: list[int]) -> list[int]:
+        """Labels of a cut text: the end (and language) that truncation puts behind it is not what comes next there."""
+        said = len(labels)
+        while said and labels[said - 1] in self._special:
+            said -= 1
+        return labels[:said] + [IGNORED] * (len(labels) - said)
 
     @finite
     def memory(self, batch: Batch) -> Any:

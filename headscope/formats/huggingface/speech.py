@@ -73,7 +73,8 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """The tokenizer's ids behind the start of the transcript, with which they begin already."""
-        return [list(row.ids[1:]) for row in self._ids({"text_target": list(texts)}, limit + 1)]
+        rows = self._ids({"text_target": list(texts)}, limit + 1)
+        return [row.ids[1:] if row.length == len(row.ids) else self._without_end(row.ids[1:]) for row in rows]
 
     def _generate(self, source: Side, config: GenerationConfig, processors: LogitsProcessorList) -> Tensor:
         """Whisper's own `generate` cuts long recordings and returns less than what it wrote, so it is not that one.
