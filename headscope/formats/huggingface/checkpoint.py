@@ -220,6 +220,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     def _tokenizer(self) -> Any:
         if self._reads != "input_ids":
+            _ = self.attention_sites  # refuses what `show` and taps do not take either
             raise CheckpointError(
                 f"{self.path} (model type {self.model_type!r}) takes {self._reads}, not text, so there is nothing to "
                 "analyse a text with; `headscope show` and headscope.model.taps work on it"

@@ -9,7 +9,9 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from headscope.errors import ConfigError, HeadscopeError
+from torch import Tensor
+
+from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
 from headscope.files.folders import Build
 from headscope.files.hub import hub_target, push
 from headscope.files.output_checks import Input
@@ -17,7 +19,7 @@ from headscope.formats.base import FORMATS, Checkpoint
 from headscope.formats.convert import CONVERSION, Converted, convert, goals
 from headscope.formats.exports import Card, write_card
 from headscope.model.discovery import eval_mode
-from headscope.model.forward import outputs, refuse_overflow
+from headscope.model.forward import ModelInputs, outputs, refuse_overflow
 from headscope.model.nonfinite import is_finite
 from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
 from headscope.pruning.model_inputs import texts
@@ -85,6 +87,19 @@ def _others(checkpoint: Checkpoint) -> str:
     return f"; it can be written --to {' or '.join(fitting)}" if fitting else ""
 
 
+def _ran(checkpoint: Checkpoint, batch: ModelInputs) -> Tensor:
+    """What the model computes; CheckpointError for one that needs other inputs than texts and pictures."""
+    try:
+        return outputs(checkpoint.model, batch)
+    except HeadscopeError:
+        raise
+    except Exception as error:  # anything that a model's own code may raise
+        _ = checkpoint.attention_sites  # refuses it by what it takes, where it takes something else
+        raise CheckpointError(
+            f"{checkpoint.path} cannot be run to be held against what is written: {reason_of(error)}"
+        ) from error
+
+
 def convert_for_engine(
     checkpoint: Checkpoint,
     folder: Path,
@@ -110,7 +125,7 @@ def convert_for_engine(
         with build.writing() as temporary:
             data = texts(checkpoint, None, None, sentences=SENTENCES)
             for batch in data.feeds:
-                run = partial(outputs, checkpoint.model, batch)
+                run = partial(_ran, checkpoint, batch)
                 if not is_finite(run(), masked=True):
                     refuse_overflow(checkpoint, run)  # no engine can be held against it
             written = chosen.write(checkpoint, data, temporary, options)

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import T5Config, T5ForConditionalGeneration
 
+import headscope as hs
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
 from headscope.model.taps import masked
@@ -176,3 +178,22 @@ def test_torchs_report_is_not_printed_and_its_cause_is_named(
     with pytest.raises(CheckpointError, match="ONNX"):
         exported(module, (), tmp_path / "model.onnx", names=([], []), axes=None)
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("kind", ["Wav2Vec2", "CLIP"])
+def test_a_model_that_needs_more_than_text_is_refused_by_what_it_reads(tmp_path: Path, kind: str) -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 7,
+    }
+    picture, text = sizes | {"image_size": 8, "patch_size": 4}, sizes | {"vocab_size": 31}
+    sound = sizes | {"conv_dim": [8], "conv_stride": [5], "conv_kernel": [10], "num_conv_pos_embedding_groups": 4}
+    given: dict[str, Any] = {"Wav2Vec2": sound, "CLIP": {"text_config": text, "vision_config": picture}}[kind]
+    config = getattr(transformers, f"{kind}Config")(**given)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path / "model")
+    reads = {"Wav2Vec2": "takes input_values, not text", "CLIP": "reads pictures beside the text"}[kind]
+    with pytest.raises(CheckpointError, match=reads):
+        hs.load(str(tmp_path / "model")).convert(tmp_path / "engine", to="onnx")
+    assert not (tmp_path / "engine").exists()
