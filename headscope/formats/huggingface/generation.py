@@ -253,6 +253,7 @@ class Predicting(Checkpoint):
         if options.max_ratio:
             raise ConfigError("--max-len-a means nothing for a Hugging Face checkpoint; bound lengths by --max-len-b")
         settings = model.generation_config.to_dict()
+        self._complete(settings)
         settings.update(
             do_sample=False, num_return_sequences=options.best, num_beams=options.beam or settings["num_beams"] or 1
         )
@@ -274,6 +275,14 @@ class Predicting(Checkpoint):
         if settings["num_beams"] == 1:
             settings.pop("length_penalty", None), settings.pop("early_stopping", None)
         return GenerationConfig.from_dict(settings)
+
+    def _complete(self, settings: dict[str, Any]) -> None:
+        """What `generate` begins and ends with, from config.json where generation_config.json does not say it."""
+        for name in ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"):
+            if settings.get(name) is None:
+                settings[name] = getattr(self.config, name, None)
+        if settings["decoder_start_token_id"] is None and settings["bos_token_id"] is None:
+            raise CheckpointError(f"{self.path} says no decoder_start_token_id; add it to config.json")
 
     def search_facts(self, options: TranslateOptions) -> dict[str, str]:
         """Beam, length penalty and the longest translation, as `generate` gets them."""
