@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModelForMaskedLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    EncoderDecoderConfig,
+    EncoderDecoderModel,
+    PreTrainedTokenizerFast,
+    XLNetConfig,
+    XLNetModel,
+)
 
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
@@ -226,6 +234,22 @@ def test_long_text_is_cut_to_the_limit_and_the_cut_counted(saved: Callable[[str]
     whole, short = opened(saved("bert")).encode(["the cat sat on the mat", "the"], side="source", limit=5)
     assert whole.ids == [START, THE, CAT, SAT, END]
     assert (whole.cut, short.cut) == (3, 0)
+
+
+def test_the_limit_is_that_of_the_side_that_reads_less(tmp_path: Path) -> None:
+    """A RoBERTa that writes with a GPT-2, whose positions ended first; XLNet writes -1 for none."""
+    sizes = {"vocab_size": 31, "n_embd": 6, "n_layer": 1, "n_head": 2, "n_positions": 11}
+    decoder = AutoConfig.for_model("gpt2", **sizes, is_decoder=True, add_cross_attention=True)
+    encoder = AutoConfig.for_model(
+        "roberta", hidden_size=6, num_hidden_layers=1, num_attention_heads=2, intermediate_size=7, vocab_size=31,
+        max_position_embeddings=23, pad_token_id=1,
+    )  # fmt: skip
+    both = EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder, decoder_start_token_id=1)
+    EncoderDecoderModel(both).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    assert opened(tmp_path).limit == 11
+    XLNetModel(XLNetConfig(vocab_size=31, d_model=6, n_layer=1, n_head=2, d_inner=7)).save_pretrained(tmp_path)
+    assert opened(tmp_path).limit == 53
 
 
 @pytest.mark.slow

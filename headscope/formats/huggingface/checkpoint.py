@@ -90,18 +90,16 @@ class HuggingFaceCheckpoint(Predicting):
     def limit(self) -> int | None:
         if self._reads != "input_ids":
             return None
-        text = text_config(self.config)
-        limits = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
-        lengths = [int(number) - self._first_position() for number in limits if number]
+        lengths = [*self._lengths("encoder"), *self._lengths("decoder")]
         lengths.append(getattr(self.tokenizer, "model_max_length", None) or 10**9)
         return min(lengths) if min(lengths) < 10**9 else None
 
-    def _first_position(self) -> int:
-        """How many positions are never used: RoBERTa and its like count from behind their padding id."""
-        for name, part in self.model.named_modules():
-            if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None:
-                return part.padding_idx + 1
-        return 0
+    def _lengths(self, side: str) -> list[int]:
+        """How many positions a side has, as its config says; XLNet writes -1 for as many as there are tokens."""
+        text = text_config(self.config, target=side == "decoder")
+        part = self.model if text is self.config else getattr(self.model, side, self.model)
+        numbers = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
+        return [int(number) - _first_position(part) for number in numbers if number and number > 0]
 
     @property
     def vocabulary(self) -> int:
@@ -231,6 +229,14 @@ class HuggingFaceCheckpoint(Predicting):
                 "put its tokenizer files beside the weights"
             )
         return self.tokenizer
+
+
+def _first_position(model: nn.Module) -> int:
+    """How many positions are never used: RoBERTa and its like count from behind their padding id."""
+    for name, part in model.named_modules():
+        if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            return part.padding_idx + 1
+    return 0
 
 
 class InMemoryCheckpoint(HuggingFaceCheckpoint):
