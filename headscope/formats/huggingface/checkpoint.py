@@ -14,8 +14,8 @@ from headscope.data.encoded import Encoded
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
+from headscope.formats.huggingface.folder import written
 from headscope.formats.huggingface.generation import Predicting
-from headscope.formats.huggingface.languages import written
 from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model

@@ -1,17 +1,28 @@
-"""What lies in a folder of transformers, read without the library: a model, one inside, an adapter."""
+"""What lies in a folder of transformers beside the weights: a model inside, an adapter, the language that is written.
+
+Tokenizers of NLLB, M2M-100 and mBART put the language of a text beside its subwords. Where nobody names the language of
+a translation they take that of the source, and `generate` begins with whatever language is likeliest.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from headscope.errors import DataError
+from torch import nn
+
+from headscope.errors import CheckpointError, DataError, shortlist
 from headscope.files.reading import read_json
 
 CONFIG, MODULES, ADAPTER = "config.json", "modules.json", "adapter_config.json"
 CLOSED = "texts_end_with_eos"
 """Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
+TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer", "MBartTokenizer", "MBart50Tokenizer")
+"""Those that cannot do without a language; PLBart's can."""
+_OTHERS = ("bos", "eos", "sep", "cls", "pad", "mask", "unk")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -43,3 +54,86 @@ def read_if_json(path: Path) -> Any:
         return read_json(path)
     except DataError:
         return None
+
+
+class Language(NamedTuple):
+    """A language as its tokenizer calls it, and the id of its token."""
+
+    name: str
+    number: int
+
+
+def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | None:
+    """The language that the model writes; None for tokenizers without languages.
+
+    It is that of the tokenizer (`tgt_lang`), else the one that `generate` is made to begin with. CheckpointError where
+    neither names one, or they disagree.
+    """
+    if not (numbers := _numbers(tokenizer)):
+        return None
+    said, begun = tokenizer.tgt_lang, _begun(model, numbers)
+    name = begun if said is None else said
+    if name is None:
+        raise CheckpointError(
+            f"{path} knows {len(numbers)} languages ({shortlist([*numbers])}) and nothing says which one it writes; "
+            "set tgt_lang in its tokenizer_config.json (and src_lang, that of the source), or forced_bos_token_id in "
+            "generation_config.json"
+        )
+    if name not in numbers:
+        raise CheckpointError(_unknown(path, "tgt_lang", said, numbers))
+    if begun not in (None, name):
+        raise CheckpointError(
+            f"{path}: its tokenizer writes {said} (tgt_lang), and its generation settings begin with {begun} "
+            "(forced_bos_token_id or decoder_start_token_id); correct the one or the other"
+        )
+    return Language(name, numbers[name])
+
+
+def check_source_language(tokenizer: Any, path: str) -> None:
+    """CheckpointError where the tokenizer is to read a language that it does not know."""
+    numbers = _numbers(tokenizer)
+    if numbers and tokenizer.src_lang not in numbers:
+        raise CheckpointError(_unknown(path, "src_lang", tokenizer.src_lang, numbers))
+
+
+@contextmanager
+def written(tokenizer: Any, model: nn.Module, path: str) -> Iterator[None]:
+    """Within the block the tokenizer reads texts of the target side as of the language that the model writes."""
+    if (language := target_language(tokenizer, model, path)) is None:
+        yield
+        return
+    before, tokenizer.tgt_lang = tokenizer.tgt_lang, language.name
+    try:
+        yield
+    finally:
+        tokenizer.tgt_lang = before
+
+
+def _unknown(path: str, name: str, value: Any, numbers: Mapping[str, int]) -> str:
+    return (
+        f"{path}: {name} of its tokenizer is {str(value)[:40]!r}, and it knows {shortlist([*numbers])}; correct it in "
+        "tokenizer_config.json"
+    )
+
+
+def _numbers(tokenizer: Any) -> dict[str, int]:
+    """The languages that a tokenizer cannot do without, and the ids of their tokens."""
+    if not any(cls.__name__ in TOKENIZERS for cls in type(tokenizer).__mro__):
+        return {}
+    if (codes := getattr(tokenizer, "lang_code_to_id", None)) is not None:
+        return dict(codes)
+    others = {getattr(tokenizer, f"{name}_token_id") for name in _OTHERS}
+    return {
+        tokenizer.convert_ids_to_tokens(number): number for number in tokenizer.all_special_ids if number not in others
+    }
+
+
+def _begun(model: nn.Module, numbers: Mapping[str, int]) -> str | None:
+    """The language whose token `generate` writes first or is begun with."""
+    names = {number: name for name, number in numbers.items()}
+    settings = getattr(model, "generation_config", None), model.config
+    for entry in ("forced_bos_token_id", "decoder_start_token_id"):
+        for of in settings:
+            if (number := getattr(of, entry, None)) in names:
+                return names[number]
+    return None

@@ -14,8 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from headscope.data.encoded import IGNORED, Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
-from headscope.formats.huggingface.folder import CLOSED
-from headscope.formats.huggingface.languages import target_language, written
+from headscope.formats.huggingface.folder import CLOSED, target_language, written
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config

@@ -31,9 +31,15 @@ from headscope.files.hub import is_cached
 from headscope.files.reading import file_digest, read_object
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.folder import ADAPTER, CONFIG, is_adapter, model_folder, read_if_json
+from headscope.formats.huggingface.folder import (
+    ADAPTER,
+    CONFIG,
+    check_source_language,
+    is_adapter,
+    model_folder,
+    read_if_json,
+)
 from headscope.formats.huggingface.head_parts import check_kept_heads
-from headscope.formats.huggingface.languages import check_source_language
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.placement import check_devices, check_quantisation, placement
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
