@@ -61,10 +61,14 @@ def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
     if not isinstance(result, Tensor):
         logits = getattr(result, "logits", None)
         result = result[0] if logits is None else logits
-    if batch.real is not None and result.ndim == 3 and result.shape[:2] == batch.real.shape:
-        result = result[batch.real]
-    chosen: Tensor = result
-    return chosen
+    return of_tokens(result, batch.real)
+
+
+def of_tokens(result: Tensor, real: Tensor | None) -> Tensor:
+    """Outputs [n V] of real positions, where there is one for every position of a batch, else as they come."""
+    if real is not None and result.ndim == 3 and result.shape[:2] == real.shape:
+        return result[real.to(result.device)]
+    return result
 
 
 def cache_argument(model: nn.Module) -> str | None:

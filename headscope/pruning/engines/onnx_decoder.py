@@ -26,7 +26,7 @@ from headscope.errors import CheckpointError, one_line, uncoloured
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.heads import Site
-from headscope.model.forward import ModelInputs, cache_argument, max_abs_difference, outputs, with_cache
+from headscope.model.forward import ModelInputs, cache_argument, max_abs_difference, of_tokens, outputs, with_cache
 from headscope.model.interface import through_attend
 from headscope.pruning.model_inputs import InputTexts
 
@@ -181,8 +181,7 @@ def ran(session: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def logits_apart(logits: Tensor, checkpoint: Checkpoint, batch: ModelInputs) -> float:
     """The largest difference of a graph's logits from the model's, of tokens and not of padding."""
-    of_tokens = logits if batch.real is None or logits.ndim < 3 else logits[batch.real.cpu()]
-    return max_abs_difference(of_tokens, outputs(checkpoint.model, batch).cpu())
+    return max_abs_difference(of_tokens(logits, batch.real), outputs(checkpoint.model, batch).cpu())
 
 
 class GraphDecoder:

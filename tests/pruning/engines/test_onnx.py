@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from transformers import T5Config, T5ForConditionalGeneration
 import headscope as hs
 from headscope.errors import CheckpointError
 from headscope.formats.base import open_checkpoint
+from headscope.model.forward import ModelInputs
 from headscope.model.taps import masked
 from headscope.pruning.engines.base import ENGINES
-from headscope.pruning.engines.onnx_decoder import exported
+from headscope.pruning.engines.onnx_decoder import exported, logits_apart
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove
@@ -197,3 +199,26 @@ def test_a_model_that_needs_more_than_text_is_refused_by_what_it_reads(tmp_path:
     with pytest.raises(CheckpointError, match=reads):
         hs.load(str(tmp_path / "model")).convert(tmp_path / "engine", to="onnx")
     assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_outputs_that_are_not_one_a_token_are_compared_as_they_come(width: int) -> None:
+    """As those of Perceiver, which has as many as it has positions."""
+    made = torch.arange(8.0 * width).reshape(2, width, 4)
+    real = torch.tensor([[True, True], [True, False]])
+    model = SimpleNamespace(model=_Constant(made))
+    batch = ModelInputs({"input_ids": torch.zeros(2, 2, dtype=torch.long)}, real)
+    found: Any = made.clone()
+    found[1, 1] += 1
+    assert logits_apart(found, model, batch) == (0 if width == 2 else pytest.approx(1 / 23))  # type: ignore[arg-type]
+
+
+class _Constant(torch.nn.Module):
+    """A model with these outputs."""
+
+    def __init__(self, made: torch.Tensor) -> None:
+        super().__init__()
+        self.made = made
+
+    def forward(self, **_: Any) -> torch.Tensor:
+        return self.made
