@@ -113,7 +113,12 @@ def in_fixed_sequence(verdicts: Sequence[NonInferiority]) -> list[NonInferiority
 
 
 def bounded(worse: float, limit: float, *, level: float = 0.95) -> str:
-    """How much worse something is, and how much it may be with that confidence; of a gain how much better."""
+    """How much worse something is, and how much it may be with that confidence; of a gain how much better.
+
+    One sentence has no such limit (NaN).
+    """
+    if math.isnan(limit):
+        return f"{'worse' if worse >= 0 else 'better'} by {abs(worse):.3g}"
     sure = f"({100 * level:.3g} %)"
     if worse >= 0:
         return f"worse by {worse:.3g}, at most {limit:.3g} {sure}"
@@ -123,7 +128,7 @@ def bounded(worse: float, limit: float, *, level: float = 0.95) -> str:
 
 def why_open(*, worse_limit: float, margin: float, detectable: float, text: str) -> str:
     """Why a verdict establishes nothing, of what `text` names."""
-    if worse_limit <= margin:
+    if not worse_limit > margin:  # NaN too, of one sentence
         return f"fewer than {FEWEST} sentences establish nothing"
     return f"{text} could have seen a loss of {detectable:.3g} at least"
 

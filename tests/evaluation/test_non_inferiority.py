@@ -12,7 +12,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.before_after import losses_left_out, verdict_words
 from headscope.evaluation.margin import Margin
 from headscope.evaluation.metrics.base import METRICS
-from headscope.evaluation.non_inferiority import NonInferiority, established, in_fixed_sequence, judge
+from headscope.evaluation.non_inferiority import NonInferiority, established, in_fixed_sequence, judge, why_open
 from headscope.tails import dirichlet_mean_quantile, student_quantile
 from tests.oracles import non_inferiority
 
@@ -200,9 +200,18 @@ def test_margins_that_are_none(text: str) -> None:
         (0.5, 0.75, "worse by 0.5, at most 0.75 (95 %)"),
         (-4.25, 1.5, "better by 4.25, worse by at most 1.5 (95 %)"),
         (-4.25, -1.5, "better by 4.25, by 1.5 at least (95 %)"),
+        (0.5, math.nan, "worse by 0.5"),
+        (-0.5, math.nan, "better by 0.5"),
     ],
 )
 def test_a_gain_is_called_one(worse: float, limit: float, words: str) -> None:
     judged = {"margin": 2.0, "worse": worse, "worse_limit": limit, "verdict": "non-inferior"}
     found = verdict_words({"verdict": judged, "margin": "2", "title": "BLEU"})
     assert found == f"BLEU: non-inferior within 2: {words}"
+
+
+def test_one_sentence_has_no_limit_and_could_see_nothing() -> None:
+    """Neither of which is written as a number."""
+    assert why_open(worse_limit=math.nan, margin=0.3, detectable=math.nan, text="it") == why_open(
+        worse_limit=0.1, margin=0.3, detectable=0.2, text="it"
+    )
