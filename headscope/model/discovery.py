@@ -277,7 +277,8 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
         return {"pixel_values": torch.randn(shape, generator=noise).to(device, computing_dtype(model))}
     if main != "input_ids":
         raise CheckpointError(
-            f"model type {config.model_type!r} takes {main}, not text, and headscope has only that, pictures and sound"
+            f"model type {config.model_type!r} takes {main}, not text; headscope gives models text, pictures, or sound "
+            "as Whisper reads it"
         )
     if getattr(config, "add_cross_attention", False) and not config.is_encoder_decoder:
         raise CheckpointError(
