@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from variants.collect import read_table
+from variants.collect import rows_of_runs
 from variants.design import ARMS, REGIME_ARMS, REGIME_CLAIMS, SEEDS, Arm
 from variants.page import HEAD_NUMBERS
 from variants.regimes import DROPOUT
@@ -27,7 +27,7 @@ FULL = 3.0  # half widths of an interval that have the darkest shade
 
 def draw(folder: Path) -> None:
     """All of them, from the tables of a folder; a figure without its numbers is left out."""
-    rows = read_table(folder / "runs.csv")
+    rows = rows_of_runs(folder)
     out_of_work = idle(ARMS, rows)
     arms = [arm for arm in ARMS if arm.name not in out_of_work and any(row["arm"] == arm.name for row in rows)]
     made = {}

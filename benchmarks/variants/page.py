@@ -217,29 +217,32 @@ def power(judged: Sequence[Verdict]) -> str:
 
 def repeats(folder: Path, rows: Sequence[Row]) -> str:
     """How far the same run ends from itself on another kind of processor, whose rounding is another."""
-    losses = {(row["arm"], row["seed"]): (float(row["valid_nll"]), row["machine"]) for row in rows}
-    again = [row for row in read_table(folder / "repeated.csv") if (row["arm"], row["seed"]) in losses]
     lines = []
-    for row in again:
-        loss, machine = losses[row["arm"], row["seed"]]
-        change = f"{float(row['valid_nll']) - loss:+.4f}"
-        lines.append(f"{row['arm']} {row['seed']} {loss:.4f} on {machine}, {change} on {row['machine']}")
+    for first, again in made_again(folder / "repeated.csv", rows):
+        loss = float(first["valid_nll"])
+        change = f"{float(again['valid_nll']) - loss:+.4f}"
+        lines.append(f"{again['arm']} {again['seed']} {loss:.4f} on {first['machine']}, {change} on {again['machine']}")
     return f"The same run on another kind of processor (repeated.csv): {'; '.join(lines)}.\n" if lines else ""
+
+
+def made_again(path: Path, rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Each run of a table of those that were made again, behind the run that it repeats."""
+    first = {(row["arm"], row["seed"]): row for row in rows}
+    return [(first[run], row) for row in read_table(path) if (run := (row["arm"], row["seed"])) in first]
 
 
 def related_again(folder: Path, rows: Sequence[Row]) -> str:
     """Whose relevance was taken of a run that was made again, and how near its loss is to the first one's."""
-    losses = {(row["arm"], row["seed"]): float(row["valid_nll"]) for row in rows}
-    again = [row for row in read_table(folder / "relevance.csv") if (row["arm"], row["seed"]) in losses]
-    if not again:
+    pairs = made_again(folder / "relevance.csv", rows)
+    if not pairs:
         return ""
-    away = [abs(float(row["valid_nll"]) - losses[row["arm"], row["seed"]]) for row in again]
+    arms = " and ".join(sorted({str(first["arm"]) for first, _ in pairs}))
+    away = [abs(float(again["valid_nll"]) - float(first["valid_nll"])) for first, again in pairs]
     other = [distance for distance in away if distance]
     rest = f", {len(other)} one that is at most {max(other):.4f} away, on another processor" if other else ""
     return (
-        f"\nRelevance of {' and '.join(sorted({row['arm'] for row in again}))} is that of {len(again)} runs made again "
-        f"from the same commit, by later code (relevance.csv): {len(again) - len(other)} have the same loss to the "
-        f"last digit{rest}.\n"
+        f"\nRelevance of {arms} is that of {len(pairs)} runs made again from the same commit, by later code "
+        f"(relevance.csv): {len(pairs) - len(other)} have the same loss to the last digit{rest}.\n"
     )
 
 
