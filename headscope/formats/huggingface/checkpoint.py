@@ -14,7 +14,7 @@ from headscope.data.encoded import Encoded
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
-from headscope.formats.huggingface.folder import written
+from headscope.formats.huggingface.folder import in_target_language
 from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
@@ -108,7 +108,7 @@ class HuggingFaceCheckpoint(Predicting):
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         if side == "source":
             return self._encoded(texts, self._ids({"text": list(texts)}, limit), side)
-        with written(self._tokenizer(), self.model, self.path):
+        with in_target_language(self._tokenizer(), self.model, self.path):
             return self._encoded(texts, self._ids({"text_target": list(texts)}, limit), side)
 
     def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:

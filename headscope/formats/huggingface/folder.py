@@ -97,7 +97,7 @@ def check_source_language(tokenizer: Any, path: str) -> None:
 
 
 @contextmanager
-def written(tokenizer: Any, model: nn.Module, path: str) -> Iterator[None]:
+def in_target_language(tokenizer: Any, model: nn.Module, path: str) -> Iterator[None]:
     """Within the block the tokenizer reads texts of the target side as of the language that the model writes."""
     if (language := target_language(tokenizer, model, path)) is None:
         yield

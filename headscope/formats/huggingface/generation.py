@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from headscope.data.encoded import IGNORED, Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
-from headscope.formats.huggingface.folder import CLOSED, target_language, written
+from headscope.formats.huggingface.folder import CLOSED, in_target_language, target_language
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config
@@ -119,7 +119,7 @@ class Predicting(Checkpoint):
         """
         tokenizer = self._tokenizer()
         arguments = {"text_target" if self.two_sided else "text": list(texts)}
-        with written(tokenizer, self.model, self.path):
+        with in_target_language(tokenizer, self.model, self.path):
             uncut = tokenizer(**arguments, verbose=False)["input_ids"]
             ids = tokenizer(**arguments, truncation=True, max_length=limit, verbose=False)["input_ids"]
         if not self.two_sided:

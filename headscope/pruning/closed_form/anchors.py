@@ -123,7 +123,7 @@ def _written(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
 
 def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: int = 1) -> Corpus:
     """A corpus of which a share of the subwords is drawn at random from the vocabulary, on every side."""
-    draws, sentences = random.Random(seed), list(corpus)
+    draws = random.Random(seed)
 
     def noised(lines: list[str], side: SideName) -> list[str]:
         ids = checkpoint.plain_ids(side)
@@ -133,11 +133,19 @@ def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: i
             made.append(_written(checkpoint, drawn, side) or line)
         return made
 
-    target = noised([sentence.target or "" for sentence in sentences], "target") if corpus.has_target else None
-    second = noised([sentence.second or "" for sentence in sentences], "source") if corpus.has_second else None
-    source = _sources(corpus)
-    made = open_corpus(source if checkpoint.reads_sound else noised(source, "source"), target=target, second=second)
-    return replace(made, name=f"{corpus.name}, {share:.0%} of its subwords drawn at random")
+    name = f"{corpus.name}, {share:.0%} of its subwords drawn at random"
+    return _rewritten(corpus, noised, name=name, recordings=checkpoint.reads_sound)
+
+
+def _rewritten(
+    corpus: Corpus, write: Callable[[list[str], SideName], list[str]], *, name: str, recordings: bool
+) -> Corpus:
+    """A corpus whose lines are written anew, first those of the target, last those of the source; recordings stay."""
+    sentences, source = list(corpus), _sources(corpus)
+    target = write([sentence.target or "" for sentence in sentences], "target") if corpus.has_target else None
+    second = write([sentence.second or "" for sentence in sentences], "source") if corpus.has_second else None
+    made = open_corpus(source if recordings else write(source, "source"), target=target, second=second)
+    return replace(made, name=name)
 
 
 def with_lines(corpus: Corpus, other: Corpus) -> Corpus:
@@ -151,9 +159,9 @@ def shuffled_text(corpus: Corpus, *, seed: int = 1, recordings: bool = False) ->
 
     Where its sources are recordings they stay.
     """
-    draws, sentences = random.Random(seed), list(corpus)
+    draws = random.Random(seed)
 
-    def shuffled(lines: list[str]) -> list[str]:
+    def shuffled(lines: list[str], _: SideName) -> list[str]:
         mark = " " if any(" " in line for line in lines) else ""
         split = [line.split() if mark else list(line.strip()) for line in lines]
         words = [word for line in split for word in line]
@@ -161,11 +169,7 @@ def shuffled_text(corpus: Corpus, *, seed: int = 1, recordings: bool = False) ->
         rest = iter(words)
         return [mark.join(next(rest) for _ in line) for line in split]
 
-    target = shuffled([sentence.target or "" for sentence in sentences]) if corpus.has_target else None
-    second = shuffled([sentence.second or "" for sentence in sentences]) if corpus.has_second else None
-    source = _sources(corpus)
-    made = open_corpus(source if recordings else shuffled(source), target=target, second=second)
-    return replace(made, name=f"{corpus.name}, its words in random order")
+    return _rewritten(corpus, shuffled, name=f"{corpus.name}, its words in random order", recordings=recordings)
 
 
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:

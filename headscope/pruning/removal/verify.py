@@ -127,6 +127,8 @@ def search_some(
     with torch.no_grad(), suppress_warnings(), threads_for_pass(model, beam * sentences):
         try:
             ids: list[list[int]] = model.generate(**source, **settings).tolist()
-        except (IndexError, ValueError):  # transformers cannot: its cache has as many layers as the encoder, a T5's
-            return []  # decoder more; or nothing says what the decoder begins with
+        except IndexError:  # transformers cannot: its cache has as many layers as the encoder, a T5's decoder more
+            return []
+        except ValueError:  # nothing says what the decoder begins with
+            return []
     return list(ids)
