@@ -38,6 +38,8 @@ def _print(overview: dict[str, Any], options: Mapping[str, Any]) -> None:
         lines["mask"] = ", ".join(overview["mask"])
     tokenizer = overview["tokenizer"]
     lines["tokenizer"] = f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "none"
+    if tokenizer and (spoken := tokenizer.get("languages")):
+        lines["languages"] = f"reads {spoken['reads']}, writes {spoken['writes'] or '?'}; {spoken['known']} known"
     if overview["labels"]:
         labels = overview["labels"]
         more = f" and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""

@@ -43,6 +43,8 @@ def load(
     dicts: PathName | None = None,
     hp: PathName | None = None,
     bpe: PathName | None = None,
+    src_lang: str | None = None,
+    tgt_lang: str | None = None,
 ) -> Model:
     """Open a model.
 
@@ -57,16 +59,18 @@ def load(
     format: the checkpoint's format; default: found from its content.
     dicts, hp, bpe: files that belong to a fairseq or story-of-heads checkpoint (dictionaries, hyper-parameters, codes
         that split text); default: dictionaries beside the checkpoint, text already split.
+    src_lang, tgt_lang: languages that a model of many reads and writes, as its tokenizer calls them (NLLB: "eng_Latn");
+        default: what its files say.
 
     CheckpointError where there is no such checkpoint or it is broken, ConfigError for options that do not fit.
     """
     if isinstance(source, Model):
         return source
+    needs = {"dicts": dicts, "hp": hp, "bpe": bpe, "src_lang": src_lang, "tgt_lang": tgt_lang}
     if isinstance(source, (str, PathLike)):
         if tokenizer is not None:
             raise ConfigError("tokenizer= is for a model in memory; a checkpoint has its own")
-        files = {"dicts": dicts, "hp": hp, "bpe": bpe}
-        companions = Companions(**{name: Path(path) for name, path in files.items() if path is not None})
+        companions = Companions.of(needs)
         opened = open_checkpoint(
             str(source), format=format, device=device, dtype=dtype, device_map=device_map, companions=companions
         )
@@ -77,7 +81,7 @@ def load(
             "transformers model (the model itself, not what wraps it)"
         )
     own = {"device": device != "auto", "dtype": dtype != "auto", "device_map": device_map, "format": format}
-    if useless := [name for name, value in {**own, "dicts": dicts, "hp": hp, "bpe": bpe}.items() if value]:
+    if useless := [name for name, value in {**own, **needs}.items() if value]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
     if is_packing(source):
         raise ConfigError(

@@ -208,9 +208,9 @@ class ScoredModel(OpenModel):
     def _opened_as(self) -> CheckpointOptions:
         """Where this model came from and runs, as options that open another one to compare it with."""
         opened, dtype = self.checkpoint, str(self.checkpoint.dtype).removeprefix("torch.")
-        files = {name: getattr(self._companions, name) for name in self._companions.names()}
         dtype = dtype if dtype in DTYPES else "auto"
-        return CheckpointOptions(checkpoint=opened.path, device=str(opened.device), dtype=dtype, **files)
+        needs = self._companions.given()
+        return CheckpointOptions(checkpoint=opened.path, device=str(opened.device), dtype=dtype, **needs)
 
 
 def _protocol(tokenised: bool) -> dict[str, str]:

@@ -6,6 +6,7 @@ The options of `analyze` and `evaluate` are imported when they are asked for: no
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headscope.config.inputs import COMPANIONS as COMPANIONS
 from headscope.config.inputs import CheckpointOptions as CheckpointOptions
 from headscope.config.inputs import Companions as Companions
 from headscope.config.inputs import PromptFiles as PromptFiles

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ DATA, MODEL, OUTPUT, SEARCH = "Data", "Model and speed", "Output", "Search"
 
 @dataclass(frozen=True, kw_only=True)
 class Companions:
-    """Files that belong to a checkpoint and lie elsewhere."""
+    """What a checkpoint needs and does not say itself: files that lie elsewhere, languages that it reads and writes."""
 
     dicts: Path | None = option(
         None,
@@ -31,9 +32,32 @@ class Companions:
         panel=MODEL,
     )
 
-    def names(self) -> list[str]:
-        """Names of the companions that were given."""
-        return [name for name in ("dicts", "hp", "bpe") if getattr(self, name) is not None]
+    src_lang: str | None = option(
+        None,
+        "Language that a model of many languages reads, as its tokenizer calls it (NLLB: eng_Latn; M2M-100: en; mBART: "
+        "en_XX); default: what its tokenizer_config.json says.",
+        metavar="LANGUAGE",
+        panel=MODEL,
+    )
+    tgt_lang: str | None = option(
+        None, "Language that it writes; default: what its files say.", metavar="LANGUAGE", panel=MODEL
+    )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Companions:
+        """Those among the options of a command, of a function or of a record, in which a path may be a text."""
+        paths = [entry.name for entry in fields(Companions) if "Path" in str(entry.type)]
+        given = {name: value for name in COMPANIONS if (value := options.get(name)) is not None}
+        values: dict[str, Any] = {name: Path(value) if name in paths else value for name, value in given.items()}
+        return cls(**values)
+
+    def given(self) -> dict[str, Any]:
+        """The companions that were given, by name."""
+        return {name: getattr(self, name) for name in COMPANIONS if getattr(self, name) is not None}
+
+
+COMPANIONS = tuple(entry.name for entry in fields(Companions))
+"""Their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +84,13 @@ class CheckpointOptions(Companions):
     @property
     def opening(self) -> dict[str, Any]:
         """How the checkpoint is opened: keywords of `headscope.load`."""
-        names = ("device", "dtype", "device_map", "format", "dicts", "hp", "bpe")
+        names = ("device", "dtype", "device_map", "format", *COMPANIONS)
         return {name: getattr(self, name) for name in names}
 
     @property
     def companions(self) -> Companions:
-        """Files that belong to the checkpoint."""
-        return Companions(dicts=self.dicts, hp=self.hp, bpe=self.bpe)
+        """What the checkpoint needs and does not say itself."""
+        return Companions(**{name: getattr(self, name) for name in COMPANIONS})
 
 
 @dataclass(frozen=True, kw_only=True)

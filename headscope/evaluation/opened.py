@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from headscope.config import CheckpointOptions, EvaluateConfig, EvaluateOptions
+from headscope.config import COMPANIONS, CheckpointOptions, Companions, EvaluateConfig, EvaluateOptions
 from headscope.data.batching import DEFAULT_TOKENS, automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.encoded import UnknownSubwords
@@ -41,7 +41,6 @@ from headscope.model.mixing.experts import one_expert
 from headscope.model.taps import masked
 
 RECORD = "pruning.json"
-COMPANIONS = ("dicts", "hp", "bpe")
 COMPARED = 16  # lines that both models must split into the same subwords
 
 
@@ -248,7 +247,7 @@ def made_of(source: Mapping[str, Any], options: CheckpointOptions, *, beside: Pa
     the smaller one.
     """
     path, why = str(source.get("path")), "is not there"
-    companions: dict[str, Any] = {name: Path(source[name]) if source.get(name) else None for name in COMPANIONS}
+    companions: dict[str, Any] = dict.fromkeys(COMPANIONS) | Companions.of(source).given()
     for place in _places(path, beside):
         try:
             opened = open_configured(replace(options, checkpoint=place, format=source.get("format"), **companions))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headscope.config import CheckpointOptions, Companions
+from headscope.config import CheckpointOptions, Companions, flag
 from headscope.data.encoded import Batch, Encoded, Side
 from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, ConfigError
@@ -358,8 +358,8 @@ def open_checkpoint(
     if dtype not in DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}; available: {', '.join(DTYPES)}")
     opener = FORMATS.get(format) if format else detect_format(path)
-    if useless := [f"--{name}" for name in companions.names() if name not in opener.takes]:
-        takes = ", ".join(f"--{name}" for name in sorted(opener.takes)) or "none of these"
+    if useless := [flag(name) for name in companions.given() if name not in opener.takes]:
+        takes = ", ".join(flag(name) for name in sorted(opener.takes)) or "none of these"
         raise ConfigError(f"{', '.join(useless)} means nothing for a {opener.name} checkpoint, which takes {takes}")
     if device_map is not None and device != "auto":
         raise ConfigError(f"--device {device} and --device-map both say where the model runs; give one of them")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from headscope.config import COMPANIONS
 from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.encoded import count_unknown
@@ -234,7 +235,7 @@ def _remove(folder: Path, trained: SavedFiles | None, config: SelectionConfig) -
 
     names = ["dtype", "export"]
     if trained is None:
-        names += ["format", "dicts", "hp", "bpe"]
+        names += ["format", *COMPANIONS]
     elif "bpe" in FORMATS.get(trained.format).takes:  # the other formats hold what splits their text
         names += ["bpe"]
     smaller = run_removal(

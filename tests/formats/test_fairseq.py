@@ -151,7 +151,7 @@ def opened_mhr(oracles: Path, **companions: Path) -> FairseqCheckpoint:
     return opened(
         folder / "alpha" / "checkpoint_best.pt",
         dtype="auto",
-        companions=Companions(dicts=folder / "data", **companions),
+        companions=Companions.of({"dicts": folder / "data", **companions}),
     )
 
 

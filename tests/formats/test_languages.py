@@ -11,8 +11,9 @@ import torch
 import transformers
 
 import headscope as hs
+from headscope.assets import demo_checkpoint
 from headscope.data.encoded import IGNORED
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 
@@ -97,8 +98,44 @@ def test_without_a_named_language_nothing_is_written(tmp_path: Path) -> None:
         lambda: checkpoint.translations(TEXT, TranslateOptions()),
     ]
     for call in calls:
-        with pytest.raises(CheckpointError, match=r"202 languages .* set tgt_lang"):
+        with pytest.raises(CheckpointError, match=r"202 languages .* --tgt-lang"):
             call()
+
+
+@pytest.mark.parametrize("kind", LANGUAGES)
+def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Path, kind: str) -> None:
+    """They are those that are read and written then, by the smaller model too, whose files name them."""
+    french, (english, german) = {"nllb": "fra_Latn"}.get(kind, "fr_XX"), LANGUAGES[kind]
+    _saved(tmp_path / "model", kind, forced=kind == "mbart50")  # German is written, if anything is said
+    languages = {"src_lang": german, "tgt_lang": french}
+    model = hs.load(tmp_path / "model", device="cpu", **languages)
+    small = model.remove(heads="decoder-self.0.1").save(tmp_path / "small").path
+    for named in (model, hs.load(small, device="cpu")):
+        checkpoint: Any = named.checkpoint
+        right = _tokenizer(kind, **languages)
+        assert [each.ids for each in checkpoint.encode(TEXT, side="source", limit=9)] == right(TEXT)["input_ids"]
+        labels = right(text_target=TARGET)["input_ids"]
+        assert checkpoint.labels(TARGET, limit=9) == labels
+        number = right.convert_tokens_to_ids(french)
+        begun = {} if kind == "mbart" else {"forced_bos_token_id": number}
+        inputs, starts = right(TEXT, return_tensors="pt", padding=True), {"decoder_start_token_id": number}
+        starts = starts if kind == "mbart" else {}
+        ids = checkpoint.model.generate(**inputs, **begun, **starts, max_new_tokens=6, do_sample=False, num_beams=2)
+        written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_extra=5))
+        assert [best.text for [best] in written] == right.batch_decode(ids, skip_special_tokens=True)
+        said = named.overview()["tokenizer"]["languages"]
+        assert (said["reads"], said["writes"]) == (german, french)
+    assert english not in languages.values()
+
+
+def test_languages_are_refused_where_they_mean_nothing(tmp_path: Path) -> None:
+    _saved(tmp_path, "nllb")
+    with pytest.raises(ConfigError, match="src_lang english: .* knows eng_Latn, .* 199 more"):
+        hs.load(tmp_path, src_lang="english")
+    with pytest.raises(ConfigError, match="tgt_lang means nothing .* no languages"):
+        hs.load(demo_checkpoint(), tgt_lang="de")
+    with pytest.raises(ConfigError, match="tgt_lang= is for checkpoints on disk"):
+        hs.load(transformers.AutoModel.from_pretrained(tmp_path), tgt_lang="deu_Latn")
 
 
 def test_languages_that_are_unknown_or_disagree_are_refused(tmp_path: Path) -> None:

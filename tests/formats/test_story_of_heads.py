@@ -38,7 +38,7 @@ SOURCE, TARGET = [5, 3, 4, 1], [4, 6, 3, 2, 1]
 
 
 def opened(path: Path, **companions: Path) -> StoryCheckpoint:
-    found = open_checkpoint(str(path), device="cpu", companions=Companions(**companions))
+    found = open_checkpoint(str(path), device="cpu", companions=Companions.of(companions))
     assert isinstance(found, StoryCheckpoint)
     return found
 

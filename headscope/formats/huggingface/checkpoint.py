@@ -14,7 +14,7 @@ from headscope.data.encoded import Encoded
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
-from headscope.formats.huggingface.folder import in_target_language
+from headscope.formats.huggingface.folder import in_target_language, languages
 from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
@@ -202,6 +202,7 @@ class HuggingFaceCheckpoint(Predicting):
                 "class": type(self.tokenizer).__name__,
                 "vocabulary": len(self.tokenizer),
                 "special": sorted(self.tokenizer.convert_ids_to_tokens(sorted(self._special))),
+                "languages": languages(self.tokenizer, self.model),
             }
         return {
             "architecture": type(self.model).__name__,

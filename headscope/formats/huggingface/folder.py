@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from headscope.errors import CheckpointError, DataError, shortlist
+from headscope.config import Companions, flag
+from headscope.errors import CheckpointError, ConfigError, DataError, shortlist
 from headscope.files.reading import read_json
 
 CONFIG, MODULES, ADAPTER = "config.json", "modules.json", "adapter_config.json"
@@ -76,8 +77,8 @@ def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | N
     if name is None:
         raise CheckpointError(
             f"{path} knows {len(numbers)} languages ({shortlist([*numbers])}) and nothing says which one it writes; "
-            "set tgt_lang in its tokenizer_config.json (and src_lang, that of the source), or forced_bos_token_id in "
-            "generation_config.json"
+            "give --tgt-lang (and --src-lang, that of the source), or set tgt_lang and src_lang in its "
+            "tokenizer_config.json"
         )
     if name not in numbers:
         raise CheckpointError(_unknown(path, "tgt_lang", said, numbers))
@@ -87,6 +88,51 @@ def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | N
             "(forced_bos_token_id or decoder_start_token_id); correct the one or the other"
         )
     return Language(name, numbers[name])
+
+
+def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
+    """The language that is read, the one that is written (None where nothing names one), and how many are known.
+
+    None for tokenizers without languages.
+    """
+    if not (numbers := _numbers(tokenizer)):
+        return None
+    return {"reads": tokenizer.src_lang, "writes": tokenizer.tgt_lang or _begun(model, numbers), "known": len(numbers)}
+
+
+def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path: str) -> None:
+    """Make the tokenizer read, and `generate` write, the languages of `companions`, if there are any.
+
+    They become part of the checkpoint, and of what is written of it. ConfigError for a language that it does not know,
+    and where it knows none.
+    """
+    named = {name: value for name, value in companions.given().items() if name in ("src_lang", "tgt_lang")}
+    numbers = _numbers(tokenizer)
+    for name, language in named.items():
+        if not numbers:
+            raise ConfigError(
+                f"{flag(name)} means nothing for {path}, whose tokenizer knows no languages; leave it out"
+            )
+        if language not in numbers:
+            alike = sorted(numbers, key=lambda known: not known.lower().startswith(language[:2].lower()))
+            raise ConfigError(f"{flag(name)} {language}: {path} knows {shortlist(alike)}")
+        setattr(tokenizer, name, language)
+        tokenizer.init_kwargs[name] = language
+    if "tgt_lang" in named:
+        _begin_with(model, numbers[named["tgt_lang"]], numbers)
+
+
+def _begin_with(model: Any, number: int, numbers: Mapping[str, int]) -> None:
+    """Make `generate` begin with a language in the place of the one that the settings name, or write it first."""
+    settings = [of for of in (getattr(model, "generation_config", None), model.config) if of is not None]
+    named = [
+        (of, entry)
+        for of in settings
+        for entry in ("decoder_start_token_id", "forced_bos_token_id")
+        if getattr(of, entry, None) in numbers.values()
+    ]
+    for of, entry in named or [(settings[0], "forced_bos_token_id")]:
+        setattr(of, entry, number)
 
 
 def check_source_language(tokenizer: Any, path: str) -> None:

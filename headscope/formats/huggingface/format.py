@@ -67,6 +67,7 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
     export_names = ("self-contained", "native", "masked")
     converts = True
     spreads = True
+    takes = frozenset({"src_lang", "tgt_lang"})
 
     def recognise(self, path: Path) -> bool:
         if is_adapter(path):
@@ -88,7 +89,7 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
     ) -> HuggingFaceCheckpoint:
         from headscope.formats.huggingface.opening import open_model
 
-        return open_model(path, device=device, device_map=device_map, dtype=dtype)
+        return open_model(path, device=device, device_map=device_map, dtype=dtype, companions=companions)
 
     def write(self, checkpoint: HuggingFaceCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         from headscope.formats.huggingface.selfcontained import plain_name, write_folder

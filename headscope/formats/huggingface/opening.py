@@ -26,6 +26,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from headscope.bounds import MOST_LAYERS
+from headscope.config import Companions
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
 from headscope.files.hub import is_cached
 from headscope.files.reading import file_digest, read_object
@@ -38,6 +39,7 @@ from headscope.formats.huggingface.folder import (
     is_adapter,
     model_folder,
     read_if_json,
+    set_languages,
 )
 from headscope.formats.huggingface.head_parts import check_kept_heads
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
@@ -60,8 +62,13 @@ _CONSTANT = re.compile(r"\.(masked_bias|inv_freq|position_ids)$")
 """What earlier releases of transformers saved besides weights: masks, frequencies and positions."""
 
 
-def open_model(path: str, *, device: str, device_map: str | None, dtype: str) -> HuggingFaceCheckpoint:
-    """The model of a folder or hub id on a device, or spread as a device map says; CheckpointError for a broken one."""
+def open_model(
+    path: str, *, device: str, device_map: str | None, dtype: str, companions: Companions
+) -> HuggingFaceCheckpoint:
+    """The model of a folder or hub id on a device, or spread as a device map says, in the languages of `companions`.
+
+    CheckpointError for a broken one, ConfigError for languages that it does not know.
+    """
     path, options = located(path)
     with _quiet(path), ExitStack() as stack:
         config, absent = _config(path, options)
@@ -88,6 +95,7 @@ def open_model(path: str, *, device: str, device_map: str | None, dtype: str) ->
     model = (model if placed else model.to(device)).eval()
     folder = _folder(path)
     tokenizer, without = _open_tokenizer(path, folder, options)
+    set_languages(tokenizer, model, companions, path)
     kind = SpeechCheckpoint if reads_sound(model) else HuggingFaceCheckpoint
     opened = kind(path=path, model=model, tokenizer=tokenizer, digest=_digest(folder), without=without)
     if is_narrowed(config):

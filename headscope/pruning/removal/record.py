@@ -259,7 +259,7 @@ def command_made(done: Shrunk, companions: Companions, engines: Sequence[EngineE
     calibration = None if done.compensated is None else done.compensated.options
     compensate = "none" if calibration is None else calibration.method
     chosen = {
-        **{name: getattr(companions, name) for name in companions.names()},
+        **companions.given(),
         "quantize": options.quantize if options.quantize != "none" else "",
         "unverified": options.unverified,
         str(said["option"]).removeprefix("--"): said["list"],

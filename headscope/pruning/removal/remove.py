@@ -299,7 +299,7 @@ def write_shrunk(
         command=to.command or command_made(done, to.companions, to.engines, to.options),
         format=written.format,
         export=done.export.name,
-        source={**done.source, **{name: str(getattr(to.companions, name)) for name in to.companions.names()}},
+        source={**done.source, **{name: str(value) for name, value in to.companions.given().items()}},
         removal=done.removal,
         verified=verified,
         before=done.before,

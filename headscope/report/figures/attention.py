@@ -78,17 +78,16 @@ def sentence_maps(
     other side for models that have one. CheckpointError where the checkpoint is no longer the one that the
     run measured, ConfigError for a line that is not there.
     """
-    from headscope.config import Companions
+    from headscope.config import COMPANIONS, Companions
     from headscope.data.batching import DEFAULT_LIMIT
     from headscope.data.corpus import Sentence
     from headscope.engine.attention_maps import attention_maps
     from headscope.formats.base import open_checkpoint
 
-    options, measured = _section(run, "options", "dicts", "hp", "bpe", "mask"), _section(run, "checkpoint", "path")
-    files = {name: Path(options[name]) for name in ("dicts", "hp", "bpe") if options.get(name)}
+    options, measured = _section(run, "options", *COMPANIONS, "mask"), _section(run, "checkpoint", "path")
     if not measured.get("path"):
         raise RunError(f"run {run.name}: run.json does not say which checkpoint it measured; analyse again")
-    checkpoint = open_checkpoint(measured["path"], format=measured.get("format"), companions=Companions(**files))
+    checkpoint = open_checkpoint(measured["path"], format=measured.get("format"), companions=Companions.of(options))
     if checkpoint.digest != measured.get("digest"):
         raise CheckpointError(
             f"{checkpoint.path} is not the checkpoint that {run.path} measured (its digest differs); analyse it again"
