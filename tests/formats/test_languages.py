@@ -130,9 +130,9 @@ def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Pa
 
 def test_languages_are_refused_where_they_mean_nothing(tmp_path: Path) -> None:
     _saved(tmp_path, "nllb")
-    with pytest.raises(ConfigError, match="src_lang english: .* knows eng_Latn, .* 199 more"):
+    with pytest.raises(ConfigError, match=r"src_lang english: .* knows eng_Latn, .* 199 more"):
         hs.load(tmp_path, src_lang="english")
-    with pytest.raises(ConfigError, match="tgt_lang means nothing .* no languages"):
+    with pytest.raises(ConfigError, match=r"tgt_lang means nothing .* no languages"):
         hs.load(demo_checkpoint(), tgt_lang="de")
     with pytest.raises(ConfigError, match="tgt_lang= is for checkpoints on disk"):
         hs.load(transformers.AutoModel.from_pretrained(tmp_path), tgt_lang="deu_Latn")

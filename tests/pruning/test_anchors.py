@@ -26,6 +26,7 @@ from headscope.pruning.closed_form.anchors import (
     capped,
     language_of,
     noised_text,
+    opening,
     random_text,
     second_text,
     shuffled_text,
@@ -289,6 +290,29 @@ def test_noised_texts() -> None:
     parts = anchor_texts(checkpoint, corpus, "noised")
     assert list(parts) == ["noised 15", "noised 30", "noised 60"], "no sample ships in its language"
     assert len({part().digest for part in parts.values()}) == 3
+
+
+def test_what_all_lines_begin_with_stays_there() -> None:
+    """It tells the model what to do; it is no text. The sample that ships begins with it too."""
+    shipped, start = open_checkpoint(str(hs.assets.trained()), device="cpu"), ">>de<< translate: "
+    english, german = (hs.assets.captions(side).read_text(encoding="utf-8").splitlines() for side in ("en", "de"))
+    plain = hs.Texts(english, german).corpus()
+    told = hs.Texts([start + line for line in english], german).corpus()
+    assert opening([each.source for each in told]) == start and opening(german) == ""
+    assert opening(["a b", "a b"]) == opening(["a b c"]) == "", "a text, not what it begins with"
+    for anchor in ("mixed", "noised", "general"):
+        texts, without = (anchor_texts(shipped, corpus, anchor) for corpus in (told, plain))
+        assert list(texts) == list(without)
+        for name in texts:
+            pairs = list(zip(texts[name](), without[name](), strict=False))
+            assert all(line.source.startswith(start) and ">>de<<" not in line.source[len(start) :] for line, _ in pairs)
+            if name != "random":  # as many subwords as the text
+                assert [line.target for line, _ in pairs] == [line.target for _, line in pairs], name
+            if name in ("shuffled", "sample"):
+                assert [line.source for line, _ in pairs] == [start + line.source for _, line in pairs]
+    assert [each.source for each in second_text(shipped, told)[0]] == [
+        start + each.source for each in second_text(shipped, plain)[0]
+    ]
 
 
 def test_the_second_text() -> None:

@@ -4,6 +4,8 @@ On one kind of text a head can be predicted from others that know nothing of wha
 subwords, the words of the text in random order, and the text with some of its subwords drawn at random make the model
 compute things that the text never does; with their moments added to those of the text (each part with an equal weight)
 a refit is held to the intact model there as well. Where a model reads recordings these stay, and transcripts change.
+Words that all lines begin with are no text but say what to do (`>>deu<<`, "translate English to German:", "query:"):
+every text that is made, and the sample that ships, begins with them too.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import cycle, islice
+from itertools import cycle, islice, takewhile
 from typing import NamedTuple
 
 from headscope.assets import sample, varied
@@ -99,22 +101,46 @@ def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count:
     """As many lines as a corpus has (or `count`), each of 6 to 30 subwords drawn from the vocabulary, on every side."""
     draws, count = random.Random(seed), corpus.count if count is None else count
 
-    def lines(side: SideName) -> list[str]:
-        ids, made = checkpoint.plain_ids(side), list[str]()
+    def lines(like: list[str], side: SideName) -> list[str]:
+        ids, made, start = checkpoint.plain_ids(side), list[str](), opening(like)
         while len(made) < count:
             text = _written(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
-            made += [text] if text else []
+            made += [start + text] if text else []
         return made
 
-    target = lines("target") if corpus.has_target else None
-    source = list(islice(cycle(_sources(corpus)), count)) if checkpoint.reads_sound else lines("source")
-    made = open_corpus(source, target=target, second=lines("source") if corpus.has_second else None)
+    target = lines(_targets(corpus), "target") if corpus.has_target else None
+    sources = _sources(corpus)
+    source = list(islice(cycle(sources), count)) if checkpoint.reads_sound else lines(sources, "source")
+    made = open_corpus(source, target=target, second=lines(_seconds(corpus), "source") if corpus.has_second else None)
     return replace(made, name="random subwords")
+
+
+def opening(lines: Sequence[str]) -> str:
+    """The words that all lines begin with, and a space; nothing where there are none, or all lines are the same."""
+    words = [line.split() for line in lines]
+    if len(set(map(tuple, words))) < 2:
+        return ""
+    same = takewhile(lambda column: len(set(column)) == 1, zip(*words, strict=False))
+    return "".join(f"{word} " for word, *_ in same)
+
+
+def _after(start: str, lines: Sequence[str]) -> list[str]:
+    """What comes after the opening in every line."""
+    count = len(start.split())
+    return [" ".join(line.split()[count:]) for line in lines] if count else list(lines)
 
 
 def _sources(corpus: Corpus) -> list[str]:
     """The texts of a corpus, or the names of its recordings."""
     return [sentence.source for sentence in corpus]
+
+
+def _targets(corpus: Corpus) -> list[str]:
+    return [sentence.target or "" for sentence in corpus]
+
+
+def _seconds(corpus: Corpus) -> list[str]:
+    return [sentence.second or "" for sentence in corpus]
 
 
 def _written(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
@@ -140,12 +166,19 @@ def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: i
 def _rewritten(
     corpus: Corpus, write: Callable[[list[str], SideName], list[str]], *, name: str, recordings: bool
 ) -> Corpus:
-    """A corpus whose lines are written anew, first those of the target, last those of the source; recordings stay."""
-    sentences, source = list(corpus), _sources(corpus)
-    target = write([sentence.target or "" for sentence in sentences], "target") if corpus.has_target else None
-    second = write([sentence.second or "" for sentence in sentences], "source") if corpus.has_second else None
-    made = open_corpus(source if recordings else write(source, "source"), target=target, second=second)
-    return replace(made, name=name)
+    """A corpus whose lines are written anew, first those of the target, last those of the source; recordings stay.
+
+    So do the words that all lines of a side begin with.
+    """
+
+    def anew(lines: list[str], side: SideName) -> list[str]:
+        start = opening(lines)
+        return [start + line for line in write(_after(start, lines), side)]
+
+    target = anew(_targets(corpus), "target") if corpus.has_target else None
+    second = anew(_seconds(corpus), "source") if corpus.has_second else None
+    source = _sources(corpus) if recordings else anew(_sources(corpus), "source")
+    return replace(open_corpus(source, target=target, second=second), name=name)
 
 
 def with_lines(corpus: Corpus, other: Corpus) -> Corpus:
@@ -193,11 +226,17 @@ def general_text(checkpoint: Checkpoint, corpus: Corpus) -> General | None:
     if checkpoint.reads_sound:
         return None
     texts = [_sources(corpus)]
-    texts += [[sentence.target or "" for sentence in corpus]] if corpus.has_target else []
-    languages = [language for lines in texts if (language := language_of(lines)) is not None]
-    if corpus.has_second or len(languages) < len(texts):
+    texts += [_targets(corpus)] if corpus.has_target else []
+    starts = [opening(lines) for lines in texts]
+    languages = [language_of(_after(start, lines)) for start, lines in zip(starts, texts, strict=True)]
+    known = [(start, language) for start, language in zip(starts, languages, strict=True) if language is not None]
+    if corpus.has_second or len(known) < len(texts):
         return None
-    general = General(*([list(read_lines(kind(language))) for language in languages] for kind in (sample, varied)))
+    sides, kinds = (
+        [[start + line for line in read_lines(kind(language))] for start, language in known]
+        for kind in (sample, varied)
+    )
+    general = General(sides, kinds)
     return general if all(_readable(checkpoint, text) for text in (general.half(), general.other())) else None
 
 
