@@ -29,7 +29,7 @@ FIRST, LAST = ("Arguments", "Data"), ("Model and speed", "Output", "Options")
 """Headings that stand before all others, and after them."""
 ALL = "--help-all"
 """Asks for the help with every option."""
-FEW = 16
+FEW = 18
 """Options that --help shows without a choice."""
 NO_LIMIT = f"<={WHOLE}"
 """How typer says that a number may be as large as one can be."""

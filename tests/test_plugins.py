@@ -73,6 +73,19 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
         numbers,
         [*numbers, "--force"],
         ["analyze", model, *text, "--only", "last_key", "--last-keys", "2", "--out", "run"],
+        [
+            "analyze",
+            model,
+            *pairs,
+            "--only",
+            "taylor,lrp",
+            "--objective",
+            "margin",
+            "--rules",
+            "fixed_weights",
+            "--out",
+            "why",
+        ],
         ["plot", "last_key", "run", "--color", "red", "--out", "red.png"],
         ["plot", "spread", "run", "run", "--column", "last_key", "--out", "spread.svg"],
         ["prune", "rank", model, "--by", "last_layer", "--keep", "48", "--out", "ranked"],
@@ -101,6 +114,8 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
     header, row = (tmp_path / "run" / "heads.csv").read_text(encoding="utf-8").splitlines()[:2]
     assert "last_key" in header.split(",") and 0 < float(row.split(",")[header.split(",").index("last_key")]) < 1
     assert (tmp_path / "run" / "figures" / "last_key.png").exists() and (tmp_path / "red.png").exists()
+    why = pd.read_csv(tmp_path / "why" / "heads.csv")
+    assert why.filter(like="taylor").notna().all(axis=None) and why.filter(like="fixed_weights").notna().all(axis=None)
     assert "last_key" in (tmp_path / "spread.svg").read_text(encoding="utf-8")
     gone = (tmp_path / "ranked" / "removed.txt").read_text(encoding="utf-8").split()
     assert {name.split(".")[1] for name in gone} == {"2"}, "24 of 72 heads, those of the last layers"
