@@ -87,6 +87,20 @@ def test_the_language_that_is_written_is_the_one_that_is_named(tmp_path: Path, k
     assert checkpoint.tokenizer.tgt_lang == named.get("tgt_lang"), "left as it was"
 
 
+@pytest.mark.parametrize("kind", LANGUAGES)
+def test_what_is_forced_costs_a_translation_nothing(tmp_path: Path, kind: str) -> None:
+    """Neither the language nor mBART's end at the limit; but they count in the length, as they do for `generate`."""
+    source, german = LANGUAGES[kind]
+    model, right = _saved(tmp_path, kind, src_lang=source, tgt_lang=german), _tokenizer(kind, src_lang=source)
+    begun = {} if kind == "mbart" else {"forced_bos_token_id": right.convert_tokens_to_ids(german)}
+    search = {"max_new_tokens": 6, "do_sample": False, "num_beams": 3, "length_penalty": 0.7}
+    found = {"output_scores": True, "return_dict_in_generate": True}
+    theirs = model.generate(**right(TEXT[:1], return_tensors="pt"), **begun, **search, **found).sequences_scores
+    options = TranslateOptions(beam=3, max_extra=5, power=0.7, scores=True)
+    [[best]] = open_checkpoint(str(tmp_path), device="cpu").translations(TEXT[:1], options)
+    assert best.score == pytest.approx(theirs.item(), rel=1e-5)
+
+
 def test_without_a_named_language_nothing_is_written(tmp_path: Path) -> None:
     """It would be that of the source, or the likeliest."""
     _saved(tmp_path, "nllb")

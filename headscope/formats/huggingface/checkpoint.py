@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from headscope.data.encoded import Encoded
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
-from headscope.formats.huggingface.folder import in_target_language, languages
+from headscope.formats.huggingface.folder import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
@@ -26,9 +25,6 @@ from headscope.model.stored_weights import why_not_changed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-TOKENISING = RLock()
-"""Held while a tokenizer is used: one of the library tokenizers keeps what it was asked, and two threads may ask."""
 
 
 class _Ids(NamedTuple):

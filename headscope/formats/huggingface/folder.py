@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -23,6 +24,8 @@ CLOSED = "texts_end_with_eos"
 """Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
 TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer", "MBartTokenizer", "MBart50Tokenizer")
 """Those that cannot do without a language; PLBart's can."""
+TOKENISING = RLock()
+"""Held while a tokenizer is used: one of the library tokenizers keeps what it was asked, and two threads may ask."""
 _OTHERS = ("bos", "eos", "sep", "cls", "pad", "mask", "unk")
 
 
@@ -144,15 +147,20 @@ def check_source_language(tokenizer: Any, path: str) -> None:
 
 @contextmanager
 def in_target_language(tokenizer: Any, model: nn.Module, path: str) -> Iterator[None]:
-    """Within the block the tokenizer reads texts of the target side as of the language that the model writes."""
-    if (language := target_language(tokenizer, model, path)) is None:
-        yield
-        return
-    before, tokenizer.tgt_lang = tokenizer.tgt_lang, language.name
-    try:
-        yield
-    finally:
-        tokenizer.tgt_lang = before
+    """Within the block the tokenizer reads texts of the target side as of the language that the model writes.
+
+    No other thread uses it meanwhile.
+    """
+    language = target_language(tokenizer, model, path)
+    with TOKENISING:
+        if language is None:
+            yield
+            return
+        before, tokenizer.tgt_lang = tokenizer.tgt_lang, language.name
+        try:
+            yield
+        finally:
+            tokenizer.tgt_lang = before
 
 
 def _unknown(path: str, name: str, value: Any, numbers: Mapping[str, int]) -> str:

@@ -298,7 +298,10 @@ class Predicting(Checkpoint):
         }
 
     def _scores(self, source: Side, ids: Tensor, config: GenerationConfig) -> list[float]:
-        """Σ log p / length ** penalty of generated ids, from another pass: `generate` would keep all logits."""
+        """Σ log p / length ** penalty of generated ids, from another pass: `generate` would keep all logits.
+
+        What is forced (a language at the beginning, an end at the limit) has a probability of one, as it has there.
+        """
         wide = len(ids) // len(source.ids)
         ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
         ended = torch.isin(ids[:, 1:], torch.tensor([end for end in ends if end is not None], device=ids.device))
@@ -311,10 +314,19 @@ class Predicting(Checkpoint):
         log_p = self.logits(Batch(torch.arange(len(ids)), 0, repeated, target)).float().log_softmax(-1)
         width = target.ids.shape[1]
         until_end[:, : self._begun() - 1] = False
-        token_log_p = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * until_end[:, :width]
+        counted = until_end[:, :width].clone()
+        counted[:, self._forced(config, width)] = False
+        token_log_p = log_p.gather(-1, ids[:, 1 : width + 1, None])[..., 0] * counted
         penalty = 1.0 if config.length_penalty is None else config.length_penalty
         scores: list[float] = (token_log_p.sum(dim=1) / until_end.sum(dim=1) ** penalty).tolist()
         return scores
+
+    def _forced(self, config: GenerationConfig, width: int) -> list[int]:
+        """Which of the first `width` generated ids are forced by the config."""
+        longest = config.max_length or 0 if config.max_new_tokens is None else config.max_new_tokens + self._begun()
+        first = [] if config.forced_bos_token_id is None else [self._begun() - 1]
+        last = [] if config.forced_eos_token_id is None else [longest - 2]
+        return [place for place in (*first, *last) if 0 <= place < width]
 
 
 def _target(target: Side) -> dict[str, Any]:
