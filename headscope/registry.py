@@ -13,11 +13,14 @@ from contextlib import suppress
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from threading import RLock
 from typing import Generic, TypeVar
 
 from headscope.errors import ConfigError
 
 T = TypeVar("T")
+_WALKING = RLock()
+"""Held while modules are imported: registries ask one another."""
 
 
 class Registry(Generic[T]):
@@ -38,6 +41,7 @@ class Registry(Generic[T]):
         self._variants: dict[str, T] = {}
         self._modules: dict[str, str] = {}
         self._walked = False
+        self._failed: Exception | None = None
 
     def register(self, name: str, variant: T, *, where: str) -> T:
         """Add `variant` under `name`; `where` is its module, for the error of a duplicate."""
@@ -84,9 +88,18 @@ class Registry(Generic[T]):
                     yield point.module, Path(spec.origin)
 
     def _walk(self) -> None:
-        if self._walked:
-            return
-        self._walked = True
+        """Import all modules once, whichever thread asks first; an error then is that of every later look-up."""
+        with _WALKING:
+            if not self._walked:
+                self._walked = True  # a module that is imported may ask itself
+                try:
+                    self._import_all()
+                except Exception as error:
+                    self._failed = error
+            if self._failed is not None:
+                raise self._failed
+
+    def _import_all(self) -> None:
         package = importlib.import_module(self.package)
         for module in pkgutil.walk_packages(package.__path__, f"{self.package}."):
             folder, _, name = module.name.removeprefix(f"{self.package}.").rpartition(".")

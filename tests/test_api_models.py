@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,48 @@ from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from tests.oracles import speakers
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sentences
+
+
+@contextmanager
+def default_type(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+        assert torch.get_default_dtype() is dtype
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "float64": lambda: default_type(torch.float64),
+    "bfloat16": lambda: default_type(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_modes_that_a_caller_is_in_change_nothing(mode: str) -> None:
+    """They are the caller's: torch's defaults hold while headscope computes, and are as they were afterwards."""
+    opened, text = loaded("bert"), sentences()[:9]
+    expected = opened.analyze(text, importance=True).heads
+    with MODES[mode]():
+        found = opened.analyze(text, importance=True).heads
+        ranking, small = opened.rank(by="obs", text=text), opened.remove(heads="encoder-self.0.1")
+    assert_frame_equal(found, expected)
+    assert ranking.lowest(3) == opened.rank(by="obs", text=text).lowest(3)
+    assert torch.equal(small(text[:2]), opened.remove(heads="encoder-self.0.1")(text[:2]))
+
+
+def test_a_model_that_was_loaded_for_inference_alone_is_refused() -> None:
+    """Gradients, also those that find its heads, cannot go through it."""
+    with torch.inference_mode():
+        model = copy.deepcopy(in_memory("bert")[0])
+    with pytest.raises(ConfigError, match=r"loaded in torch.inference_mode\(\).*outside"):
+        hs.load(model)
+
 
 # Ranking and removal.
 

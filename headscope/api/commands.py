@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlias, TypeVar, overload
@@ -75,14 +76,24 @@ def load(
             str(source), format=format, device=device, dtype=dtype, device_map=device_map, companions=companions
         )
         return Model(opened, companions=companions)
+    own = {"device": device != "auto", "dtype": dtype != "auto", "device_map": device_map, "format": format}
+    if useless := [name for name, value in {**own, **needs}.items() if value]:
+        raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
+    return _in_memory(source, tokenizer)
+
+
+def _in_memory(source: nn.Module, tokenizer: Any) -> Model:
+    """A model that its owner holds; ConfigError for one that cannot be used as it is."""
     if not is_pretrained(source):
         raise ConfigError(
             f"source: a {type(source).__name__} cannot be loaded; give a checkpoint's path, a hub id, or a "
             "transformers model (the model itself, not what wraps it)"
         )
-    own = {"device": device != "auto", "dtype": dtype != "auto", "device_map": device_map, "format": format}
-    if useless := [name for name, value in {**own, **needs}.items() if value]:
-        raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
+    if any(tensor.is_inference() for tensor in chain(source.parameters(), source.buffers())):
+        raise ConfigError(
+            "this model was loaded in torch.inference_mode(), and no gradient goes through such weights and buffers; "
+            "load it outside of that block"
+        )
     if is_packing(source):
         raise ConfigError(
             "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; "

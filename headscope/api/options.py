@@ -245,8 +245,29 @@ def python_errors() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def plain_torch() -> Iterator[None]:
+    """Within the block torch computes in the types that tensors have, whatever the caller's modes say.
+
+    Autocast and inference mode are off, gradients are on, and new tensors are float32; afterwards all is as it was.
+    """
+    import torch
+
+    with ExitStack() as modes:
+        for device in ("cpu", "cuda", "mps"):
+            if torch.is_autocast_enabled(device):
+                modes.enter_context(torch.autocast(device, enabled=False))
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        if (default := torch.get_default_dtype()) is not torch.float32:
+            torch.set_default_dtype(torch.float32)
+            modes.callback(torch.set_default_dtype, default)
+        yield
+
+
 def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, within `python_errors`; its arguments of plain types are checked before it runs."""
+    """The function, within `python_errors` and `plain_torch`; arguments of plain types are checked before it runs."""
     hints = inspect.get_annotations(function)  # as they are written: names of types
     names = list(inspect.signature(function).parameters)
     plain = {name: PLAIN[hints[name]] for name in names if hints.get(name) in PLAIN}
@@ -254,7 +275,7 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        with python_errors():
+        with python_errors(), plain_torch():
             arguments = {**dict(zip(names, args, strict=False)), **kwargs}
             for name in plain.keys() & arguments.keys():
                 checked_value(name, plain[name], arguments[name])

@@ -60,7 +60,7 @@ def in_step(
 def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
     for number, sentence in enumerate(sentences, start=1):
         if not isinstance(sentence, str):
-            raise DataError(f"sentence {number} of the list is a {type(sentence).__name__}; it must be a string")
+            raise DataError(f"sentence {number} of the list is of type {type(sentence).__name__}; it must be a string")
         if not sentence.strip():
             raise DataError(f"sentence {number} of the list is empty; every entry must hold one sentence")
         try:
