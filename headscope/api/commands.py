@@ -84,6 +84,11 @@ def load(
             "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; "
             "load it by its path"
         )
+    if any(each.is_inference() for each in source.parameters()):
+        raise ConfigError(
+            "the weights of this model were made within torch.inference_mode(), and no gradient goes through them; "
+            "make or open it outside of that (torch.no_grad() will do)"
+        )
     from headscope.formats.huggingface.checkpoint import InMemoryCheckpoint
 
     checkpoint = InMemoryCheckpoint(source, tokenizer)

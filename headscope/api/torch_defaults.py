@@ -1,0 +1,30 @@
+"""What torch does by default, whatever the caller's own code has switched on for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Within the block gradients can be had, and nothing is cast or placed that does not say so itself.
+
+    A caller may be within `torch.no_grad()`, `torch.inference_mode()`, `torch.autocast(…)` or `torch.device(…)`, or
+    have another default type: measures would then be rounded, lack gradients, or fail between tensors of two types.
+    """
+    kind = torch.get_default_dtype()
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        if torch.get_default_device().type != "cpu":
+            stack.enter_context(torch.device("cpu"))
+        if kind != torch.float32:
+            torch.set_default_dtype(torch.float32)
+            stack.callback(torch.set_default_dtype, kind)
+        yield
