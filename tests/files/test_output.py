@@ -51,6 +51,29 @@ def test_a_directory_is_built_beside_and_names_its_files(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.skipif(os.name == "nt", reason="there is no umask")
+@pytest.mark.parametrize(("umask", "folder", "file"), [(0o077, 0o700, 0o600), (0o002, 0o775, 0o664)])
+def test_permissions_are_what_the_umask_leaves(tmp_path: Path, umask: int, folder: int, file: int) -> None:
+    before = os.umask(umask)
+    try:
+        build(tmp_path / "run")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*")}
+    assert modes == {"heads.csv": file, "figures": folder, "heads.png": file, "run.json": file}
+    assert (tmp_path / "run").stat().st_mode & 0o777 == folder
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such permissions")
+def test_a_directory_that_is_there_keeps_its_permissions(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    out.chmod(0o2770)
+    for force in (False, True):
+        build(out, force=force)
+        assert out.stat().st_mode & 0o7777 == 0o2770
+
+
 def test_force_replaces_a_run_of_the_same_kind_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "run"
     build(out)
