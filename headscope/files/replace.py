@@ -198,7 +198,7 @@ def relocate(folder: Path, out: Path) -> None:
 
 
 def _old_path(out: Path) -> Path:
-    return out.with_name(f"{OLD}-{out.name}")
+    return out.parent / f"{OLD}-{out.name}"  # `with_name` refuses the root of a file system
 
 
 def _remove_replaced(old: Path, out: Path, kind: OutputKind) -> None:

@@ -74,6 +74,13 @@ def test_a_directory_that_is_there_keeps_its_permissions(tmp_path: Path) -> None
         assert out.stat().st_mode & 0o7777 == 0o2770
 
 
+def test_the_root_of_a_file_system_is_refused_in_one_line(tmp_path: Path) -> None:
+    inputs = [Input(tmp_path)]
+    with pytest.raises(OutputError, match="choose another output"), Build(Path(tmp_path.anchor), KIND, inputs=inputs):
+        pass
+    assert replacing_folder(Path(tmp_path.anchor)).parent == Path(tmp_path.anchor)
+
+
 def test_force_replaces_a_run_of_the_same_kind_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "run"
     build(out)
