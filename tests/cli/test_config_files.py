@@ -56,6 +56,7 @@ def test_every_line_may_be_uncommented(words: str, tmp_path: Path) -> None:
         ("seed = 1979-05-27", 'seed = "1979-05-27"'),
         ("batch-tokens = 0.5", "give a whole number or auto"),
         ("zero-steps = nan", "unknown option zero-steps"),
+        ("max_sentences = 5\nmax-sentences = 6", "max-sentences is there twice, also as max_sentences; keep one"),
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_file(
