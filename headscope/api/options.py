@@ -34,6 +34,7 @@ PathName = str | PathLike[str]
 SHOWN = 60  # letters of a wrong value in a message
 PLAIN: dict[Any, Any] = {"bool": bool, "int": int, "float": float, "str": str, "PathName": Path}
 PLAIN |= {f"{name} | None": kind | None for name, kind in PLAIN.items()}
+_COMMAND = re.compile(r"(`headscope [^`]*`)")
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 
 
@@ -266,8 +267,16 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def python_words(text: str) -> str:
-    """A message with options as keywords: `--max-length 9` becomes `max_length 9`, and `--source` is `text`."""
-    return _FLAG.sub(lambda match: {"source": "text"}.get(match[1], match[1].replace("-", "_")), text)
+    """A message with options as keywords: `--max-length 9` becomes `max_length 9`, and `--source` is `text`.
+
+    Commands, `headscope …` within such quotes, stay as they are typed.
+    """
+    parts = _COMMAND.split(text)
+    parts[::2] = [
+        _FLAG.sub(lambda match: {"source": "text"}.get(match[1], match[1].replace("-", "_")), part)
+        for part in parts[::2]
+    ]
+    return "".join(parts)
 
 
 Report: TypeAlias = "bool | Callable[[str, int, int], object]"
