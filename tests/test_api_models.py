@@ -23,6 +23,7 @@ from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
+from headscope.report.readers.run import RunError
 from tests.oracles import speakers
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sentences
 
@@ -270,6 +271,15 @@ def test_the_digest_of_a_model_in_memory_follows_its_weights_and_nothing_else() 
     with torch.no_grad():
         model.transformer.wte.weight[3, 2] += 1e-6
     assert hs.load(model).checkpoint.digest != digests[0]
+
+
+def test_figures_that_look_at_a_sentence_again_need_its_text_and_the_model(pair: hs.Model) -> None:
+    model, tokenizer = in_memory("bert")
+    study = hs.load(model, tokenizer=tokenizer).analyze(sentences()[:2], **CHEAP)
+    with pytest.raises(RunError, match=r"BertForMaskedLM in memory, which has no files .* save the model"):
+        study.plot("glance", sentence="A dog runs.")
+    with pytest.raises(ConfigError, match=r"measured a list of sentences, .* give sentence TEXT"):
+        pair.analyze(SOURCES[:2], target=TARGETS[:2], **CHEAP).plot("attention", index=0, heads="cross.0.0")
 
 
 def test_damaged_weights_in_memory_are_refused_by_name() -> None:
