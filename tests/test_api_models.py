@@ -282,6 +282,11 @@ def test_figures_that_look_at_a_sentence_again_need_its_text_and_the_model(pair:
         pair.analyze(SOURCES[:2], target=TARGETS[:2], **CHEAP).plot("attention", index=0, heads="cross.0.0")
 
 
+def test_what_is_no_tokenizer_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer: a str is no tokenizer .* AutoTokenizer\.from_pretrained"):
+        hs.load(in_memory("bert")[0], tokenizer="google-bert/bert-base-uncased")
+
+
 def test_damaged_weights_in_memory_are_refused_by_name() -> None:
     model, tokenizer = in_memory("bert")
     with torch.no_grad():

@@ -79,6 +79,11 @@ def load(
     own = {"device": device != "auto", "dtype": dtype != "auto", "device_map": device_map, "format": format}
     if useless := [name for name, value in {**own, "dicts": dicts, "hp": hp, "bpe": bpe}.items() if value]:
         raise ConfigError(f"{useless[0]}= is for checkpoints on disk; a model in memory is used as it is")
+    if tokenizer is not None and not hasattr(tokenizer, "all_special_ids"):
+        raise ConfigError(
+            f"tokenizer: a {type(tokenizer).__name__} is no tokenizer of transformers; give what "
+            "AutoTokenizer.from_pretrained returns"
+        )
     if is_packing(source):
         raise ConfigError(
             "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; "
