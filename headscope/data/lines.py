@@ -15,7 +15,8 @@ from typing import BinaryIO, TypeVar
 from headscope.errors import DataError
 
 MOST_LINE = 1 << 20  # bytes
-COMPRESSED = {  # how files begin that other programs than gzip compressed
+COMPRESSED = {  # how files begin that are compressed; those of gzip `opened` has decompressed
+    "gzip": rb"\x1f\x8b",
     "bzip2": rb"BZh[1-9]1AY&SY",
     "xz": rb"\xfd7zXZ\x00",
     "zstd": rb"\x28\xb5\x2f\xfd",
@@ -30,12 +31,12 @@ Lines = str | Path | Sequence[str]
 def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
     """The lines of an open file, one at a time; DataError for a line of more than `MOST_LINE` bytes.
 
-    DataError too where it begins as files do that are compressed in another way than `opened` knows.
+    DataError too where it begins as compressed files do.
     """
     for number in itertools.count(1):
         line = handle.readline(MOST_LINE + 1)
         if number == 1 and (kind := next((kind for kind, mark in COMPRESSED.items() if re.match(mark, line)), None)):
-            raise DataError(f"{name} is compressed by {kind}, and headscope reads gzip alone; decompress it first")
+            raise DataError(f"{name} is compressed by {kind}; decompress it first")
         if len(line) > MOST_LINE:
             raise DataError(f"{name}:{number}: the line has more than {MOST_LINE:,} bytes; a line is one sentence")
         if not line:
