@@ -19,7 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Union, get_args, get_origin
 
-from headscope.api.torch_defaults import torch_defaults
+from headscope.api.library_defaults import library_defaults
 from headscope.config import AnalyzeOptions
 from headscope.engine.declarations import analysis_options
 from headscope.errors import ConfigError, HeadscopeError, flags_are_kept
@@ -248,7 +248,7 @@ def python_errors() -> Iterator[None]:
 
 
 def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, within `python_errors` and `torch_defaults`; its arguments of plain types are checked first."""
+    """The function, within `python_errors` and `library_defaults`; its arguments of plain types are checked first."""
     hints = inspect.get_annotations(function)  # as they are written: names of types
     names = list(inspect.signature(function).parameters)
     plain = {name: PLAIN[hints[name]] for name in names if hints.get(name) in PLAIN}
@@ -260,7 +260,7 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
             arguments = {**dict(zip(names, args, strict=False)), **kwargs}
             for name in plain.keys() & arguments.keys():
                 checked_value(name, plain[name], arguments[name])
-            with torch_defaults():
+            with library_defaults():
                 return function(*args, **kwargs)
 
     return wrapped

@@ -1,4 +1,4 @@
-"""What the caller has switched on in torch for code of its own changes nothing that the API measures."""
+"""What the caller has switched on for code of its own changes nothing that the API measures."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
 
 import headscope as hs
+from headscope.api.options import in_python
 from headscope.errors import ConfigError
 from tests.oracles.memory import in_memory, sentences
 
@@ -37,7 +39,7 @@ def default_type(kind: torch.dtype) -> Iterator[None]:
     ],
     ids=["no gradients", "inference mode", "autocast", "double precision", "another device"],
 )
-def test_what_the_caller_has_switched_on_in_torch_changes_no_number(around: Callable[[], Any]) -> None:
+def test_what_the_caller_has_switched_on_changes_no_number(around: Callable[[], Any]) -> None:
     opened = hs.load(in_memory("bert")[0], tokenizer=in_memory("bert")[1])
     names: dict[str, Any] = {"only": "similarity,positional,gradient", "bootstrap": 5}
     expected = opened.analyze(sentences(), **names)
@@ -47,6 +49,13 @@ def test_what_the_caller_has_switched_on_in_torch_changes_no_number(around: Call
         assert (torch.get_default_dtype(), torch.get_default_device()) == (kind, device)
     assert_frame_equal(found.heads, expected.heads)
     assert found.signature == expected.signature
+
+
+def test_numbers_too_small_for_a_float_are_zero_whatever_numpy_raises() -> None:
+    with np.errstate(all="raise"):
+        assert in_python(lambda: np.exp(np.array([-1e3])).item())() == 0
+        with pytest.raises(FloatingPointError):
+            np.exp(np.array([-1e3]))
 
 
 def test_weights_that_no_gradient_goes_through_are_refused() -> None:

@@ -1,22 +1,25 @@
-"""What torch does by default, whatever the caller's own code has switched on for itself."""
+"""What torch and numpy do by default, whatever the caller's own code has switched on for itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import numpy as np
 import torch
 
 
 @contextmanager
-def torch_defaults() -> Iterator[None]:
+def library_defaults() -> Iterator[None]:
     """Within the block gradients can be had, and nothing is cast or placed that does not say so itself.
 
     A caller may be within `torch.no_grad()`, `torch.inference_mode()`, `torch.autocast(…)` or `torch.device(…)`, or
     have another default type: measures would then be rounded, lack gradients, or fail between tensors of two types.
+    With `numpy.seterr(all="raise")` they would fail where a number is so small that it is 0.
     """
     kind = torch.get_default_dtype()
     with ExitStack() as stack:
+        stack.enter_context(np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for device in ("cpu", "cuda", "mps", "xpu"):
