@@ -536,6 +536,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
         "device": "cpu",
     }
     told: list[tuple[str, int, int]] = []
+    noise = torch.get_rng_state()
     choice = hs.prune(
         hs.assets.trained(),
         "subset",
@@ -548,6 +549,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
     )
     assert repr(choice).endswith("subset: 16 of 24 stay (encoder-self 16 of 24)>")
     assert len(choice.removed) == 8 and ("learning", 2, 2) in told
+    assert torch.equal(torch.get_rng_state(), noise)  # the caller's own random numbers stay as they are
     assert len((tmp_path / "subset" / "removed.txt").read_text().splitlines()) == 8
     ranked = hs.prune(hs.assets.trained(), "rank", out=tmp_path / "rank", by="magnitude", keep=20, device="cpu")
     assert hs.load(hs.assets.trained()).rank(by="magnitude").lowest(52) == ranked.removed
@@ -556,6 +558,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
 
 def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
+    noise = torch.get_rng_state()
     outcome = hs.train(
         "wide",
         out=tmp_path / "run",
@@ -575,6 +578,7 @@ def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_p
         progress=lambda *entry: told.append(entry),
     )
     assert outcome.update == 3 and told[-1] == ("training", 3, 3)
+    assert torch.equal(torch.get_rng_state(), noise)
     with pytest.raises(ConfigError, match=r"^resume.*'wide'.*'baseline'"):
         hs.train(out=tmp_path / "run", resume=True)
     assert hs.train("wide", out=tmp_path / "run", resume=True, max_updates=5).update == 5

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlia
 
 from torch import nn
 
+from headscope.api.library_defaults import kept_random_state
 from headscope.api.model import Model
 from headscope.api.options import PathName, Report, TrainingReport, configured, in_python, progress_of
 from headscope.api.study import plot as plot
@@ -133,6 +134,7 @@ def prune(checkpoint: PathName, method: Literal["sweep"], *, out: PathName, **op
 @overload
 def prune(checkpoint: PathName, method: Literal["shrink"], *, out: PathName, **options: Any) -> Removed: ...
 @in_python
+@kept_random_state()
 def prune(
     checkpoint: str | PathLike[str],
     method: str,
@@ -187,6 +189,7 @@ def prune(
 
 
 @in_python
+@kept_random_state()
 def train(
     variant: str = "baseline",
     *,

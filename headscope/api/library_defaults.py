@@ -31,3 +31,18 @@ def library_defaults() -> Iterator[None]:
             torch.set_default_dtype(torch.float32)
             stack.callback(torch.set_default_dtype, kind)
         yield
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """After the block torch draws the random numbers that it would have drawn without it, on every device."""
+    started = [kind for kind in (torch.cuda, torch.xpu) if kind.is_available() and kind.is_initialized()]
+    states = [(kind.set_rng_state_all, kind.get_rng_state_all()) for kind in started]
+    if torch.backends.mps.is_available():
+        states.append((torch.mps.set_rng_state, torch.mps.get_rng_state()))
+    states.append((torch.set_rng_state, torch.get_rng_state()))
+    try:
+        yield
+    finally:
+        for restore, state in states:
+            restore(state)
