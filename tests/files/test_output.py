@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from headscope.config import EvaluateConfig
-from headscope.errors import OutputError
+from headscope.errors import DataError, OutputError
 from headscope.files import replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import Input, OutputKind, check_file, check_folder, contents, inputs_of
 from headscope.files.replace import locked
+from headscope.files.tables import read_csv
 from headscope.files.writing import deferred, exit_status, listening, write_atomically, write_failure
 
 KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
@@ -309,3 +310,13 @@ def test_what_the_system_says_is_found_in_what_libraries_raise(tmp_path: Path) -
     with pytest.raises(KeyError):
         write_atomically(tmp_path / "x", lambda path: dict[str, str]()["x"])
     assert contents(tmp_path, KIND).files == ("file",)
+
+
+def test_a_table_that_may_not_be_read_is_not_called_malformed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "heads.csv").write_text("site\n")
+    monkeypatch.setattr("pandas.read_csv", denied)
+    with pytest.raises(DataError, match=r"heads\.csv cannot be read: Permission denied$"):
+        read_csv(tmp_path / "heads.csv", advice="analyse again")
