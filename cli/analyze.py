@@ -58,7 +58,9 @@ def _answer(question: str) -> str:
 
 
 def _piped(names: list[str]) -> Iterator[tuple[str, ...]]:
-    for number, line in enumerate(_decoded(sys.stdin.buffer), start=1):
+    from headscope.data.lines import lines_of
+
+    for number, line in enumerate(_decoded(lines_of(sys.stdin.buffer, name="stdin")), start=1):
         parts = tuple(part.strip() for part in line.split("\t")) if len(names) > 1 else (line,)
         if len(parts) != len(names):
             raise DataError(f"stdin:{number}: {HOW}")

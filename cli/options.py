@@ -261,13 +261,16 @@ class InFile(NamedTuple):
 def read_config(path: Path, allowed: Mapping[str, InFile]) -> dict[str, Any]:
     """Options from a TOML file, dashes or underscores alike, lists with commas.
 
-    ConfigError lists every key that is no option, and names one whose value is of another type.
+    ConfigError lists every key that is no option, and names one that is there twice or whose value is of another type.
     """
     from headscope.files.serialize import read_toml
 
     if not os.path.exists(path):
         raise ConfigError(f"there is no config file {path}")
-    options = {key.replace("-", "_"): value for key, value in read_toml(path).items()}
+    content = read_toml(path)
+    options = {key.replace("-", "_"): value for key, value in content.items()}
+    if twice := [key for key in content if "-" in key and key.replace("-", "_") in content]:
+        raise ConfigError(f"{path}: {twice[0]} is there twice, also as {twice[0].replace('-', '_')}; keep one")
     if strange := sorted(set(options) - set(allowed)):
         from headscope.cli.mhr_options import answer
 

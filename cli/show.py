@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from headscope.cli import console
@@ -92,12 +92,16 @@ def _mixed(places: list[dict[str, Any]]) -> Iterator[str]:
 def _ending(overview: dict[str, Any], options: Mapping[str, Any]) -> Iterator[Any]:
     """How many heads there are, and how they are measured; the sample that ships stands for text, not for sound."""
     from headscope.assets import sample
+    from headscope.formats.base import FORMATS
 
     counts = {site["site"]: sum(site["heads"]) for site in overview["sites"]}
     fitting = sum(1 for analysis in overview["analyses"] if analysis["fits"])
     text = {"source": sample("en"), "target": sample("de") if {"cross", "encoder-self"} <= counts.keys() else None}
     analyze = ("analyze", overview["path"], "--out", f"{PurePath(overview['path']).name}-run")
-    reads = overview["reads"] == "text" and (overview["tokenizer"] or overview["format"] != "huggingface")
+    dictionaries = not overview["tokenizer"] and "dicts" in FORMATS.get(overview["format"]).takes
+    reads = overview["reads"] == "text" and (overview["tokenizer"] or dictionaries)
+    if dictionaries:
+        text["dicts"] = Path("DIR")
     parts = ", ".join(f"{count} {site}" for site, count in counts.items())
     yield from console.ending(
         [f"{sum(counts.values())} heads ({parts}); {fitting} analyses fit"],

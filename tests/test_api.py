@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -462,7 +463,8 @@ def test_errors_are_one_line_in_the_words_of_python(
     with pytest.raises(error, match=message) as caught:
         call(pair)
     assert isinstance(caught.value, hs.HeadscopeError)
-    assert "\n" not in str(caught.value) and " --" not in f" {caught.value}"
+    outside = re.sub("`headscope [^`]*`", "", str(caught.value))  # a command is as it is typed
+    assert "\n" not in str(caught.value) and " --" not in f" {outside}"
 
 
 def test_a_study_says_what_it_lacks(pair: hs.Model) -> None:
@@ -501,6 +503,8 @@ def test_options_in_messages_are_written_as_in_python() -> None:
     assert (
         python_words("--max-length 3 is more; give --out DIR, a-b --c") == "max_length 3 is more; give out DIR, a-b c"
     )
+    told = "run `headscope analyze … --importance` first, `a --b` or --max-length"
+    assert python_words(told) == "run `headscope analyze … --importance` first, `a b` or max_length"
 
 
 # Progress.
@@ -532,6 +536,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
         "device": "cpu",
     }
     told: list[tuple[str, int, int]] = []
+    noise = torch.get_rng_state()
     choice = hs.prune(
         hs.assets.trained(),
         "subset",
@@ -544,6 +549,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
     )
     assert repr(choice).endswith("subset: 16 of 24 stay (encoder-self 16 of 24)>")
     assert len(choice.removed) == 8 and ("learning", 2, 2) in told
+    assert torch.equal(torch.get_rng_state(), noise)  # the caller's own random numbers stay as they are
     assert len((tmp_path / "subset" / "removed.txt").read_text().splitlines()) == 8
     ranked = hs.prune(hs.assets.trained(), "rank", out=tmp_path / "rank", by="magnitude", keep=20, device="cpu")
     assert hs.load(hs.assets.trained()).rank(by="magnitude").lowest(52) == ranked.removed
@@ -552,6 +558,7 @@ def test_prune_writes_what_the_command_writes(caption_files: tuple[Path, Path], 
 
 def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
+    noise = torch.get_rng_state()
     outcome = hs.train(
         "wide",
         out=tmp_path / "run",
@@ -571,6 +578,7 @@ def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_p
         progress=lambda *entry: told.append(entry),
     )
     assert outcome.update == 3 and told[-1] == ("training", 3, 3)
+    assert torch.equal(torch.get_rng_state(), noise)
     with pytest.raises(ConfigError, match=r"^resume.*'wide'.*'baseline'"):
         hs.train(out=tmp_path / "run", resume=True)
     assert hs.train("wide", out=tmp_path / "run", resume=True, max_updates=5).update == 5

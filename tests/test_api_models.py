@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,50 +23,9 @@ from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
+from headscope.report.readers.run import RunError
 from tests.oracles import speakers
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sentences
-
-
-@contextmanager
-def default_type(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-        assert torch.get_default_dtype() is dtype
-    finally:
-        torch.set_default_dtype(before)
-
-
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "float64": lambda: default_type(torch.float64),
-    "bfloat16": lambda: default_type(torch.bfloat16),
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_modes_that_a_caller_is_in_change_nothing(mode: str) -> None:
-    """They are the caller's: torch's defaults hold while headscope computes, and are as they were afterwards."""
-    opened, text = loaded("bert"), sentences()[:9]
-    expected = opened.analyze(text, importance=True).heads
-    with MODES[mode]():
-        found = opened.analyze(text, importance=True).heads
-        ranking, small = opened.rank(by="obs", text=text), opened.remove(heads="encoder-self.0.1")
-    assert_frame_equal(found, expected)
-    assert ranking.lowest(3) == opened.rank(by="obs", text=text).lowest(3)
-    assert torch.equal(small(text[:2]), opened.remove(heads="encoder-self.0.1")(text[:2]))
-
-
-def test_a_model_that_was_loaded_for_inference_alone_is_refused() -> None:
-    """Gradients, also those that find its heads, cannot go through it."""
-    with torch.inference_mode():
-        model = copy.deepcopy(in_memory("bert")[0])
-    with pytest.raises(ConfigError, match=r"loaded in torch.inference_mode\(\).*outside"):
-        hs.load(model)
-
 
 # Ranking and removal.
 
@@ -314,6 +271,20 @@ def test_the_digest_of_a_model_in_memory_follows_its_weights_and_nothing_else() 
     with torch.no_grad():
         model.transformer.wte.weight[3, 2] += 1e-6
     assert hs.load(model).checkpoint.digest != digests[0]
+
+
+def test_figures_that_look_at_a_sentence_again_need_its_text_and_the_model(pair: hs.Model) -> None:
+    model, tokenizer = in_memory("bert")
+    study = hs.load(model, tokenizer=tokenizer).analyze(sentences()[:2], **CHEAP)
+    with pytest.raises(RunError, match=r"BertForMaskedLM in memory, which has no files .* save the model"):
+        study.plot("glance", sentence="A dog runs.")
+    with pytest.raises(ConfigError, match=r"measured a list of sentences, .* give sentence TEXT"):
+        pair.analyze(SOURCES[:2], target=TARGETS[:2], **CHEAP).plot("attention", index=0, heads="cross.0.0")
+
+
+def test_what_is_no_tokenizer_is_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer: a str is no tokenizer .* AutoTokenizer\.from_pretrained"):
+        hs.load(in_memory("bert")[0], tokenizer="google-bert/bert-base-uncased")
 
 
 def test_damaged_weights_in_memory_are_refused_by_name() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeAlia
 
 from torch import nn
 
+from headscope.api.library_defaults import kept_random_state
 from headscope.api.model import Model
 from headscope.api.options import PathName, Report, TrainingReport, configured, in_python, progress_of
 from headscope.api.study import plot as plot
@@ -94,10 +95,20 @@ def _in_memory(source: nn.Module, tokenizer: Any) -> Model:
             "this model was loaded in torch.inference_mode(), and no gradient goes through such weights and buffers; "
             "load it outside of that block"
         )
+    if tokenizer is not None and not hasattr(tokenizer, "all_special_ids"):
+        raise ConfigError(
+            f"tokenizer: a {type(tokenizer).__name__} is no tokenizer of transformers; give what "
+            "AutoTokenizer.from_pretrained returns"
+        )
     if is_packing(source):
         raise ConfigError(
             "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; "
             "load it by its path"
+        )
+    if any(each.is_inference() for each in source.parameters()):
+        raise ConfigError(
+            "the weights of this model were made within torch.inference_mode(), and no gradient goes through them; "
+            "make or open it outside of that (torch.no_grad() will do)"
         )
     from headscope.formats.huggingface.checkpoint import InMemoryCheckpoint
 
@@ -138,6 +149,7 @@ def prune(checkpoint: PathName, method: Literal["sweep"], *, out: PathName, **op
 @overload
 def prune(checkpoint: PathName, method: Literal["shrink"], *, out: PathName, **options: Any) -> Removed: ...
 @in_python
+@kept_random_state()
 def prune(
     checkpoint: str | PathLike[str],
     method: str,
@@ -192,6 +204,7 @@ def prune(
 
 
 @in_python
+@kept_random_state()
 def train(
     variant: str = "baseline",
     *,

@@ -19,6 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Union, get_args, get_origin
 
+from headscope.api.library_defaults import library_defaults
 from headscope.config import AnalyzeOptions
 from headscope.engine.declarations import analysis_options
 from headscope.errors import ConfigError, HeadscopeError, flags_are_kept
@@ -33,6 +34,7 @@ PathName = str | PathLike[str]
 SHOWN = 60  # letters of a wrong value in a message
 PLAIN: dict[Any, Any] = {"bool": bool, "int": int, "float": float, "str": str, "PathName": Path}
 PLAIN |= {f"{name} | None": kind | None for name, kind in PLAIN.items()}
+_COMMAND = re.compile(r"(`headscope [^`]*`)")
 _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9-]*)")
 
 
@@ -245,29 +247,8 @@ def python_errors() -> Iterator[None]:
         raise
 
 
-@contextmanager
-def plain_torch() -> Iterator[None]:
-    """Within the block torch computes in the types that tensors have, whatever the caller's modes say.
-
-    Autocast and inference mode are off, gradients are on, and new tensors are float32; afterwards all is as it was.
-    """
-    import torch
-
-    with ExitStack() as modes:
-        for device in ("cpu", "cuda", "mps"):
-            if torch.is_autocast_enabled(device):
-                modes.enter_context(torch.autocast(device, enabled=False))
-        if torch.is_inference_mode_enabled():
-            modes.enter_context(torch.inference_mode(False))
-        modes.enter_context(torch.enable_grad())
-        if (default := torch.get_default_dtype()) is not torch.float32:
-            torch.set_default_dtype(torch.float32)
-            modes.callback(torch.set_default_dtype, default)
-        yield
-
-
 def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, within `python_errors` and `plain_torch`; arguments of plain types are checked before it runs."""
+    """The function, within `python_errors` and `library_defaults`; its arguments of plain types are checked first."""
     hints = inspect.get_annotations(function)  # as they are written: names of types
     names = list(inspect.signature(function).parameters)
     plain = {name: PLAIN[hints[name]] for name in names if hints.get(name) in PLAIN}
@@ -275,18 +256,27 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        with python_errors(), plain_torch():
+        with python_errors():
             arguments = {**dict(zip(names, args, strict=False)), **kwargs}
             for name in plain.keys() & arguments.keys():
                 checked_value(name, plain[name], arguments[name])
-            return function(*args, **kwargs)
+            with library_defaults():
+                return function(*args, **kwargs)
 
     return wrapped
 
 
 def python_words(text: str) -> str:
-    """A message with options as keywords: `--max-length 9` becomes `max_length 9`, and `--source` is `text`."""
-    return _FLAG.sub(lambda match: {"source": "text"}.get(match[1], match[1].replace("-", "_")), text)
+    """A message with options as keywords: `--max-length 9` becomes `max_length 9`, and `--source` is `text`.
+
+    Commands, `headscope …` within such quotes, stay as they are typed.
+    """
+    parts = _COMMAND.split(text)
+    parts[::2] = [
+        _FLAG.sub(lambda match: {"source": "text"}.get(match[1], match[1].replace("-", "_")), part)
+        for part in parts[::2]
+    ]
+    return "".join(parts)
 
 
 Report: TypeAlias = "bool | Callable[[str, int, int], object]"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -13,6 +15,13 @@ from typing import BinaryIO, TypeVar
 from headscope.errors import DataError
 
 MOST_LINE = 1 << 20  # bytes
+COMPRESSED = {  # how files begin that are compressed; those of gzip `opened` has decompressed
+    "gzip": rb"\x1f\x8b",
+    "bzip2": rb"BZh[1-9]1AY&SY",
+    "xz": rb"\xfd7zXZ\x00",
+    "zstd": rb"\x28\xb5\x2f\xfd",
+    "zip": rb"PK\x03\x04",
+}
 A = TypeVar("A")
 B = TypeVar("B")
 Lines = str | Path | Sequence[str]
@@ -20,9 +29,14 @@ Lines = str | Path | Sequence[str]
 
 
 def lines_of(handle: BinaryIO | gzip.GzipFile, *, name: str) -> Iterator[bytes]:
-    """The lines of an open file, one at a time; DataError for a line of more than `MOST_LINE` bytes."""
+    """The lines of an open file, one at a time; DataError for a line of more than `MOST_LINE` bytes.
+
+    DataError too where it begins as compressed files do.
+    """
     for number in itertools.count(1):
         line = handle.readline(MOST_LINE + 1)
+        if number == 1 and (kind := next((kind for kind, mark in COMPRESSED.items() if re.match(mark, line)), None)):
+            raise DataError(f"{name} is compressed by {kind}; decompress it first")
         if len(line) > MOST_LINE:
             raise DataError(f"{name}:{number}: the line has more than {MOST_LINE:,} bytes; a line is one sentence")
         if not line:
@@ -100,10 +114,21 @@ def decoded(raw: bytes, number: int) -> str:
     return str(raw, "utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
 
 
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """A file to read bytes from, decompressed where it is a gzip file, whatever its name."""
+    with path.open("rb") as handle:
+        if path.suffix == ".gz" or handle.peek(2)[:2] == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=handle, mode="rb") as unzipped:
+                yield unzipped
+        else:
+            yield handle
+
+
 def raw_lines(path: Path) -> Iterator[bytes]:
     """Lines of a file (`.gz` too) as bytes; DataError where it cannot be read."""
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as handle:
+        with opened(path) as handle:
             yield from lines_of(handle, name=str(path))
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None

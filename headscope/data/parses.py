@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import NamedTuple
 
-from headscope.data.lines import decoded, line_text, lines_of, raw_lines
+from headscope.data.lines import decoded, line_text, lines_of, opened, raw_lines
 from headscope.errors import DataError
 
 COLUMNS, MOST_WORDS = 10, 100_000
@@ -210,7 +210,7 @@ def _lines(path: str | PathLike[str]) -> Iterator[tuple[int, str]]:
     """Numbered lines, decoded one by one so that an error names the line."""
     number = 0
     try:
-        with _open(Path(path)) as stream:
+        with opened(Path(path)) as stream:
             for raw in lines_of(stream, name=str(path)):
                 number += 1
                 yield number, decoded(raw, number)
@@ -222,12 +222,6 @@ def _lines(path: str | PathLike[str]) -> Iterator[tuple[int, str]]:
         raise _broken(path, number + 1, wrong, "get the file again") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; give a readable CoNLL-U file, plain or .gz") from None
-
-
-def _open(path: Path) -> BinaryIO:
-    with path.open("rb") as stream:
-        zipped = path.suffix == ".gz" or stream.read(2) == b"\x1f\x8b"
-    return cast(BinaryIO, gzip.open(path, "rb")) if zipped else path.open("rb")
 
 
 def _broken(path: str | PathLike[str], line: int, wrong: str, allowed: str) -> DataError:

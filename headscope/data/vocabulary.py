@@ -122,8 +122,9 @@ def _bare(subword: Subword, kind: Kind) -> Subword:
 class Merges:
     """BPE merges: the adjacent pair with the lowest rank is merged until none has a rank.
 
-    Reads subword-nmt files ("#version:" header; the end of a word is written </w>) and the tab-separated
-    "left right rank" files of story-of-heads (words between ^ and $).
+    Reads subword-nmt files ("#version:" header; the end of a word is written </w>), those of fastBPE ("left right
+    count", the most frequent first) and the tab-separated "left right rank" files of story-of-heads (words between
+    ^ and $).
     """
 
     def __init__(self, ranks: dict[tuple[str, str], int], *, begin: str, end: str, glued: bool) -> None:
@@ -141,16 +142,19 @@ class Merges:
         headed = lines[0].startswith("#version:")
         if not headed and lines[0].count("\t") == 2:
             return cls._ranked(lines)
+        counted = not headed and re.fullmatch(r"[^ ]+ [^ ]+ \d+\r?", lines[0]) is not None
         ranks: dict[tuple[str, str], int] = {}
         for number, line in enumerate(lines[headed:]):
             pair = line.strip("\r\n ").split(" ")
+            if counted and len(pair) == 3 and pair[2].isdigit():
+                del pair[2]
             if len(pair) != 2:
                 raise DataError(
                     f"line {number + 1 + headed} of the BPE codes is {line[:40]!r}; it must be two subwords"
                 )
             ranks.setdefault((pair[0], pair[1]), number)
         version = lines[0].split()[-1] if headed else "0.1"
-        return cls(ranks, begin="", end="</w>", glued=version != "0.1")
+        return cls(ranks, begin="", end="</w>", glued=counted or version != "0.1")
 
     @classmethod
     def _ranked(cls, lines: Iterable[str]) -> Merges:

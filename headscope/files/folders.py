@@ -180,7 +180,7 @@ def to_resume(out: Path, kind: OutputKind) -> Path:
 def replacing_folder(out: Path) -> Path:
     """OUT.new, for a run that will replace the one in OUT."""
     out = out if out.name else out.resolve()
-    return out.with_name(f"{out.name}.new")
+    return out.parent / f"{out.name}.new"
 
 
 def check_writable(out: Path) -> None:

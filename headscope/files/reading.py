@@ -31,9 +31,9 @@ def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: in
 
 
 def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MOST_BYTES) -> str:
-    """A UTF-8 text, with `\\n` as line end. Errors as of `read_bytes`."""
+    """A UTF-8 text, with `\\n` as line end and without a byte order mark. Errors as of `read_bytes`."""
     try:
-        text = read_bytes(path, error=error, name=name, limit=limit).decode("utf-8")
+        text = read_bytes(path, error=error, name=name, limit=limit).decode("utf-8-sig")
     except UnicodeDecodeError as failed:
         raise error(f"{name or path} cannot be read: byte {failed.start + 1} is not UTF-8 text") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -65,10 +66,11 @@ def swap_in(new: Path, out: Path, kind: OutputKind) -> None:
     """Move a directory to `out`, whose known files are removed; other files there are moved to the new one.
 
     One rename where `out` is empty, else two (see `recover`). The entries of a directory made within `out` are moved
-    one by one, the record last, so that a mount point or the current directory is kept.
+    one by one, the record last, so that a mount point or the current directory is kept. `out` keeps its permissions; a
+    new one has what the umask leaves.
     """
     out = out.resolve()
-    new.chmod(0o755)
+    new.chmod(_permissions(new, out))
     if new.resolve().parent == out:
         inner = out / OLD
         inner.mkdir()
@@ -93,6 +95,17 @@ def swap_in(new: Path, out: Path, kind: OutputKind) -> None:
         old.rename(out)
         raise
     _remove_replaced(old, out, kind)
+
+
+def _permissions(new: Path, out: Path) -> int:
+    """Those of `out` where it exists, else those that a directory gets that is made like any other."""
+    if out.is_dir():
+        return stat.S_IMODE(out.stat().st_mode) | stat.S_IRWXU
+    made = new / f"{TEMPORARY}permissions"
+    made.mkdir()
+    mode = stat.S_IMODE(made.stat().st_mode)
+    made.rmdir()
+    return mode
 
 
 @contextmanager
@@ -185,7 +198,7 @@ def relocate(folder: Path, out: Path) -> None:
 
 
 def _old_path(out: Path) -> Path:
-    return out.with_name(f"{OLD}-{out.name}")
+    return out.parent / f"{OLD}-{out.name}"  # `with_name` refuses the root of a file system
 
 
 def _remove_replaced(old: Path, out: Path, kind: OutputKind) -> None:

@@ -72,7 +72,9 @@ def read_csv(
             keep_default_na=False,
             na_values=MISSING,
         )
-    except (ValueError, OSError, OverflowError, MemoryError) as failed:  # pandas' own errors are ValueErrors
+    except OSError as failed:
+        raise error(f"{file_name} cannot be read: {failed.strerror or failed}") from None
+    except (ValueError, OverflowError, MemoryError) as failed:  # pandas' own errors are ValueErrors
         raise error(f"{file_name} is malformed ({' '.join(str(failed).split())[:160]}){hint}") from None
     if lacking := [column for column in required if column not in table.columns]:
         raise error(f"{file_name} is malformed: it has no column {', '.join(lacking)}{hint}")

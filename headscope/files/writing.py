@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -147,19 +147,18 @@ def write_errors(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name, then rename it: no half file is ever left under its own name.
 
-    OutputError where that fails.
+    Its permissions are those that the umask leaves. OutputError where that fails.
     """
     temporary: Path | None = None
     with write_errors(path):
         try:
             with deferred():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{TEMPORARY}{path.stem}-", suffix=path.suffix)
-                temporary = Path(name)
-                os.close(handle)
+                new = path.with_name(f"{TEMPORARY}{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+                new.touch(exist_ok=False)
+                temporary = new
             write(temporary)
             with deferred():
-                temporary.chmod(0o644)
                 os.replace(temporary, path)
         except BaseException:
             if temporary is not None:

@@ -119,7 +119,10 @@ class TransformerCheckpoint(Checkpoint):
         return self._side("source").id_of(subword)
 
     def plain_ids(self, side: SideName = "source") -> list[int]:
-        return self._side(side).plain_ids()
+        vocabulary = self.source if side == "source" and self.two_sided else self.target
+        if vocabulary is None:  # none of its ids is known to be special
+            return list(range(self.vocabularies[side == "target"]))
+        return vocabulary.plain_ids()
 
     def decode(self, ids: Sequence[int], *, side: SideName = "source") -> str:
         vocabulary = self._side(side)

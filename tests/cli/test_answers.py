@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,7 +15,8 @@ import pytest
 import headscope as hs
 from headscope.engine.evidence.function_need import function_need_sentence
 from headscope.formats.native import NATIVE
-from tests.oracles import checkpoints, evidence
+from tests.makers import fairseq_layouts
+from tests.oracles import checkpoints, evidence, fairseq
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -87,6 +90,16 @@ def test_evaluate_ends_with_its_scores(command: Command, few: tuple[Path, Path])
     given = ("--metrics", "perplexity", "--device", "cpu", "--bootstrap", 50)
     _, shown, _ = command("evaluate", hs.assets.trained(), "--source", few[0], "--target", few[1], *given)
     assert shown.splitlines()[-1].startswith("perplexity ") and "–" in shown.splitlines()[-1]
+
+
+@pytest.mark.parametrize("options", [fairseq.BASE, fairseq.LM], ids=["two sides", "language model"])
+def test_show_describes_a_checkpoint_whose_dictionaries_are_elsewhere(
+    options: dict[str, Any], command: Command, tmp_path: Path
+) -> None:
+    tied = options | fairseq_layouts.TIED
+    status, shown, error = command("show", fairseq.write(tmp_path / "model.pt", tied, fairseq.state(tied)))
+    assert (status, error) == (0, "") and re.search(r"tokenizer +none", shown)
+    assert shown.splitlines()[-1].startswith("next: headscope analyze ") and shown.rstrip().endswith(" --dicts DIR")
 
 
 def test_show_says_first_that_heads_are_mixed(command: Command, tmp_path: Path) -> None:

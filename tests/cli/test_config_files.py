@@ -10,6 +10,7 @@ import pytest
 
 import headscope as hs
 from headscope.cli.options import InFile, read_config
+from headscope.heads import Site, select_heads
 from tests.makers.config_files import FOLDER, configurable, filename, in_file, options, page
 
 Command = Callable[..., tuple[int, str, str]]
@@ -55,6 +56,7 @@ def test_every_line_may_be_uncommented(words: str, tmp_path: Path) -> None:
         ("seed = 1979-05-27", 'seed = "1979-05-27"'),
         ("batch-tokens = 0.5", "give a whole number or auto"),
         ("zero-steps = nan", "unknown option zero-steps"),
+        ("max_sentences = 5\nmax-sentences = 6", "max-sentences is there twice, also as max_sentences; keep one"),
     ],
 )
 def test_a_value_of_another_type_is_named_with_its_file(
@@ -73,3 +75,11 @@ def test_numbers_may_stand_in_quotes_and_lists_in_texts() -> None:
     assert all(numbers.fits(value) for value in ("3,4", [3, 4], ["3"], 3)) and not numbers.fits("3,x")
     assert tokens.fits("auto") and tokens.fits("12") and not tokens.fits("most")
     assert InFile(str, ["cheap", "all"]).fits(True) and not InFile(float).fits("inf")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    """As editors of Windows write one before UTF-8."""
+    (tmp_path / "run.toml").write_text("bootstrap = 7\n", encoding="utf-8-sig")
+    assert read_config(tmp_path / "run.toml", {"bootstrap": InFile(int)}) == {"bootstrap": 7}
+    (tmp_path / "heads").write_text("cross.0.1\n", encoding="utf-8-sig")
+    assert [str(head) for head in select_heads(str(tmp_path / "heads"), {(Site.CROSS, 0): 2})] == ["cross.0.1"]

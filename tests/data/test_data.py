@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
+import lzma
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +52,27 @@ def write(path: Path, content: str | bytes) -> Path:
 def test_lines_are_split_at_line_feeds(tmp_path: Path, name: str, end: str, last: bool) -> None:
     path = write(tmp_path / name, end.join(PLAIN) + end * last)
     assert list(read_lines(path)) == PLAIN
+
+
+def test_a_gzip_file_is_known_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "text.en"
+    path.write_bytes(gzip.compress(b"one\ntwo\n"))
+    assert list(read_lines(path)) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("bzip2", bz2.compress(b"one\n")),
+        ("xz", lzma.compress(b"one\n")),
+        ("zstd", bytes.fromhex("28b52ffd2404210000")),
+        ("zip", b"PK\x03\x04\x14\x00"),
+    ],
+)
+def test_files_that_other_programs_compressed_are_named(tmp_path: Path, kind: str, content: bytes) -> None:
+    broken(write(tmp_path / "text", content), f"is compressed by {kind}; decompress it first")
+    with pytest.raises(DataError, match=f"is compressed by {kind}; "):
+        open_corpus(None, parses=tmp_path / "text")
 
 
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\r"])

@@ -204,6 +204,7 @@ def test_the_command_masks_heads(run: Callable[..., Ran], model: Path, tmp_path:
     ("text", "extra", "told"),
     [
         (b"a\n\xfe\n", [], "stdin:2: byte 1 is not UTF-8"),
+        (b"\x1f\x8b\x08\x00", [], "stdin is compressed by gzip; decompress it first"),
         (b"a\n", ["--mask", "cross.0.7"], "no head of this model is called 'cross.0.7'; it has encoder-self 2"),
         (b"a\n", ["--mask", "cross.0"], "is no head"),
         (b"a\n", ["--nbest", "4"], "best is 4; a beam of 3"),

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from headscope.config import EvaluateConfig
-from headscope.errors import OutputError
+from headscope.errors import DataError, OutputError
 from headscope.files import replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import Input, OutputKind, check_file, check_folder, contents, inputs_of
 from headscope.files.replace import locked
+from headscope.files.tables import read_csv
 from headscope.files.writing import deferred, exit_status, listening, write_atomically, write_failure
 
 KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
@@ -49,6 +50,36 @@ def test_a_directory_is_built_beside_and_names_its_files(tmp_path: Path) -> None
     with pytest.raises(ZeroDivisionError), Build(tmp_path / "b" / "run", KIND) as made, made.writing():
         _ = 1 / 0
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no umask")
+@pytest.mark.parametrize(("umask", "folder", "file"), [(0o077, 0o700, 0o600), (0o002, 0o775, 0o664)])
+def test_permissions_are_what_the_umask_leaves(tmp_path: Path, umask: int, folder: int, file: int) -> None:
+    before = os.umask(umask)
+    try:
+        build(tmp_path / "run")
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "run").rglob("*")}
+    assert modes == {"heads.csv": file, "figures": folder, "heads.png": file, "run.json": file}
+    assert (tmp_path / "run").stat().st_mode & 0o777 == folder
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such permissions")
+def test_a_directory_that_is_there_keeps_its_permissions(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    out.mkdir()
+    out.chmod(0o2770)
+    for force in (False, True):
+        build(out, force=force)
+        assert out.stat().st_mode & 0o7777 == 0o2770
+
+
+def test_the_root_of_a_file_system_is_refused_in_one_line(tmp_path: Path) -> None:
+    inputs = [Input(tmp_path)]
+    with pytest.raises(OutputError, match="choose another output"), Build(Path(tmp_path.anchor), KIND, inputs=inputs):
+        pass
+    assert replacing_folder(Path(tmp_path.anchor)).parent == Path(tmp_path.anchor)
 
 
 def test_force_replaces_a_run_of_the_same_kind_and_nothing_else(tmp_path: Path) -> None:
@@ -279,3 +310,13 @@ def test_what_the_system_says_is_found_in_what_libraries_raise(tmp_path: Path) -
     with pytest.raises(KeyError):
         write_atomically(tmp_path / "x", lambda path: dict[str, str]()["x"])
     assert contents(tmp_path, KIND).files == ("file",)
+
+
+def test_a_table_that_may_not_be_read_is_not_called_malformed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "heads.csv").write_text("site\n")
+    monkeypatch.setattr("pandas.read_csv", denied)
+    with pytest.raises(DataError, match=r"heads\.csv cannot be read: Permission denied$"):
+        read_csv(tmp_path / "heads.csv", advice="analyse again")

@@ -336,6 +336,12 @@ def test_bpe_splits_as_subword_nmt_does() -> None:
     assert splitter.join(["ab@@", "c", "d@@", "e"]) == "abc de"
 
 
+def test_codes_of_fastbpe_have_a_count_beside_each_pair() -> None:
+    splitter = Splitter("bpe", "c d</w> 90\nü b 80\na c 7\na b 7\nab c</w> 7\n".encode())
+    # the last character ends in </w> from the start, as in the second version of subword-nmt
+    assert [p.text for p in splitter.split("abc acd über c")] == ["abc", "a@@", "cd", "üb@@", "e@@", "r", "c"]
+
+
 def test_ranked_rules_of_story_of_heads() -> None:
     splitter = Splitter("backtick", b"a\tb\t0\nab\tc\t1\n^\tabc\t2\n")
     assert [p.text for p in splitter.split("abcd ^a")] == ["abc", "`d", "^", "`a"]
@@ -356,6 +362,7 @@ def test_text_that_is_already_split() -> None:
     [
         (b"#version: 0.2\na b\nthree words here\n", "3.*BPE.*'three words here'"),
         (b"a\tb\t1\na\tb\tc\n", "2.*BPE"),
+        (b"a b 9\na b c\n", "2.*BPE.*'a b c'"),
         (b"\xff\xfe", "UTF-8"),
     ],
 )

@@ -18,6 +18,7 @@ from headscope.report.figures.attention import attention_figure
 from headscope.report.figures.compare import compare_figure
 from headscope.report.figures.functionmap import functions_figure
 from headscope.report.figures.headmap import heads_figure, heads_overview
+from headscope.report.figures.needs import needs_figure
 from headscope.report.figures.offsets import offset_histograms, offset_shares
 from headscope.report.figures.rankings import correlations, rankings_figure, ranks_of
 from headscope.report.figures.relations import chosen_labels, relation_accuracy
@@ -255,6 +256,15 @@ def test_similarity_errors(runs: dict[str, AnalysisRun], tmp_path: Path) -> None
     np.savez(path / "similarity.npz", **arrays)
     with pytest.raises(RunError, match=r"encoder-self/0/cosine.*\(2, 2\).*3"):
         similarity_matrices(load_run(path))
+
+
+def test_needs_says_what_is_missing(tmp_path: Path) -> None:
+    bare = load_run(make_run(tmp_path / "bare", {"encoder-self": [3]}))
+    with pytest.raises(ConfigError, match=r"bare: no importance .*--importance"):
+        needs_figure([bare])
+    measured = load_run(make_run(tmp_path / "measured", {"encoder-self": [3]}, extra=("gradient",)))
+    with pytest.raises(ConfigError, match=r"measured: there is no function that some heads have .* more text"):
+        needs_figure([replace(measured, heads=measured.heads.assign(functions=""))])
 
 
 def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:

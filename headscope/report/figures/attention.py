@@ -76,7 +76,7 @@ def sentence_maps(
 
     Either `sentence` is given, or `index`, the line of the run's own data from 0; `target` is the
     other side for models that have one. CheckpointError where the checkpoint is no longer the one that the
-    run measured, ConfigError for a line that is not there.
+    run measured, RunError where that was in memory alone, ConfigError for a line that is not there.
     """
     from headscope.config import COMPANIONS, Companions
     from headscope.data.batching import DEFAULT_LIMIT
@@ -87,6 +87,11 @@ def sentence_maps(
     options, measured = _section(run, "options", *COMPANIONS, "mask"), _section(run, "checkpoint", "path")
     if not measured.get("path"):
         raise RunError(f"run {run.name}: run.json does not say which checkpoint it measured; analyse again")
+    if measured["path"].endswith(" in memory") and not Path(measured["path"]).exists():
+        raise RunError(
+            f"run {run.name} measured {measured['path']}, which has no files to open again; save the model with its "
+            "tokenizer, and analyse its folder"
+        )
     checkpoint = open_checkpoint(measured["path"], format=measured.get("format"), companions=Companions.of(options))
     if checkpoint.digest != measured.get("digest"):
         raise CheckpointError(
@@ -120,6 +125,8 @@ def _line(run: AnalysisRun, index: int) -> Sentence:
     data["source"] = data.get("source") or data.get("clean")
     texts = {name: Path(data[name]) for name in ("source", "target", "source2", "labels") if data.get(name)}
     parse = data.get("parse")
+    if not texts and not typed and parse in (None, "", "stanza"):
+        raise ConfigError(f"run {run.name} measured a list of sentences, which it does not keep; give --sentence TEXT")
     files = TextFiles(
         **{**texts, **{name: typed[name] for name in typed if name in texts}}, pairs=bool(data.get("pairs"))
     )

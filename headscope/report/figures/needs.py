@@ -30,6 +30,8 @@ def needs_figure(runs: Sequence[AnalysisRun]) -> Figure:
     table = need_over_models([(run.heads, importances(run)) for run in runs])
     if table.empty:
         names = ", ".join(run.name for run in runs)
+        if any(importances(run) for run in runs):
+            raise ConfigError(f"{names}: there is no function that some heads have and others lack; analyse more text")
         raise ConfigError(f"{names}: no importance beside functions; analyse with --importance, or --also lrp,gradient")
     functions = list(dict.fromkeys(table["name"]))
     measures = list(dict.fromkeys(table["measure"]))
