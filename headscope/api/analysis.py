@@ -32,7 +32,7 @@ from headscope.heads import select_heads
 from headscope.model.process_settings import keep_few_kernels
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
-from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
+from headscope.pruning.engines.alignment import check_alignment_model, write_measured
 from headscope.results import Signature
 
 NOTHING: Mapping[str, Sequence[str]] = {}
@@ -117,8 +117,8 @@ def run_analysis(
         study.seconds = time.monotonic() - began
         out, figures = save_measurement(measurement, build, figures=config.figures, report=config.report)
         if config.write_alignment and study.complete:
-            heads, by = aligning_heads(study.heads, config.alignment_heads)
-            study.remarks.append(f"{write_alignment(config.write_alignment, heads)} (best by {by})")
+            most, force = config.alignment_heads, config.force
+            study.remarks.append(write_measured(config.write_alignment, study.heads, most, force=force))
         return FinishedRun(
             study,
             out,

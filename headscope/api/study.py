@@ -142,13 +142,14 @@ class Study:
         return plot(self, name, **options)
 
     @in_python
-    def write_alignment(self, model: PathName, *, heads: int = 6) -> str:
+    def write_alignment(self, model: PathName, *, heads: int = 6, force: bool = False) -> str:
         """Name the cross heads that align in the settings of a model, as `headscope analyze --write-alignment` does.
 
         model: a folder of transformers or of CTranslate2; `heads`: the most that are named. Returns which, and where.
+        Heads that the folder names stay unless `force`, where no links show that others are better.
         ConfigError where the folder has no place for them or has other heads, and where `alignment` did not run.
         """
-        from headscope.pruning.engines.alignment import aligning_heads, check_alignment_model, write_alignment
+        from headscope.pruning.engines.alignment import check_alignment_model, write_measured
 
         cross = self.heads[self.heads["site"] == Site.CROSS.value]
         if "alignment_score" not in cross or cross["alignment_score"].isna().all():
@@ -156,7 +157,7 @@ class Study:
         check_alignment_model(
             Path(model), {(Site.CROSS, int(str(layer))): len(rows) for layer, rows in cross.groupby("layer")}
         )
-        return write_alignment(Path(model), aligning_heads(cross, heads)[0])
+        return write_measured(Path(model), cross, heads, force=force)
 
     def run(self) -> AnalysisRun:
         """The study in the form that `headscope.report` draws."""

@@ -188,7 +188,11 @@ class AnalyzeConfig(AnalyzeOptions, TextFiles, PromptFiles, CheckpointOptions):
         of="write_alignment",
     )
     force: bool = option(
-        False, "Replace the run of the same command in the output.", panel=OUTPUT, identity=False, common=True
+        False,
+        "Replace the run of the same command in the output, and heads that --write-alignment finds named.",
+        panel=OUTPUT,
+        identity=False,
+        common=True,
     )
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,18 +91,30 @@ def test_positions_stand_for_subwords_and_those_behind_the_end_are_special(
 
 
 def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -> None:
-    done = run_analysis(
-        AnalyzeConfig(
-            checkpoint=str(folder), source=folder / "recordings", target=folder / "transcripts", out=tmp_path / "run",
-            only=("alignment", "entropy"), figures=False, write_alignment=folder, alignment_heads=2, bootstrap=20,
-        )
+    """The heads that a model names stay where the score alone speaks for others, unless told otherwise."""
+
+    def named() -> Any:
+        settings: Any = transformers.GenerationConfig.from_pretrained(folder)
+        return settings.alignment_heads
+
+    before = named()
+    config = AnalyzeConfig(
+        checkpoint=str(folder), source=folder / "recordings", target=folder / "transcripts", out=tmp_path / "run",
+        only=("alignment", "entropy"), figures=False, write_alignment=folder, alignment_heads=2, bootstrap=20,
     )  # fmt: skip
+    done = run_analysis(config)
+    assert named() == before and any("keeps its alignment_heads" in remark for remark in done.study.remarks)
+    done = run_analysis(replace(config, force=True))
     cross = done.study.heads[done.study.heads["site"] == "cross"]
     assert len(cross) == 6 and cross["alignment_score"].between(0, 1).all() and cross["entropy"].notna().all()
-    named: Any = transformers.GenerationConfig.from_pretrained(folder)
     best = cross.sort_values("alignment_score").iloc[-1]
-    assert len(named.alignment_heads) == 2 and [best["layer"], best["head"]] in named.alignment_heads
+    assert len(named()) == 2 and [best["layer"], best["head"]] in named()
     assert any("best by alignment_score" in remark for remark in done.study.remarks)
+    study = hs.load(folder).analyze(
+        folder / "recordings", target=folder / "transcripts", only="alignment", bootstrap=20
+    )
+    assert "keeps" in study.write_alignment(folder, heads=1) and len(named()) == 2
+    assert "best by" in study.write_alignment(folder, heads=1, force=True) and len(named()) == 1
 
 
 def test_what_applies_runs_by_default_and_the_rest_says_why_not(folder: Path, tmp_path: Path) -> None:

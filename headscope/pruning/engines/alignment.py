@@ -156,7 +156,7 @@ def _reorder(model: ModelFile, layer: int, order: Sequence[int]) -> None:
 
 
 SETTINGS = "generation_config.json"
-LABEL = "aligned:predicted"
+LABEL, SCORE = "aligned:predicted", "alignment_score"
 
 
 def check_alignment_model(folder: Path, layout: Layout) -> None:
@@ -185,9 +185,26 @@ def aligning_heads(heads: pd.DataFrame, most: int) -> tuple[list[HeadId], str]:
     """
     cross = heads[heads["site"] == Site.CROSS.value]
     labelled = cross[[LABEL in str(labels).split(";") for labels in cross["functions"]]]
-    chosen, by = (labelled, "aligned_predicted") if len(labelled) else (cross, "alignment_score")
+    chosen, by = (labelled, "aligned_predicted") if len(labelled) else (cross, SCORE)
     best = chosen.sort_values(by, ascending=False, kind="stable").head(most)
     return [HeadId(Site.CROSS, int(row["layer"]), int(row["head"])) for _, row in best.iterrows()], by
+
+
+def write_measured(folder: Path, table: pd.DataFrame, most: int, *, force: bool) -> str:
+    """`write_alignment` of the `aligning_heads` of a run's table; one line saying which, where, and by what.
+
+    Heads that a folder of transformers names stay there unless `force`, where `alignment_score` alone speaks for
+    others: it tells sharp heads, not which word they look at. On a Whisper that was trained on speech (tiny.en) those
+    that it was published with give times nearer to what was said.
+    """
+    heads, by = aligning_heads(table, most)
+    there = [] if is_ctranslate2(folder) else _settings(folder).get("alignment_heads")
+    if there and by == SCORE and not force:
+        return (
+            f"{folder / SETTINGS} keeps its alignment_heads: {SCORE} alone does not show that "
+            f"{', '.join(map(str, sorted(heads)))} are better; --force names these"
+        )
+    return f"{write_alignment(folder, heads)} (best by {by})"
 
 
 def write_alignment(folder: Path, heads: Sequence[HeadId]) -> str:
