@@ -42,6 +42,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 LMS: dict[str, dict[str, Any]] = {
     "lm": TIED,
     "lm, gelu, learned": {"activation_fn": "gelu", "decoder_learned_pos": True, "layernorm_embedding": True},
+    "lm, with filters that only character embeddings read": TIED | {"character_filters": "[(1, 64), (2, 128)]"},
     "lm, no final norm": {"no_decoder_final_norm": True, "no_scale_embedding": True},
 }
 
