@@ -37,7 +37,8 @@ STORAGES = {
 # Names that may occur; whatever is made with them is a record that does nothing.
 INERT = {
     *STORAGES,
-    "typing.Any",
+    *(f"typing.{kind}" for kind in ("Any", "Dict", "List", "Optional", "Tuple", "Union")),
+    "_operator.getitem",  # how omegaconf's records of types say list[int]
     "numpy.dtype",
     "numpy.ndarray",
     *(f"{core}.multiarray._reconstruct" for core in ("numpy.core", "numpy._core")),
@@ -45,6 +46,7 @@ INERT = {
     *(f"torch.{kind}" for kind in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "device")),
 }
 INERT_PACKAGES = ("fairseq.", "omegaconf.")
+PYTHON_2 = {"unicode": "str", "long": "int"}  # what the pickles of torch.save call them, in Python 3 too
 
 
 BROKEN = (
@@ -248,7 +250,7 @@ class Machine:
         self.stack.append(self._name(_as(str, module), _as(str, name)))
 
     def _name(self, module: str, name: str) -> Name:
-        full = f"{module.replace('__builtin__', 'builtins')}.{name}"
+        full = f"{module}.{name}" if module != "__builtin__" else f"builtins.{PYTHON_2.get(name, name)}"
         if full in CALLED or full in INERT or full.startswith(INERT_PACKAGES) or full in self.names:
             return Name(full)
         shown = "".join(c if c.isprintable() else "?" for c in full)[:80]

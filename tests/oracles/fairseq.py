@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict, List  # noqa: UP035 - omegaconf pickles these
 
 import torch
 from torch import Tensor
@@ -256,7 +256,8 @@ class DictConfig:
     """Pickles as omegaconf's class of this name does."""
 
     def __init__(self, content: dict[str, Any]) -> None:
-        self._metadata = None
+        # classes and types by their names; torch.save calls str and int as Python 2 did
+        self._metadata = {"key_type": str, "object_type": int, "ref_type": Dict, "element_type": List[int]}  # noqa: UP006
         self._content = {
             key: value if isinstance(value, DictConfig) else AnyNode(value) for key, value in content.items()
         }
