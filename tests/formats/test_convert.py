@@ -32,7 +32,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "FSMT, all shared": ("FSMTForConditionalGeneration", ALL),
     "M2M100, all shared": ("M2M100ForConditionalGeneration", PRE | ALL | {"activation_fn": "gelu_fast"}),
     "BART, learned": ("BartForConditionalGeneration", ALL | NORM | LEARNED | {"no_scale_embedding": True}),
-    "BART, sinusoids": ("BartForConditionalGeneration", ALL | NORM | {"max_target_positions": 31}),
+    "BART, sinusoids": ("BartForConditionalGeneration", ALL | NORM),
     "MBART, learned": ("MBartForConditionalGeneration", PRE | ALL | NORM | LEARNED),
 }
 LMS: dict[str, tuple[str, dict[str, Any]]] = {

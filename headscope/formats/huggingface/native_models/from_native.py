@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
     values: dict[str, Any] = {
         "activation_function": _act(decoder),
         **({} if target.folds_scale else {"scale_embedding": decoder.scale_embedding}),
-        "max_position_embeddings": max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks),
+        "max_position_embeddings": _longest(config),
         "tie_word_embeddings": _all_tied(config),
         "dropout": decoder.dropout,
         "attention_dropout": decoder.attention_dropout,
@@ -118,6 +119,10 @@ def _config(target: Target, config: TransformerConfig, ids: Ids) -> Any:
         }
         values |= {"vocab_size": decoder.vocabulary} if target.one_vocabulary else two
     return getattr(transformers, target.config)(**values)
+
+
+def _longest(config: TransformerConfig) -> int:
+    return max(stack.max_positions or DEFAULT_LENGTH for stack in config.stacks)
 
 
 def _alone(target: Target, decoder: StackConfig) -> dict[str, Any]:
@@ -182,7 +187,8 @@ def _fill(target: Target, config: TransformerConfig, weights: dict[str, Tensor])
         ]:
             weights.setdefault(f"{key.removesuffix('weight')}bias", like.new_zeros(len(weights[key])))
         if "learned" in target.positions:
-            table = position_table(stack, weights.get(f"{prefix}.embed_positions.weight"), like)
+            long = replace(stack, max_positions=_longest(config))  # a class has one length for both of its sides
+            table = position_table(long, weights.get(f"{prefix}.embed_positions.weight"), like)
             used = table[stack.position_offset :]
             weights[f"{prefix}.embed_positions.weight"] = torch.cat([used.new_zeros(2, used.shape[1]), used])
         name = f"{prefix}.embed_tokens.weight"
