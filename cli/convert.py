@@ -58,4 +58,4 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
         console.show(console.ending([f"{done.folder}: {done.architecture}"], done.folder, ""))
         return
     answer = f"{done.folder}: {done.architecture}; largest difference of logits {done.difference:.1e}"
-    console.show(console.ending([answer], done.folder, command_line("show", done.path)))
+    console.show(console.ending([answer], done.folder, command_line("show", done.path) if done.opened else ""))

@@ -29,7 +29,7 @@ class Converted:
     """What was written: the class of the model, the largest difference of logits, and what the user must know.
 
     `difference` is None where nothing could run what was written, `pushed` the address on the hub, if it is there.
-    `file` is what to open in the folder, where it is not the folder itself.
+    `file` is what to open in the folder, where it is not the folder itself; `opened`: headscope opens it.
     """
 
     folder: Path
@@ -39,10 +39,11 @@ class Converted:
     notes: tuple[str, ...] = ()
     pushed: str = ""
     file: str = ""
+    opened: bool = True
 
     @property
     def path(self) -> Path:
-        """What headscope opens."""
+        """What to open."""
         return self.folder / self.file
 
 
@@ -67,7 +68,10 @@ def convert(
             written = FORMATS.get(goal).convert(native, temporary, probe)
             difference = _difference(native, written.logits, probe)
             write_card(_card(checkpoint, written, goal, difference), temporary)
-        done = Converted(folder, goal, written.architecture, difference, written.notes, file=written.file)
+        opened = "headscope" in written.opens
+        done = Converted(
+            folder, goal, written.architecture, difference, written.notes, file=written.file, opened=opened
+        )
         record = {
             "headscope": VERSION,
             "source": {"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},

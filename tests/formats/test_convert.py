@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,16 @@ def test_matrices_that_mix_heads_are_folded(tmp_path: Path) -> None:
     found = hf_logits(tmp_path / "out", two_sided=True, dtype=torch.float32)
     torch.testing.assert_close(found, ours, rtol=0, atol=2e-5)
     assert json.loads((tmp_path / "out" / "source.pieces.json").read_text())[4] == "a@@"
+
+
+def test_what_headscope_cannot_open_is_not_named_as_the_next_thing_to_open(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    path, out = written(tmp_path / "in", fairseq.BASE | TIED), tmp_path / "out"
+    status, shown, _ = command("convert", path, out, "--to", "huggingface")
+    assert status == 0 and shown.splitlines()[-1] == f"results: {out}"
+    _, yes, no = (out / "README.md").read_text(encoding="utf-8").split("\n## What ")
+    assert "headscope" not in yes and "- headscope: it cannot see the heads of this class\n" in no
 
 
 def test_the_forks_checkpoint_in_transformers(oracles: Path, tmp_path: Path) -> None:

@@ -240,12 +240,13 @@ def converted(checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> 
         notes.append(
             f"transformers computes {name}'s attention in code of its own; analyse the original, not this copy"
         )
-    opens = (f"transformers, without any code of its own: class {name}", "headscope")
-    return Conversion(name, logits, tuple(notes), opens, _limits(checkpoint))
+    opens = (f"transformers, without any code of its own: class {name}", *(() if own_code else ("headscope",)))
+    limits = ("headscope: it cannot see the heads of this class",) if own_code else ()
+    return Conversion(name, logits, tuple(notes), opens, (*_limits(checkpoint), *limits))
 
 
 def _limits(checkpoint: TransformerCheckpoint) -> tuple[str, ...]:
-    """What a folder cannot be used for."""
+    """What a folder of any class cannot be used for."""
     if checkpoint.target is None:
         return ("texts: there is no vocabulary, so give ids",)
     return ("fairseq and headscope's own trainer: they go on from the original",)
