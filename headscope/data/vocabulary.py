@@ -17,6 +17,8 @@ from headscope.errors import ConfigError, DataError
 
 Kind = Literal["words", "bpe", "backtick", "sentencepiece"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+RECENT, SHORT = 4096, 1000
+"""How many texts that were split are kept, of at most so many characters each: their spans are asked for later."""
 
 
 class Subword(NamedTuple):
@@ -52,6 +54,20 @@ class Splitter:
 
     def split(self, text: str) -> list[Subword]:
         """Subwords of a text with their spans."""
+        subwords = self._recent.get(text)
+        if subwords is None:
+            subwords = self._split(text)
+            if len(self._recent) >= RECENT:
+                self._recent.clear()
+            if len(text) <= SHORT:
+                self._recent[text] = subwords
+        return subwords.copy()
+
+    @cached_property
+    def _recent(self) -> dict[str, list[Subword]]:
+        return {}
+
+    def _split(self, text: str) -> list[Subword]:
         if self.kind == "sentencepiece":
             return self._sentencepiece(text)
         subwords: list[Subword] = []

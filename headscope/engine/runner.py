@@ -163,11 +163,16 @@ class AnalysisRunner:
     def _look(self, batch: Batch, observers: Sequence[Analysis]) -> None:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
         with torch.inference_mode(), self._observing(batch, observers):
-            self.unseen = set() if any(map(watches, self.running)) else set(self.layers)
+            self.unseen = set() if any(map(watches, self.running)) else self._awaited(batch, observers)
             with suppress(StopForward):
                 self.checkpoint.forward(batch)
             for heads, _ in self.head_contexts:
                 self._observe(heads, self.observers, afterwards=True)
+
+    def _awaited(self, batch: Batch, observers: Sequence[Analysis]) -> set[tuple[Site, int]]:
+        """Layers that these analyses see of such a batch; all of them where they see none, which checks the pass."""
+        sites = {site for analysis in observers if batch.kind in analysis.passes for site in analysis.sites}
+        return {place for place in self.layers if place[0] in sites} or set(self.layers)
 
     def _differentiate(self, batch: Batch) -> None:
         """One forward pass and one backward pass of the objective.
