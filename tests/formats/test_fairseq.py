@@ -368,7 +368,7 @@ def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
     [
         ({"adaptive_softmax_cutoff": "100,200"}, r"adaptive_softmax_cutoff \('100,200'\)"),
         ({"quant_noise_pq": 0.1}, "quant_noise_pq"),
-        ({"encoder_layerdrop": 0.2}, r"encoder_layerdrop \(0\.2\)"),
+        ({"encoder_layers_to_keep": "0,1"}, r"encoder_layers_to_keep \('0,1'\)"),
         ({"cross_self_attention": True}, "cross_self_attention"),
         ({"max_relative_length": 8}, "max_relative_length"),
         ({"adaptive_input": True}, "adaptive_input"),

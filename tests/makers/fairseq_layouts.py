@@ -27,6 +27,7 @@ def computed(checkpoint: FairseqCheckpoint) -> torch.Tensor:
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "post-norm, tied": TIED,
+    "trained with LayerDrop, which evaluates all layers": TIED | {"encoder_layerdrop": 0.2, "decoder_layerdrop": 0.1},
     "post-norm, untied, gelu": {"activation_fn": "gelu"},
     "pre-norm, learned positions": PRE | {"encoder_learned_pos": True, "decoder_learned_pos": True},
     "pre-norm decoder only": {"decoder_normalize_before": True, "activation_fn": "gelu_fast"},

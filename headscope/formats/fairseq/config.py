@@ -72,8 +72,8 @@ ACTIVATIONS = {
 # Options that, when on, make a model that is not the native Transformer (or was not trained as one).
 REFUSED = (
     *("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "char_inputs"),
-    *("quant_noise_pq", "quant_noise_scalar", "encoder_layerdrop", "decoder_layerdrop"),
-    *("encoder_layers_to_keep", "decoder_layers_to_keep", "no_cross_attention", "cross_self_attention"),
+    *("quant_noise_pq", "quant_noise_scalar", "encoder_layers_to_keep", "decoder_layers_to_keep"),
+    *("no_cross_attention", "cross_self_attention"),
     *("max_relative_length", "max_relative_positions", "max_relative_position", "relative_attention", "alibi"),
     *("scale_fc", "scale_attn", "scale_heads", "scale_resids", "base_layers", "moe_freq", "encoder_moe_freq"),
     *("decoder_moe_freq", "merge_src_tgt_embed", "full_context_alignment", "use_stable_embedding"),
