@@ -31,7 +31,7 @@ from headscope.heads import Site
 
 MASS, TIMES = 0.5, 2.0
 FEW = 200
-COLUMNS = ("explained", *(f"explained_{group}" for group in GROUPS), "explained_unmet")
+COLUMNS = ("explained", *(f"explained_{group}" for group in GROUPS), "explained_unmet", "beyond_sinks")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,10 @@ class ExplainedShares(Analysis):
     their words have in common. There is none where less than a thousandth of the weight is on such keys, or it lies
     evenly there.
 
+    With `--exclude-sinks` the first token and special tokens are left out: rows are renormalised over the other keys,
+    and a row counts by the weight that it has there, `beyond_sinks` on average. Most heads of language models rest on
+    their first token, and position explains them; this says what they do where they do not rest.
+
     Pair functions (`headscope/pair_functions`) say of which pairs something holds. A head is labelled `looks:NAME` if
     the mean weight on such keys, of queries that see one, is at least 0.5 and twice that of even weights, and if at
     queries where the key at the best fixed offset (±16) is none of them it is twice that of even weights and twice what
@@ -97,6 +101,7 @@ class ExplainedShares(Analysis):
         Measure("explained_lexical", "added by pairs of words", range=(0, 1)),
         Measure("explained_syntax", "added by syntax", range=(0, 1), needs="parse"),
         Measure("explained_unmet", "explained among pairs of words that never met", range=(0, 1)),
+        Measure("beyond_sinks", "weight beyond sinks", range=(0, 1), needs="exclude_sinks"),
     )
     functions = (HeadFunction("looks", "◇", "l", "#bb9944", "looks at tokens of one kind", order=7),)
     figures = (
@@ -157,6 +162,7 @@ class ExplainedShares(Analysis):
             each=-(-self.options.explained_rows // self.sentences),
             per_sentence=NUMBERS // (every * min(self.sentences, self.options.explained_rows)),
             keep_special=self.run.keep_special,
+            exclude_sinks=self.run.exclude_sinks,
         )
         examples = self.examples.setdefault(site, Examples())
         examples.forget()  # layers of a site see a batch one after the other, so only when the next one comes
@@ -194,12 +200,15 @@ class ExplainedShares(Analysis):
             if len(torch.tensor([*sample.tokens]).fmod(FOLDS).unique()) < FOLDS:
                 continue
             for layers in sample.same_view():
-                laid = lay_out(sample, layers, static_embeddings(self.checkpoint, site))
+                embeddings = static_embeddings(self.checkpoint, site)
+                laid = lay_out(sample, layers, embeddings, exclude_sinks=self.run.exclude_sinks)
                 found = explained(laid, steps=self.options.explained_steps)
                 pairs = leading_pairs(laid, found.position, found.pairs, self.reader)
                 tables["token_pairs"] += [about | row for row in pairs]
-                for name, estimates in _estimates(laid, found, aggregates.bootstrap, site).items():
-                    columns[name] |= estimates
+                beyond = self.run.exclude_sinks
+                estimates = _estimates(laid, found, aggregates.bootstrap, site, beyond_sinks=beyond)
+                for name, of_layers in estimates.items():
+                    columns[name] |= of_layers
                 functions = functions_for(site, [p for part in laid.pairs for p in part])
                 sums = masses(laid, functions, found.position)
                 tables["pair_functions"] += add_tests(tests, sums, laid, found.sentences, aggregates.bootstrap, site)
@@ -252,9 +261,9 @@ def _split(laid: Laid, site: Site) -> list[tuple[tuple[Site, int], slice]]:
 
 
 def _estimates(
-    laid: Laid, found: Explained, bootstrap: Bootstrap, site: Site
+    laid: Laid, found: Explained, bootstrap: Bootstrap, site: Site, *, beyond_sinks: bool
 ) -> dict[str, dict[tuple[Site, int], Estimate]]:
-    """Shares of every group, and of all of them, at each layer."""
+    """Shares of every group, and of all of them, at each layer; with `beyond_sinks` how much weight they are about."""
     estimates: dict[str, dict[tuple[Site, int], Estimate]] = {}
     before = torch.zeros_like(found.room)
     parts = {}
@@ -263,6 +272,8 @@ def _estimates(
         before = gained
     parts["explained"] = before
     ratios = {name: (gained, found.room) for name, gained in parts.items()} | {"explained_unmet": found.unmet}
+    if beyond_sinks:
+        ratios["beyond_sinks"] = laid.counted
     for name, (gained, room) in ratios.items():
         for place, heads in _split(laid, site):
             sums = GroupSums()
@@ -279,20 +290,17 @@ def add_tests(
     if not sums.functions:
         return lines
     labels = np.array([f"looks:{function.name}" for function in sums.functions], dtype=object)
-    count, hard_count = sums.count.double(), sums.hard_count.double()
+    names = ("mass", "hard_mass", "hard_position", "even", "hard_even", "count", "hard_count")
+    parts = [getattr(sums, name).expand_as(sums.mass) for name in names]
     for place, heads in _split(laid, site):
-        mass, hard, position = (part[:, heads].double() for part in (sums.mass, sums.hard_mass, sums.hard_position))
-        even, hard_even = (part.double().expand_as(mass) for part in (sums.even, sums.hard_even))
+        mass, hard, position, even, hard_even, count, hard_count = (part[:, heads].double() for part in parts)
         group_sums = GroupSums()
         group_sums.add(sentences, Ratio(mass, count))
         value = bootstrap.ratio(group_sums)
         p = [
-            share_p(mass, count.expand_as(mass), threshold=MASS),
-            above_chance(mass, even, count.expand_as(mass), threshold=0, times=TIMES)[0],
-            *(
-                above_chance(hard, chance, hard_count.expand_as(mass), threshold=0, times=TIMES)[0]
-                for chance in (hard_even, position)
-            ),
+            share_p(mass, count, threshold=MASS),
+            above_chance(mass, even, count, threshold=0, times=TIMES)[0],
+            *(above_chance(hard, chance, hard_count, threshold=0, times=TIMES)[0] for chance in (hard_even, position)),
         ]
         means = {
             "even": (even.sum(0) / count.sum(0)).numpy(),
@@ -314,15 +322,22 @@ def add_tests(
             counts=count,
             baseline=np.fmax(means["even"], hard_chance),
         )
-        lines += _lines(place, sums, value, means)
+        lines += _lines(place, sums, value, means, (count.sum(0), hard_count.sum(0)))
     return lines
 
 
 def _lines(
-    place: tuple[Site, int], sums: Masses, value: Estimate, means: Mapping[str, np.ndarray[Any, Any]]
+    place: tuple[Site, int],
+    sums: Masses,
+    value: Estimate,
+    means: Mapping[str, np.ndarray[Any, Any]],
+    queries: tuple[Tensor, Tensor],
 ) -> list[dict[str, Any]]:
-    """Lines of pair_functions.csv at one site and layer: every function that a query meets, every head."""
-    counts, hard = sums.count.sum((0, 1)).long().tolist(), sums.hard_count.sum((0, 1)).long().tolist()
+    """Lines of pair_functions.csv at one site and layer: every function that a query meets, every head.
+
+    `queries` [h c] are those that see such a key, and the hard ones.
+    """
+    counts, hard = (part.round().long().tolist() for part in queries)
     return [
         {
             "layer": place[1],
@@ -334,10 +349,10 @@ def _lines(
             "mass_high": value.high[head, number],
             **{name: mean[head, number] for name, mean in means.items()},
             "offset": sums.offset[number],
-            "queries": counts[number],
-            "hard_queries": hard[number],
+            "queries": counts[head][number],
+            "hard_queries": hard[head][number],
         }
         for number, function in enumerate(sums.functions)
-        if counts[number]
         for head in range(len(value.value))
+        if counts[head][number]
     ]

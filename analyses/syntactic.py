@@ -109,7 +109,8 @@ class Syntactic(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         if not heads.batch.aligned_of(heads.key_side):
             return {}
-        plan = heads.of_batch.get(f"{heads.site}/syntactic plan", heads.batch, lambda: _Plan(heads, self.names))
+        name, exclude_sinks = f"{heads.site}/syntactic plan", self.run.exclude_sinks
+        plan = heads.of_batch.get(name, heads.batch, lambda: _Plan(heads, self.names, exclude_sinks=exclude_sinks))
         block = plan.block(heads)
         hits = plan.hits(heads, block)  # [n h]
         b, h = heads.context.shape[:2]
@@ -264,10 +265,11 @@ class _Plan:
     """Index tensors of one batch: which subwords make which word, and which words are related.
 
     Words of the batch are laid out [b w], w up to the longest sentence; `n` counts relation instances in
-    both directions. Built once a batch, on the CPU, and used for every layer.
+    both directions. Built once a batch, on the CPU, and used for every layer. With `exclude_sinks` a word is what is
+    left of it without the first token; where nothing is, its instances are none.
     """
 
-    def __init__(self, heads: HeadBatch, names: Sequence[str]) -> None:
+    def __init__(self, heads: HeadBatch, names: Sequence[str], *, exclude_sinks: bool) -> None:
         self.counted = False
         aligned = heads.batch.aligned_of(heads.key_side)
         b, s = heads.key_side.ids.shape
@@ -278,6 +280,10 @@ class _Plan:
         for line, a in enumerate(aligned):
             for word, subwords in enumerate(a.units if a else ()):
                 member[line, word, subwords] = 1.0
+        if exclude_sinks:
+            member *= heads.host_keys[:, None]
+            there = member.any(dim=-1).numpy()  # [b w]
+            instances = instances[there[instances[:, :1], instances[:, 2:]].all(axis=1)]
         self.mean = member / member.sum(-1, keepdim=True).clamp(min=1)  # [b w s]
         self.row, cell, self.start, self.end = torch.from_numpy(instances).unbind(dim=1)
         self.cells = 2 * len(names)

@@ -19,7 +19,7 @@ COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
 VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
 ANALYSED = (*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", "max_sentences", "mask")
-READ = ("max_length", "keep_special")
+READ = ("max_length", "keep_special", "exclude_sinks")
 STANZA = ("lang", "stanza_dir", "download")
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
 

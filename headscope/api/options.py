@@ -76,6 +76,7 @@ class AnalyzeMore(AnalysisOptions, total=False):
     frequencies: PathName | None
     frequency_corpus: PathName | None
     keep_special: bool
+    exclude_sinks: bool
     max_length: int | None
     long: Literal["truncate", "refuse"]
     max_sentences: int | None

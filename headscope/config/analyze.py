@@ -83,6 +83,11 @@ class AnalyzeOptions(TextOptions):
         None, "Text to count tokens over; default: the source itself.", metavar="FILE", panel=ANALYSES
     )
     keep_special: bool = option(False, "Count special tokens (start, end) as queries and keys too.", panel=ANALYSES)
+    exclude_sinks: bool = option(
+        False,
+        "Leave out the first token of every text as special tokens are: what heads do beyond attention sinks.",
+        panel=ANALYSES,
+    )
     detail: bool = option(False, "Also write every sentence's values.", panel=OUTPUT)
     report: bool = option(
         False, "Also write report.html: everything in one page, for a browser.", panel=OUTPUT, common=True
@@ -131,6 +136,8 @@ class AnalyzeOptions(TextOptions):
         super().__post_init__()
         if self.frequencies and self.frequency_corpus:
             raise ConfigError("--frequencies and --frequency-corpus both say how frequent tokens are; give one")
+        if self.keep_special and self.exclude_sinks:
+            raise ConfigError("--exclude-sinks leaves out what --keep-special counts; give one")
 
     @property
     def conllu_file(self) -> Path | None:

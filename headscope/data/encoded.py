@@ -63,6 +63,11 @@ class Side:
         segments = None if self.segments is None else change(self.segments)
         return Side(change(self.ids), change(self.real), change(self.special), segments)
 
+    def counted(self, *, keep_special: bool, exclude_sinks: bool) -> Tensor:
+        """Tokens [b n] that count as queries and keys: no special ones, nor the first one if sinks are left out."""
+        counted = self.real if keep_special else self.real & ~self.special
+        return counted & (self.real.cumsum(dim=-1) > 1) if exclude_sinks else counted
+
     def to(self, device: torch.device) -> Side:
         """A copy on another device."""
         return self.changed(lambda tensor: upload(tensor, device))

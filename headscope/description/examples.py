@@ -113,13 +113,17 @@ def window(reader: TokenReader, ids: Numbers, at: int) -> str:
 
 @dataclass(frozen=True)
 class TokenPairs:
-    """Sums over all sampled rows of pairs of tokens [u]: weights [u h], those expected from position [u h], counts."""
+    """Sums over all sampled rows of pairs of tokens [u]: weights [u h], those expected from position [u h], counts.
+
+    `whole` [u h] is how much these rows count (`Block.counted`), what weights are shares of.
+    """
 
     query: Numbers
     key: Numbers
     weight: Tensor
     expected: Tensor
     count: Tensor
+    whole: Tensor
 
 
 def token_pairs(laid: Laid, position: Sequence[Tensor], heads: slice) -> TokenPairs:
@@ -141,11 +145,12 @@ def token_pairs(laid: Laid, position: Sequence[Tensor], heads: slice) -> TokenPa
     unique, place = flat.unique(return_inverse=True)
     count = torch.bincount(place, minlength=len(unique))
     sums = []
-    for parts in ([block.weights for block in laid.blocks], position):
+    counted = [block.counted[:, :, None].expand_as(block.weights) for block in laid.blocks]
+    for parts in ([block.weights for block in laid.blocks], position, counted):
         values = torch.cat([part[..., heads][where] for part, where in zip(parts, usable, strict=True)])
         sums.append(torch.zeros(len(unique), values.shape[1]).index_add_(0, place, values))
     made = unique.numpy()
-    return TokenPairs(made // stride, made % stride, sums[0], sums[1], count)
+    return TokenPairs(made // stride, made % stride, sums[0], sums[1], count, sums[2])
 
 
 def leading_pairs(
@@ -161,16 +166,17 @@ def leading_pairs(
     for layer, count in laid.layers:
         heads = slice(start, start + count)
         found = token_pairs(laid, position, heads)
-        mean = found.weight / found.count[:, None]
+        mean = found.weight / found.whole.clamp(min=1e-6)
+        rows = found.whole * (
+            found.count.sum() / found.whole.double().sum(dim=0).clamp(min=1e-6)
+        )  # [u h] as many as usual ones
         lift = torch.where(
-            (found.count[:, None] >= LEAST_COUNT) & (mean >= LEAST_WEIGHT),
-            found.weight / found.expected.clamp(min=1e-6),
-            0.0,
+            (rows >= LEAST_COUNT) & (mean >= LEAST_WEIGHT), found.weight / found.expected.clamp(min=1e-6), 0.0
         )
         kinds = {"surprising": lift}
         if lexical:
             score = torch.stack([_scores(found, tables, heads) for tables in lexical]).mean(dim=0)
-            seen = (found.count >= LEAST_SEEN)[:, None] & (mean >= LEAST_WEIGHT)
+            seen = (rows >= LEAST_SEEN) & (mean >= LEAST_WEIGHT)
             kinds["lexical"] = torch.where(seen, score, 0.0)
         for head in range(count):
             for kind, values in sorted(kinds.items()):
@@ -199,8 +205,8 @@ def _lines(
             "query": reader.named(int(laid.ids[0][found.query[at]])),
             "key": reader.named(int(laid.ids[1][found.key[at]])),
             "score": float(values[at]),
-            "weight": float(found.weight[at, head] / found.count[at]),
-            "expected": float(found.expected[at, head] / found.count[at]),
+            "weight": float(found.weight[at, head] / found.whole[at, head]),
+            "expected": float(found.expected[at, head] / found.whole[at, head]),
             "count": int(found.count[at]),
         }
         for rank, at in enumerate(order.tolist(), start=1)

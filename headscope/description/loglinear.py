@@ -97,7 +97,8 @@ class Block:
 
     `weights` [b n s h]; `visible` [b n s], nothing in rows that only fill; `features` [f b n s], numbers of
     categories that are distinct over all features; `queries` [b n] and `keys` [b s] rows of the tables of embeddings;
-    `counted` [b n] rows that are there; `sentences` [b] their numbers in the corpus.
+    `counted` [b n 1] or [b n h] how much each row counts, which is what its weights sum to: 1, less where some keys are
+    left out, 0 of rows that only fill; `sentences` [b] their numbers in the corpus.
     """
 
     weights: Tensor
@@ -111,14 +112,19 @@ class Block:
     @property
     def room(self) -> Tensor:
         """ln(visible keys) less the entropy of the weights, in nats, summed over the rows of each sentence [b h]."""
-        even = self.visible.sum(-1).clamp(min=1).to(self.weights.dtype).log() * self.counted  # [b n]
-        room: Tensor = even.sum(-1)[:, None] - self.entropy
-        return room
+        return self.even - self.entropy
+
+    @property
+    def even(self) -> Tensor:
+        """The entropy of even weights, summed over the rows of each sentence [b 1] or [b h]."""
+        even: Tensor = (self.visible.sum(-1).clamp(min=1).to(self.weights.dtype).log()[..., None] * self.counted).sum(1)
+        return even
 
     @property
     def entropy(self) -> Tensor:
         """The entropies of the rows of each sentence, summed [b h]."""
-        entropy: Tensor = -torch.special.xlogy(self.weights, self.weights).sum(dim=(1, 2))
+        terms, whole = (torch.special.xlogy(part, part) for part in (self.weights, self.counted))
+        entropy: Tensor = whole.sum(dim=1) - terms.sum(dim=(1, 2))
         return entropy
 
 
@@ -191,8 +197,8 @@ def loss_and_gradient(
         each = -(block.weights * logs).sum(dim=(1, 2))  # [b h]
         loss += (each * chosen[:, None]).sum(dim=0)
         watched += (each * ~chosen[:, None]).sum(dim=0)
-        error = logs.exp_().sub_(block.weights)  # [b n s h]
-        error *= (chosen[:, None] & block.counted)[:, :, None, None]
+        error = logs.exp_().mul_(block.counted[:, :, None]).sub_(block.weights)  # [b n s h]
+        error *= chosen[:, None, None, None]
         flat = error.flatten(0, 2)
         for feature in features:
             of_theta.index_add_(0, block.features[feature].flatten(), flat)
@@ -226,7 +232,7 @@ def fitted(
 
     Where all rows are chosen it is the last step.
     """
-    number = sum(float((chosen[:, None] & block.counted).sum()) for block, chosen in zip(blocks, rows, strict=True))
+    number = _number(blocks, rows)
     flat = start.flat()
     watching = any(bool((~chosen).any()) for chosen in rows)
     penalty = torch.full_like(flat[:, :1], pair_ridge)
@@ -239,19 +245,26 @@ def fitted(
         return value, gradient / number + penalty * parameters, watched if watching else value
 
     scale = torch.full_like(penalty, PAIR_SCALE)
-    scale[: len(start.theta)] = 1 / (_mass(start.theta, blocks, features, rows) / number + 1e-2)
+    scale[: len(start.theta)] = 1 / (_even_mass(start.theta, blocks, features, rows) + 1e-2)
     best, _ = minimise(evaluate, flat, scale=scale, steps=steps)
     return start.like(best)
 
 
-def _mass(theta: Tensor, blocks: Sequence[Block], features: Sequence[int], rows: Sequence[Tensor]) -> Tensor:
-    """The even weight that falls on each category [c 1], summed over chosen rows."""
-    mass = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device)
+def _number(blocks: Sequence[Block], rows: Sequence[Tensor]) -> Tensor:
+    """How many chosen rows count [1] or [h]; of a head of which next to none do, as if it were one row."""
+    each = (block.counted[chosen].sum(dim=(0, 1)) for block, chosen in zip(blocks, rows, strict=True))
+    return torch.stack(list(each)).sum(dim=0).clamp(min=1.0)
+
+
+def _even_mass(theta: Tensor, blocks: Sequence[Block], features: Sequence[int], rows: Sequence[Tensor]) -> Tensor:
+    """The even weight that falls on each category [c 1], a mean over chosen rows."""
+    mass, number = torch.zeros(len(theta), dtype=theta.dtype, device=theta.device), 0.0
     for block, chosen in zip(blocks, rows, strict=True):
         even = block.visible / block.visible.sum(-1, keepdim=True).clamp(min=1) * chosen[:, None, None]
+        number += float(block.visible[chosen].any(dim=-1).sum())
         for feature in features:
             mass.index_add_(0, block.features[feature].flatten(), even.flatten().to(mass.dtype))
-    return mass[:, None]
+    return mass[:, None] / max(number, 1.0)
 
 
 def with_pairs(
@@ -268,17 +281,16 @@ def with_pairs(
     U and V are the leading singular vectors of the gradient with respect to U Vᵀ at zero: nothing is drawn, and two
     heads with the same weights come out the same.
     """
-    heads, number = description.theta.shape[1], 0.0
+    heads = description.theta.shape[1]
     onto = torch.zeros(
         len(tables[0]), heads, tables[1].shape[1], dtype=description.theta.dtype, device=tables[0].device
     )
     for block, chosen in zip(blocks, rows, strict=True):
-        error = block.weights - description.log_probabilities(block, features, None).exp_()
-        error *= (chosen[:, None] & block.counted)[:, :, None, None]
+        even = description.log_probabilities(block, features, None).exp_().mul_(block.counted[:, :, None])
+        error = (block.weights - even) * chosen[:, None, None, None]
         moved = error.transpose(-1, -2) @ tables[1][block.keys][:, None]  # [b n h s] [b 1 s p]
         onto.index_add_(0, block.queries.flatten(), moved.flatten(0, 1))
-        number += float((chosen[:, None] & block.counted).sum())
-    slope = torch.einsum("vp,vhq->hpq", tables[0], onto) / max(number, 1.0)
+    slope = torch.einsum("vp,vhq->hpq", tables[0], onto) / _number(blocks, rows)[:, None, None]
     left, size, right = torch.linalg.svd(slope, full_matrices=False)
     rank = min(rank, size.shape[1])
     size = (size[:, :rank] / size[:, :1].clamp(min=1e-12)).sqrt()[:, None]  # [h 1 r]

@@ -72,8 +72,9 @@ class Masses:
     """Sums of every sentence, in the order of the blocks, of pair functions c.
 
     `mass` [b h c] is the weight on keys of which a function holds, `even` [b 1 c] that of even weights, of `count`
-    [b 1 c] queries that see such a key. The parts with `hard` are those at queries where the key at the best fixed
-    `offset` [c] is none of them; there `hard_position` [b h c] is what the description by position puts there.
+    [b 1 c] queries that see such a key; [b h c] where queries count by the head (`Block.counted`). The parts with
+    `hard` are those at queries where the key at the best fixed `offset` [c] is none of them; there `hard_position`
+    [b h c] is what the description by position puts there.
     """
 
     functions: Sequence[PairFunction]
@@ -96,7 +97,9 @@ def functions_for(site: Site, sentences: Sequence[Pairs]) -> list[PairFunction]:
 def masses(laid: Laid, functions: Sequence[PairFunction], position: Sequence[Tensor]) -> Masses:
     """Of all sentences; `position` [b n s h] are the probabilities of every block under position alone."""
     flags = [_flags(pairs, block.visible, functions) for block, pairs in zip(laid.blocks, laid.pairs, strict=True)]
-    due = [(found.any(dim=-1) & block.counted) for found, block in zip(flags, laid.blocks, strict=True)]  # [c b n]
+    due = [
+        (found.any(dim=-1) & (block.counted > 0).any(dim=-1)) for found, block in zip(flags, laid.blocks, strict=True)
+    ]  # [c b n]
     right = [_at_offsets(found, pairs) for found, pairs in zip(flags, laid.pairs, strict=True)]  # [o c b n]
     hits = torch.stack([part.flatten(2).sum(-1) for part in right]).sum(0)  # [o c]
     nearest = torch.arange(-REACH, REACH + 1).abs()[:, None]
@@ -111,7 +114,7 @@ def masses(laid: Laid, functions: Sequence[PairFunction], position: Sequence[Ten
             parts.setdefault(name, []).append(_on(of, weights, where))
         parts.setdefault("hard_position", []).append(_on(expected, weights, hard))
         for name, values in (("even", even * dues), ("hard_even", even * hard), ("count", dues), ("hard_count", hard)):
-            parts.setdefault(name, []).append(values.sum(-1).to(even.dtype).T[:, None])  # [b 1 c]
+            parts.setdefault(name, []).append(torch.einsum("bnh,cbn->bhc", block.counted, values.to(even.dtype)))
     joined: Mapping[str, Tensor] = {name: torch.cat(part) for name, part in parts.items()}
     return Masses(functions, offset=(best - REACH).tolist(), **joined)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +83,7 @@ class Sampler:
     each: int
     per_sentence: int
     keep_special: bool
+    exclude_sinks: bool
 
     def choose(self, batch: Batch, site: Site, sides: tuple[Side, Side], sample: SiteSample) -> list[Chosen]:
         """The sampled queries of every sentence of a batch on the CPU, whose tokens are put into the sample."""
@@ -99,7 +100,8 @@ class Sampler:
 
     def _positions(self, sides: Sequence[Side], row: int, draw: tuple[int, int]) -> Tensor | None:
         """Sorted positions [n]; None for a sentence whose rows are too long to keep any."""
-        queries, keys = (side.real[row] & ~(side.special[row] & (not self.keep_special)) for side in sides)
+        which = {"keep_special": self.keep_special, "exclude_sinks": self.exclude_sinks}
+        queries, keys = (side.counted(**which)[row] for side in sides)
         places = queries.nonzero()[:, 0]
         if not len(places) or not keys.any():
             return places[:0]
@@ -131,6 +133,13 @@ class Laid:
     inventory: Inventory
 
     @property
+    def counted(self) -> tuple[Tensor, Tensor]:
+        """How much the rows of every sentence count, and how many there are, each a sum [b h]."""
+        counted = torch.cat([block.counted.sum(dim=1).expand(-1, self.heads) for block in self.blocks])
+        rows = torch.cat([block.visible.any(dim=-1).sum(dim=1) for block in self.blocks])
+        return counted, rows[:, None].to(counted.dtype).expand_as(counted)
+
+    @property
     def heads(self) -> int:
         """All heads of these layers."""
         return sum(heads for _, heads in self.layers)
@@ -140,8 +149,17 @@ Embeddings = Callable[[Numbers], Tensor]
 """Ids [v] → static embeddings [v p] of unit length."""
 
 
-def lay_out(sample: SiteSample, layers: Sequence[int], embeddings: tuple[Embeddings, Embeddings]) -> Laid:
-    """Blocks of sentences of about the same length, in an order that does not depend on batches."""
+def lay_out(
+    sample: SiteSample,
+    layers: Sequence[int],
+    embeddings: tuple[Embeddings, Embeddings],
+    *,
+    exclude_sinks: bool = False,
+) -> Laid:
+    """Blocks of sentences of about the same length, in an order that does not depend on batches.
+
+    With `exclude_sinks` as if no query saw the first token or special ones: a row counts by the weight on the others.
+    """
     rows = [sample.rows[layer] for layer in layers]
     numbers = sorted(rows[0], key=lambda number: (len(sample.tokens[number].key), number))
     sentences = [sample.tokens[number] for number in numbers]
@@ -150,6 +168,11 @@ def lay_out(sample: SiteSample, layers: Sequence[int], embeddings: tuple[Embeddi
     heads = [(layer, next(iter(found.values())).weights.shape[-1]) for layer, found in zip(layers, rows, strict=True)]
     groups = list(_groups(numbers, sentences, sum(count for _, count in heads)))
     blocks = [_block(group, sample.tokens, rows, inventory, (ids[0], ids[1])) for group in groups]
+    if exclude_sinks:
+        blocks = [
+            _without_sinks(block, [sample.tokens[n] for n in group])
+            for block, group in zip(blocks, groups, strict=True)
+        ]
     tables = (embeddings[0](ids[0]), embeddings[1](ids[1]))
     kept = [[sample.tokens[number] for number in group] for group in groups]
     return Laid(blocks, kept, tables, (ids[0], ids[1]), heads, inventory)
@@ -182,17 +205,26 @@ def _block(
     b, n, s = len(numbers), max(len(tokens[k].at) for k in numbers), max(len(tokens[k].key) for k in numbers)
     heads = sum(next(iter(found.values())).weights.shape[-1] for found in rows)
     weights = torch.zeros(b, n, s, heads)
-    visible, counted = torch.zeros(b, n, s, dtype=torch.bool), torch.zeros(b, n, dtype=torch.bool)
+    visible, counted = torch.zeros(b, n, s, dtype=torch.bool), torch.zeros(b, n, 1)
     features = np.zeros((len(inventory.sizes), b, n, s), dtype=np.int64)
     queries, keys = np.zeros((b, n), dtype=np.int64), np.zeros((b, s), dtype=np.int64)
     for line, number in enumerate(numbers):
         pairs, found = tokens[number], [of_layer[number] for of_layer in rows]
         q, k = len(pairs.at), len(pairs.key)
         weights[line, :q, :k] = torch.cat([part.weights for part in found], dim=-1)
-        visible[line, :q, :k], counted[line, :q] = found[0].visible, True
+        visible[line, :q, :k], counted[line, :q] = found[0].visible, 1.0
         features[:, line, :q, :k] = inventory.features(pairs)
         queries[line, :q] = np.searchsorted(ids[0], pairs.query.ids[pairs.at])
         keys[line, :k] = np.searchsorted(ids[1], pairs.key.ids)
     weights = weights / weights.sum(dim=2, keepdim=True).clamp(min=1e-12)  # those of sinks without a token apart
     made, asking, seen = (torch.from_numpy(part) for part in (features, queries, keys))
     return Block(weights, visible, made, asking, seen, counted, torch.tensor(numbers))
+
+
+def _without_sinks(block: Block, sentences: Sequence[Pairs]) -> Block:
+    others = torch.zeros(len(sentences), block.visible.shape[-1], dtype=torch.bool)  # [b s]
+    for line, pairs in enumerate(sentences):
+        others[line, 1 : len(pairs.key)] = torch.from_numpy(~pairs.key.special[1:])
+    weights = block.weights * others[:, None, :, None]
+    counted = weights.sum(dim=2) * (block.counted > 0)  # [b n h]
+    return replace(block, weights=weights, visible=block.visible & others[:, None], counted=counted)

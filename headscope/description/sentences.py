@@ -62,9 +62,10 @@ def sentence(labels: Sequence[tuple[str, float]], row: Mapping[Any, Any], pairs:
     """Of labels with their values, shares (columns of heads.csv) and pairs of a query and a key; "" for nothing."""
     ordered = sorted(labels, key=lambda label: -label[1])
     parts = [f"{label_in_words(label)}: {value:.2f}" for label, value in ordered]
-    shares = leading_shares(row)
+    shares, beyond = leading_shares(row), row.get("beyond_sinks")
     if shares:
-        parts.append("explained by " + ", ".join(f"{BY[group]} {share:.2f}" for group, share in shares))
+        said = "" if beyond is None else f"beyond sinks ({beyond:.2f} of the weight) "
+        parts.append(f"{said}explained by " + ", ".join(f"{BY[group]} {share:.2f}" for group, share in shares))
     if row.get("explained", float("nan")) < 0.5:
         parts.append(f"{min(1 - row['explained'], 1):.2f} only the sentence says")
     if pairs and any(group == "lexical" for group, _ in shares):

@@ -33,9 +33,9 @@ class Explained:
     """Of every sentence (in the order of the blocks): what all groups up to one explain [b h], and what there is [b h].
 
     `position` are the probabilities [b n s h] of every block under the description by position alone, fitted to the
-    other half of the sentences; `pairs` have E U and E V of both halves, where pairs of tokens were fitted. `unmet` are
-    gained and room [b h] among keys that met the query's token nowhere in the other half, under all groups. Both are
-    zero for heads that have nothing to explain, there or anywhere.
+    other half of the sentences, times how much each row counts; `pairs` have E U and E V of both halves, where pairs of
+    tokens were fitted. `unmet` are gained and room [b h] among keys that met the query's token nowhere in the other
+    half, under all groups. Both are zero for heads that have nothing to explain, there or anywhere.
     """
 
     sentences: Tensor
@@ -76,11 +76,11 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
             at = 0
             for number_of_block, block in enumerate(laid.blocks):
                 held_out = half_of(block.sentences) != half
-                gain = _even(block) - description.cross_entropy(block, used, projected)
+                gain = block.even - description.cross_entropy(block, used, projected)
                 gained[group][at : at + len(gain)] += gain * held_out[:, None]
                 if group == "position":
                     found = description.log_probabilities(block, used, None).exp()
-                    position[number_of_block] += found * held_out[:, None, None, None]
+                    position[number_of_block] += found * (block.counted * held_out[:, None, None])[:, :, None]
                 at += len(gain)
         if projected is not None:
             made.append(projected)
@@ -91,7 +91,7 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
             unmet[:, at : at + len(block.sentences)] += torch.stack(parts)
             at += len(block.sentences)
     room = torch.cat([block.room for block in laid.blocks])
-    even = torch.cat([_even(block) for block in laid.blocks])
+    even = torch.cat([block.even for block in laid.blocks])
     informative = room.sum(dim=0) >= LEAST_ROOM * even.sum(dim=0)  # [h]
     gained = {group: torch.where(informative, gain, 0.0) for group, gain in gained.items()}
     of_unmet, there, even_there = unmet
@@ -134,11 +134,6 @@ def _fit(
 def _words(block: Block) -> Tensor:
     """A number for the two tokens of every query and key [b n s]."""
     return block.queries[..., None] * (1 << 32) + block.keys[:, None]
-
-
-def _even(block: Block) -> Tensor:
-    """The cross-entropy of even weights, summed over the rows of each sentence [b 1]."""
-    return (block.visible.sum(-1).clamp(min=1).to(block.weights.dtype).log() * block.counted).sum(-1)[:, None]
 
 
 def _of_half(block: Block, half: int) -> Block:

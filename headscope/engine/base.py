@@ -111,15 +111,17 @@ class Aggregates:
 class RunOptions:
     """What shapes the numbers of a run beside the data: the same for all of its analyses.
 
-    `ranks` [V] has the frequency rank of every id; `parse` and `frequencies` say where those came from, for the
-    signature. `objective` is what importances explain (the driver puts the default for an empty name). `detail` says
-    that values of single sentences will be written. `attention` says whether the matrices of weights are made
+    `keep_special` and `exclude_sinks` say which tokens count as queries and keys (`Side.counted`). `ranks` [V] has the
+    frequency rank of every id; `parse` and `frequencies` say where those came from, for the signature. `objective` is
+    what importances explain (the driver puts the default for an empty name). `detail` says that values of single
+    sentences will be written. `attention` says whether the matrices of weights are made
     ("dense"), or not ("streamed"); "auto" is dense for batches of up to `LONG` positions a sentence. `batching` is how
     analyses that read the corpus themselves cut it into batches (the driver puts its own). `analysis_options` are
     values of options that analyses declare, by name.
     """
 
     keep_special: bool = False
+    exclude_sinks: bool = False
     parse: str = ""
     ranks: Tensor | None = None
     frequencies: str = ""

@@ -204,13 +204,17 @@ def measured_columns() -> dict[str, tuple[Declaration, Measure]]:
     return {measure.name: (analysis, measure) for analysis in declarations("measures") for measure in analysis.measures}
 
 
+ADDED_BY = {"parse": " --parse stanza", "exclude_sinks": " --exclude-sinks"}
+
+
 def unknown_column(column: str, there: list[str]) -> str:
     """What is said of a column that heads.csv lacks: the command that adds it, else the nearest of those there."""
     if column not in measured_columns():
         return unknown("measure", column, there)
     analysis, measure = measured_columns()[column]
-    parse = " --parse stanza" if "parse" in {*analysis.needs, measure.needs} else ""
-    command = f"headscope analyze CKPT --source FILE --also {analysis.name}{parse} --out DIR"
+    needs = {*analysis.needs, measure.needs}
+    more = "".join(option for need, option in ADDED_BY.items() if need in needs)
+    command = f"headscope analyze CKPT --source FILE --also {analysis.name}{more} --out DIR"
     return f"{column!r} was not measured, `{command}` adds it; available: {', '.join(there)}"
 
 
@@ -327,7 +331,7 @@ def metric_names() -> list[str]:
 
 def rankable_columns(*, parsed: bool = False) -> dict[str, Measure]:
     """The columns of heads.csv that `prune rank` can measure; `parsed` with those that need parses."""
-    lacking = {"contrast"} if parsed else {"contrast", "parse"}
+    lacking = {"contrast", "exclude_sinks"} | (set() if parsed else {"parse"})
     columns = measured_columns().items()
     return {
         name: measure for name, (analysis, measure) in columns if lacking.isdisjoint({*analysis.needs, measure.needs})

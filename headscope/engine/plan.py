@@ -135,6 +135,7 @@ def run_options(
     parse_name = "+".join(filter(None, (sentences, config.target_parse.name if config.target_parse else "")))
     options = RunOptions(
         keep_special=config.keep_special,
+        exclude_sinks=config.exclude_sinks,
         parse=parse_name,
         seed=config.seed,
         objective=config.objective,

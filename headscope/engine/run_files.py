@@ -107,6 +107,7 @@ def _signatures(
     common = signature_of(
         {
             "eos": "incl" if settings["keep_special"] else "excl",
+            **({"first": "excl"} if settings["exclude_sinks"] else {}),
             "unit": "piece",
             "len": f"{settings['limit']}-{settings['long']}",
         },

@@ -201,7 +201,8 @@ class AnalysisRunner:
     def _observing(self, batch: Batch, observers: Sequence[Analysis]) -> Iterator[None]:
         """Within the block `see` shows every call to these analyses; NumericalError where a context is not finite."""
         self.batch, self.observers, self.head_contexts, self.contexts = batch, observers, [], []
-        self.observed, self.pending = ObservedBatch(batch, self.options.keep_special), {}
+        self.observed = ObservedBatch(batch, self.options.keep_special, self.options.exclude_sinks)
+        self.pending = {}
         try:
             yield
             self._show_pending()

@@ -114,22 +114,24 @@ class Trial:
 
 
 CASES = [
-    ("bert", 1, False),
-    ("mistral", 3, False),
-    ("gemma", 4, True),
-    ("t5", 5, False),
-    ("t5", 6, True),
+    ("bert", 1, False, False),
+    ("mistral", 3, False, False),
+    ("gemma", 4, True, False),
+    ("t5", 5, False, False),
+    ("t5", 6, True, False),
+    ("t5", 7, False, True),
 ]
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def trial(request: pytest.FixtureRequest) -> Trial:
-    kind, seed, keep = request.param
+    kind, seed, keep, exclude_sinks = request.param
     checkpoint = tiny.checkpoint(kind, seed)
     two_sided = tiny.KINDS[kind].two_sided
     corpus = tiny.corpus(seed, count=11 if two_sided else 17, target=two_sided)
     options = run_options(
         keep_special=keep,
+        exclude_sinks=exclude_sinks,
         relations="nsubj,det,obj",
         ranks=torch.tensor(RANKS),
         frequencies="made",
@@ -148,6 +150,8 @@ def trial(request: pytest.FixtureRequest) -> Trial:
         )
         repeated = _repeated(kind, checkpoint)
     seen = [tiny.watch(kind, checkpoint, sentence) for sentence in corpus]
+    if exclude_sinks:
+        seen = [one.without_first() for one in seen]
     return Trial(kind, keep, checkpoint, study, seen, repeated)
 
 

@@ -127,7 +127,7 @@ def test_of_translation(caption_files: tuple[Path, Path], tmp_path: Path, follow
 def test_what_analyses_and_stanza_were_told_goes_on() -> None:
     options: dict[str, Any] = {"checkpoint": "m", "source": "t", "parse": "stanza", "lang": "de", "stanza_dir": "st"}
     options |= {"alignments": "links", "alignments_first": 1, "aligner": "auto", "ig_steps": 7}
-    options |= {"max_length": 9, "long": "truncate", "keep_special": True}
+    options |= {"max_length": 9, "long": "truncate", "keep_special": True, "exclude_sinks": False}
     study: Any = SimpleNamespace(complete=True, tables={})
     finished: Any = SimpleNamespace(study=study, folder=Path("run"), record={"options": options})
     line = after_analysis(finished)

@@ -96,7 +96,9 @@ def test_every_analysis_says_what_it_reads() -> None:
 # Analyses.
 
 
-def both_studies(architecture: Architecture, *, dtype: str, explained: bool) -> tuple[AnalysisResult, AnalysisResult]:
+def both_studies(
+    architecture: Architecture, *, dtype: str, explained: bool, exclude_sinks: bool = False
+) -> tuple[AnalysisResult, AnalysisResult]:
     """All analyses that stream, of three sentences in one batch: streamed, and with matrices."""
     two_sided = architecture.task == "seq2seq"
     end = [] if architecture.task == "causal" else [tiny.END]
@@ -122,7 +124,7 @@ def both_studies(architecture: Architecture, *, dtype: str, explained: bool) -> 
             checkpoint,
             corpus,
             analyses=chosen,
-            options=replace(OPTIONS, attention=attention),
+            options=replace(OPTIONS, attention=attention, exclude_sinks=exclude_sinks),
             replicates=3,
         )
 
@@ -134,10 +136,14 @@ def both_studies(architecture: Architecture, *, dtype: str, explained: bool) -> 
 texts = pytest.mark.parametrize("architecture", TEXTS, ids=lambda architecture: architecture.name)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "modernbert"])
+@pytest.mark.parametrize(
+    ("name", "exclude_sinks"), [*((name, False) for name in (*FAMILIES, "modernbert")), ("llama", True), ("t5", True)]
+)
 @pytest.mark.usefixtures("one_batch")
-def test_analyses_give_the_same_streamed_and_dense(name: str) -> None:
-    streamed, dense = both_studies(BY_NAME[name], dtype="float64", explained=name in EXPLAINED)
+def test_analyses_give_the_same_streamed_and_dense(name: str, exclude_sinks: bool) -> None:
+    explained = name in EXPLAINED and not exclude_sinks
+    streamed, dense = both_studies(BY_NAME[name], dtype="float64", explained=explained, exclude_sinks=exclude_sinks)
+    assert ("beyond_sinks" in dense.heads) == exclude_sinks
     assert streamed.labels == dense.labels and streamed.unsupported == dense.unsupported
     assert streamed.tables.keys() == dense.tables.keys() and streamed.arrays.keys() == dense.arrays.keys()
     pd.testing.assert_frame_equal(streamed.heads, dense.heads, check_exact=False, atol=WITHIN, rtol=0)

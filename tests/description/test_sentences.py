@@ -34,6 +34,9 @@ def test_what_is_established_stands_first_and_the_strongest_of_it() -> None:
     assert sentence([], {"explained": 0.25, "explained_position": 0.25}, []) == (
         "explained by position 0.25; 0.75 only the sentence says"
     )
+    assert sentence([("sink", 0.93)], {"explained": 0.7, "explained_position": 0.7, "beyond_sinks": 0.07}, []) == (
+        "rests on one place, whatever the query: 0.93; beyond sinks (0.07 of the weight) explained by position 0.70"
+    )
     assert sentence([], {"explained": -0.1}, []) == "1.00 only the sentence says"  # a description can mislead
     assert sentence([], {"explained": float("nan")}, [("a", "b")]) == ""
 

@@ -70,8 +70,10 @@ def test_position_alone_explains_what_plain_regression_finds() -> None:
     assert shares(explained(laid))["position"] == pytest.approx(expected, abs=0.02)
 
 
-def test_gradients_are_those_of_autograd() -> None:
-    laid = handmade.laid(handmade.sample(RULES, sentences=7, dtype=torch.float64), width=5)
+@pytest.mark.parametrize("exclude_sinks", [False, True])
+def test_gradients_are_those_of_autograd(exclude_sinks: bool) -> None:
+    sample = handmade.sample(RULES, sentences=7, dtype=torch.float64)
+    laid = handmade.laid(sample, width=5, exclude_sinks=exclude_sinks)
     blocks = [loglinear.in_double(block) for block in laid.blocks]
     tables = (laid.tables[0].double(), laid.tables[1].double())
     features, rows = [0, 2, 4], [block.sentences % 3 > 0 for block in blocks]
@@ -83,6 +85,33 @@ def test_gradients_are_those_of_autograd() -> None:
     expected = loglinear.losses(description.like(variable), blocks, features, rows, tables)
     assert torch.allclose(loss, expected[0]) and torch.allclose(watched, expected[1])
     assert torch.allclose(gradient, torch.autograd.grad(expected[0].sum(), variable)[0], atol=1e-10)
+
+
+def test_beyond_sinks_it_does_not_matter_how_much_rests() -> None:
+    """Heads that follow a rule with 0.04 of their weight are described as those that follow it with all."""
+    rules = (handmade.before, handmade.same, handmade.parent, handmade.even)
+    busy, idle = (
+        handmade.laid(
+            handmade.sample([handmade.resting(rule, rest) for rule in rules], sentences=120), exclude_sinks=True
+        )
+        for rest in (0.0, 0.96)
+    )
+    whole, rows = (part.sum(0) for part in busy.counted)
+    assert torch.allclose(idle.counted[0].sum(0), 0.04 * whole, rtol=1e-4) and bool((whole <= rows + 1e-3).all())
+    every, little = explained(busy), explained(idle)
+    for group, share in shares(every).items():
+        assert shares(little)[group] == pytest.approx(share, abs=0.02, nan_ok=True)
+    assert shares(every)["position"][0] == pytest.approx(1, abs=0.02)
+    functions = functions_for(Site.ENCODER_SELF, [pairs for part in busy.pairs for pairs in part])
+    labels = []
+    for laid, found in ((busy, every), (idle, little)):
+        tests, report = LabelTests(5), AnalysisReport()
+        sums = masses(laid, functions, found.position)
+        add_tests(tests, sums, laid, found.sentences, Bootstrap(seed=1, replicates=99), Site.ENCODER_SELF)
+        tests.conclude(report)
+        labels.append({head.head: set(names) for head, names in report.labels.items()})
+    for given in labels:
+        assert {"looks:same-token", "looks:same-class"} <= given.pop(1) and given == {2: {"looks:parent"}}
 
 
 def test_embeddings_of_queries_and_keys_may_have_different_widths() -> None:

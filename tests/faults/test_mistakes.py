@@ -118,6 +118,7 @@ MISTAKES = {
     f"{READ} --pairs --parse T": "leave out --source2 and --pairs",
     f"{READ} --faithfulness-bleu": "--faithfulness-bleu is about --faithfulness",
     f"{READ} --frequencies T --frequency-corpus T": "give one",
+    f"{READ} --keep-special --exclude-sinks": "give one",
     f"{READ} --mhr-rows batch": "--mhr-rows is about --mhr-pickles",
     f"{READ} --clean T": "give --corrupt and --answer too",
     f"{RANK} --keep 12 --max-sentences 3": "--max-sentences is about --source",

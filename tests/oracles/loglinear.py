@@ -13,8 +13,9 @@ from headscope.description.sample import Laid
 
 
 def in_double(block: Block) -> Block:
-    weights = block.weights.double()
-    return replace(block, weights=weights / weights.sum(2, keepdim=True).clamp(min=1e-9))
+    weights, counted = block.weights.double(), block.counted.double()
+    weights = weights / weights.sum(2, keepdim=True).clamp(min=1e-9) * counted[:, :, None]
+    return replace(block, weights=weights, counted=counted)
 
 
 def _rows(block: Block) -> list[tuple[int, int, int, Tensor]]:
@@ -22,7 +23,7 @@ def _rows(block: Block) -> list[tuple[int, int, int, Tensor]]:
     found = []
     for line, number in enumerate(block.sentences.tolist()):
         for row in range(block.counted.shape[1]):
-            if block.counted[line, row]:
+            if block.visible[line, row].any():
                 found.append((number, line, row, block.visible[line, row].nonzero()[:, 0]))
     return found
 

@@ -39,6 +39,15 @@ class Seen:
     units: list[list[int]] | None = None
     relations: list[tuple[str, int, int]] = field(default_factory=list)
     tie: float = 0.0  # weights nearer than this share of the largest one are equal
+    first: int = 0  # tokens before this one do not count
+
+    def without_first(self) -> Seen:
+        """The same if the first token does not count; a word that has no other piece has no relations."""
+        if self.units is not None:
+            self.units = [[piece for piece in unit if piece > 0] for unit in self.units]
+            self.relations = [entry for entry in self.relations if self.units[entry[1]] and self.units[entry[2]]]
+        self.first = 1
+        return self
 
     def query_side(self, site: Site) -> tuple[list[int], list[bool]]:
         """Ids of the queries, and which are special."""
@@ -57,14 +66,14 @@ class Seen:
     def keys(self, site: Site, keep: bool) -> list[int]:
         """Positions that count as keys."""
         ids, special = self.key_side(site)
-        return [s for s in range(len(ids)) if keep or not special[s]]
+        return [s for s in range(self.first, len(ids)) if keep or not special[s]]
 
     def queries(self, site: Site, keep: bool) -> list[int]:
         """Positions that count as queries: none where no key counts."""
         ids, special = self.query_side(site)
         if not self.keys(site, keep):
             return []
-        return [t for t in range(len(ids)) if keep or not special[t]]
+        return [t for t in range(self.first, len(ids)) if keep or not special[t]]
 
     def rows(self, place: Place, head: int, keep: bool) -> Iterator[tuple[int, list[float], list[int]]]:
         """(query, its weights on all keys, keys that count and that it sees)."""

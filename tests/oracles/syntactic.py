@@ -37,9 +37,12 @@ def word_focus(seen: Seen, place: Place, head: int) -> list[int]:
     weights = seen.calls[place].weights[head]
     argmax_position = []
     for queries in seen.units:
-        words = []
+        words = list[float]()
+        if not queries:
+            argmax_position.append(-1)
+            continue
         for keys in seen.units:
-            words.append(sum(weights[t, s].item() for t in queries for s in keys) / len(queries))
+            words.append(sum(weights[t, s].item() for t in queries for s in keys) / len(queries) if keys else -1.0)
         argmax_position.append(first_peak(words, seen.tie))
     return argmax_position
 

@@ -186,10 +186,11 @@ class HeadBatch:
 
 @dataclass
 class ObservedBatch:
-    """A batch on its way through the model; `keep_special`: special tokens count as queries and keys too."""
+    """A batch on its way through the model; which tokens count as queries and keys is said as in `Side.counted`."""
 
     batch: Batch
-    keep_special: bool
+    keep_special: bool = False
+    exclude_sinks: bool = False
     shared: SharedTensors = field(default_factory=SharedTensors)
 
     def heads(self, attention_site: AttentionSite, call: AttentionCall) -> HeadBatch:
@@ -252,7 +253,8 @@ class ObservedBatch:
         """Which queries [b t] and keys [b s] count, on the CPU and on the device: the same for all layers of a site."""
 
         def make() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            counted = [side.real if self.keep_special else side.real & ~side.special for side in host.sides(site)]
+            which = {"keep_special": self.keep_special, "exclude_sinks": self.exclude_sinks}
+            counted = [side.counted(**which) for side in host.sides(site)]
             queries, keys = counted[0] & counted[1].any(dim=-1, keepdim=True), counted[1]
             return queries, keys, upload(queries, device), upload(keys, device)
 
