@@ -11,6 +11,10 @@ from headscope.files.output_checks import RECORDS
 from headscope.files.reading import read_record
 
 
+ENGINES = {".gguf": "llama.cpp", ".onnx": "onnxruntime", ".tflite": "LiteRT", ".mlpackage": "Core ML"}
+"""Files that programs run, by how their names end."""
+
+
 class Format(Protocol):
     """What is asked of a format here."""
 
@@ -30,6 +34,10 @@ def no_checkpoint(path: Path, formats: Mapping[str, Format]) -> CheckpointError:
             return CheckpointError(
                 f"{path} holds results of headscope ({kind}, {name}), and no checkpoint; {_instead(record, inside)}"
             )
+    if path.suffix in ENGINES:
+        return CheckpointError(
+            f"{path} is for {ENGINES[path.suffix]}, which runs models; give the checkpoint that it was made of"
+        )
     listed = "; ".join(f"{name}: {each.summary}" for name, each in formats.items())
     return CheckpointError(f"{path} is no checkpoint that headscope knows ({listed})")
 

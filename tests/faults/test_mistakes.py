@@ -18,6 +18,7 @@ TRAIN, SCORE = "train baseline --source T --target T --out o", "evaluate M --sou
 SWEPT = f"{SWEEP} --valid-source T --valid-target T"
 FILES = {
     "T": "a b c\n" * 5,
+    "m.gguf": "GGUF",
     "empty": "",
     "list": "cross.9.9\n",
     "broken.toml": "a = \n",
@@ -51,6 +52,7 @@ MISTAKES = {
     # files and folders
     "show nowhere": "there is no file or directory nowhere",
     "show T": "T is no checkpoint that headscope knows",
+    "show m.gguf": "m.gguf is for llama.cpp, which runs models; give the checkpoint that it was made of",
     "show run": "run holds results of headscope (analysis, run.json), and no checkpoint; give the one",
     "prune rank trained --by magnitude --keep 3 --out o": "give one that lies in it: trained/best",
     "analyze nowhere --source T --out o": "there is no file or directory nowhere",
