@@ -10,7 +10,6 @@ from headscope.errors import CheckpointError, shortlist
 from headscope.files.output_checks import RECORDS
 from headscope.files.reading import read_record
 
-
 ENGINES = {".gguf": "llama.cpp", ".onnx": "onnxruntime", ".tflite": "LiteRT", ".mlpackage": "Core ML"}
 """Files that programs run, by how their names end."""
 
