@@ -87,8 +87,8 @@ class NativeFormat(CheckpointFormat[TransformerCheckpoint]):
     def recognise(self, path: Path) -> bool:
         try:
             return path.is_dir() and read_toml(path / CONFIG).get("format") == FORMAT
-        except HeadscopeError:
-            return False
+        except HeadscopeError:  # damaged, if it is there
+            return all((path / name).is_file() for name in (CONFIG, WEIGHTS))
 
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> TransformerCheckpoint:
         folder = Path(path)

@@ -246,6 +246,13 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
             open_checkpoint(str(folder), device="cpu")
 
 
+def test_a_config_that_is_cut_off_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "c")
+    (folder / CONFIG).write_bytes((folder / CONFIG).read_bytes()[:301])
+    with pytest.raises(HeadscopeError, match=r"config\.toml is no TOML"):
+        open_checkpoint(str(folder), device="cpu")
+
+
 def test_damage_is_noticed(tmp_path: Path) -> None:
     folder = saved(tmp_path / "c")
     text = (folder / CONFIG).read_text(encoding="utf-8")
