@@ -239,7 +239,7 @@ def prompt_pair(data: InputTexts) -> Tensor:
     return torch.stack([start, start.flip(0)])
 
 
-QUANTITY = "outputs differ by"
+QUANTITY = "outputs differ, as a share of the largest, by"
 TOLERANCE = 1e-5  # of the largest logit; onnxruntime sums in another order: 2e-7 to 2e-6 was measured
 
 
