@@ -20,6 +20,8 @@ from headscope.errors import CheckpointError, ConfigError, DataError, shortlist
 from headscope.files.reading import read_json
 
 CONFIG, MODULES, ADAPTER = "config.json", "modules.json", "adapter_config.json"
+PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""How sound and pictures become numbers: files that no class of a model reads, and that its copy needs too."""
 CLOSED = "texts_end_with_eos"
 """Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
 TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer", "MBartTokenizer", "MBart50Tokenizer")
@@ -45,6 +47,19 @@ def model_folder(folder: Path) -> Path:
     names = [module.get("path") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
     inner = [name for name in names if isinstance(name, str) and Path(name).name == name]
     return next((folder / name for name in inner if _names_a_model(folder / name)), folder)
+
+
+def local_folder(path: str) -> Path | None:
+    """The directory of a checkpoint: itself, or where the hub's files are kept. None for a model that has no files."""
+    if os.path.isdir(path):
+        return Path(path)
+    from transformers.utils.hub import cached_file
+
+    try:
+        config = cached_file(path, CONFIG, local_files_only=True)
+    except OSError:
+        return None
+    return None if config is None else Path(config).parent
 
 
 def _names_a_model(folder: Path) -> bool:
