@@ -43,10 +43,30 @@ def model_folder(folder: Path) -> Path:
     """
     if os.path.isfile(folder / CONFIG) or not os.path.isfile(folder / MODULES):
         return folder
+    return next((folder / name for name in _parts(folder) if _names_a_model(folder / name)), folder)
+
+
+def _parts(folder: Path) -> list[str]:
+    """The folders of the modules of a sentence-transformers model, but one that lies in the folder itself."""
     modules = read_if_json(folder / MODULES)
     names = [module.get("path") for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
-    inner = [name for name in names if isinstance(name, str) and Path(name).name == name]
-    return next((folder / name for name in inner if _names_a_model(folder / name)), folder)
+    return [name for name in names if isinstance(name, str) and name and Path(name).name == name]
+
+
+def pooling_note(path: str) -> tuple[str, ...]:
+    """What a copy of the encoder of a sentence-transformers model lacks, and where it is; nothing of other models."""
+    if (encoder := local_folder(path)) is None:
+        return ()
+    homes = [folder for folder in (encoder, encoder.parent) if os.path.isfile(folder / MODULES)]
+    if not homes or model_folder(homes[0]) != encoder or not _parts(homes[0]):
+        return ()
+    home, names = homes[0].resolve().name, [MODULES, *_parts(homes[0])]
+    beside = f"copy {', '.join(names[:-1])} and {names[-1]} of it into the folder"
+    instead = f"put the folder in place of {encoder.name} in a copy of it"
+    return (
+        f"SentenceTransformer takes the mean of this encoder's states; for what {home} says instead, "
+        f"{beside if homes[0] == encoder else instead}",
+    )
 
 
 def local_folder(path: str) -> Path | None:
