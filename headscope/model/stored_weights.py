@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,21 @@ class StoredWeight:
                     weight = weight.dequantize().float()
             matrix: Tensor = weight.detach()
             return matrix
+
+
+def round_weights(model: nn.Module, written_in: Callable[[str], torch.dtype | None]) -> set[torch.dtype]:
+    """Round weights, in place, to the narrower types that they are written in; the types of those that change by it."""
+    changed = set()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            dtype = written_in(name)
+            if dtype is None or torch.promote_types(weight.dtype, dtype) != weight.dtype:
+                continue
+            rounded = weight.to(dtype).to(weight.dtype)
+            if not torch.equal(rounded, weight):
+                weight.copy_(rounded)
+                changed.add(dtype)
+    return changed
 
 
 def keep_differentiable(model: nn.Module) -> None:

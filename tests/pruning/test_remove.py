@@ -212,6 +212,16 @@ def test_transformers_alone_refuses_the_folder_loudly_without_its_code(tmp_path:
         AutoModelForMaskedLM.from_pretrained(tmp_path / "small")
 
 
+def test_matrices_that_are_folded_in_are_rounded_as_the_file_stores_weights(tmp_path: Path) -> None:
+    """fairseq writes half precision, which a CPU widens; what a matrix makes of it is no longer of that type."""
+    weights = fairseq.state(fairseq.BASE, alphas=("encoder.0.self_attn",))
+    path = fairseq.write(tmp_path / "in" / "best.pt", fairseq.BASE, {key: its.half() for key, its in weights.items()})
+    fairseq.dictionaries(tmp_path / "in")
+    found = removed(path, tmp_path / "out", "encoder-self.0.1")
+    assert any("rounded to float16, as the checkpoint stores them" in note for note in found.notes)
+    assert found.verified.reloaded is not None and found.verified.reloaded <= 1e-6
+
+
 def test_weights_keep_the_type_that_the_file_had(tmp_path: Path) -> None:
     build(BY_NAME["llama"]).bfloat16().save_pretrained(tmp_path / "whole")
     found = removed(tmp_path / "whole", tmp_path / "small", "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2")

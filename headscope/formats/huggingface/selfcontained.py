@@ -149,13 +149,13 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
 
 def stored_copy(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint in the type that it stores, a copy where it was widened to compute with it."""
-    stored, computed = _stored_dtype(checkpoint.path), checkpoint.dtype
+    stored, computed = stored_dtype(checkpoint.path), checkpoint.dtype
     if stored is None or stored == computed or torch.promote_types(stored, computed) != computed:
         return checkpoint
     return checkpoint.with_model(copy.deepcopy(checkpoint.model).to(stored))
 
 
-def _stored_dtype(path: str) -> torch.dtype | None:
+def stored_dtype(path: str) -> torch.dtype | None:
     """The one type of all weights in safetensors, what config.json says of others; None if there are several."""
     from transformers import AutoConfig
 

@@ -35,8 +35,8 @@ class Verification:
     """Largest differences of logits, as a share of the largest logit (or of 1), and what was compared.
 
     `own` is with the model's own attention implementation instead of headscope's, `cached` in two parts through
-    the cache (None where the model has none), `searched` how many searches out of `searches` ended alike,
-    `reloaded` is what the saved files give. All are against the masked original.
+    the cache (None where the model has none), `searched` how many searches out of `searches` ended alike. These are
+    against the masked original; `reloaded` is what the saved files give, against the smaller model.
     """
 
     data: str
