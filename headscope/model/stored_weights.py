@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +59,12 @@ def round_weights(model: nn.Module, written_in: Callable[[str], torch.dtype | No
                 weight.copy_(rounded)
                 changed.add(dtype)
     return changed
+
+
+def rounding_note(types: Iterable[torch.dtype]) -> str:
+    """What was done to weights, in words."""
+    names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
+    return f"weights that changed are rounded to {names}, as the checkpoint stores them"
 
 
 def keep_differentiable(model: nn.Module) -> None:

@@ -33,7 +33,7 @@ from headscope.heads import HeadId, select_heads
 from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
-from headscope.model.stored_weights import round_weights
+from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, split_text
 from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
@@ -265,9 +265,7 @@ def _rounded(made: Checkpoint, data: InputTexts) -> tuple[str, ...]:
         if not (types := round_weights(made.model, made.written_in)):
             return ()
         share = max_abs_difference(outputs(made.model, data.feeds[0]), before)
-    names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
-    what = f"weights that changed are rounded to {names}, as the checkpoint stores them"
-    return (f"{what}: outputs move by {share:.1e} of the largest",)
+    return (f"{rounding_note(types)}: outputs move by {share:.1e} of the largest",)
 
 
 def write_shrunk(
