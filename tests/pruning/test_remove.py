@@ -27,6 +27,7 @@ from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
+from headscope.pruning.removal.verify import require
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.modules import ROOT
 from tests.makers.shared import SHIPPED
@@ -220,6 +221,14 @@ def test_matrices_that_are_folded_in_are_rounded_as_the_file_stores_weights(tmp_
     found = removed(path, tmp_path / "out", "encoder-self.0.1")
     assert any("rounded to float16, as the checkpoint stores them" in note for note in found.notes)
     assert found.verified.reloaded is not None and found.verified.reloaded <= 1e-6
+
+
+@pytest.mark.parametrize(("tolerance", "says"), [(1e-5, True), (1e-4, True), (1e-10, False), (5e-2, False)])
+def test_a_difference_that_may_be_rounding_is_answered_by_more_digits(tolerance: float, says: bool) -> None:
+    """A T5's scores are not scaled: in float32 two orders of its sums may differ by more than is let pass."""
+    with pytest.raises(CheckpointError, match=r"nothing was saved; (.*; )?--export masked may do$") as refused:
+        require(2 * tolerance, tolerance, "the smaller model", merges=False)
+    assert ("--dtype float64" in str(refused.value)) is says
 
 
 def test_weights_keep_the_type_that_the_file_had(tmp_path: Path) -> None:
