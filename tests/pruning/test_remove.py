@@ -223,6 +223,14 @@ def test_matrices_that_are_folded_in_are_rounded_as_the_file_stores_weights(tmp_
     assert found.verified.reloaded is not None and found.verified.reloaded <= 1e-6
 
 
+def test_positions_that_no_file_has_are_not_rounded(tmp_path: Path) -> None:
+    """Marian's class computes them, in the type that it is opened in."""
+    build(BY_NAME["marian"]).half().save_pretrained(tmp_path / "whole")
+    found = removed(tmp_path / "whole", tmp_path / "small", "encoder-self.0.1")
+    assert not any("rounded" in note for note in found.notes)
+    assert found.verified.reloaded is not None and found.verified.reloaded <= 1e-6
+
+
 @pytest.mark.parametrize(("tolerance", "says"), [(1e-5, True), (1e-4, True), (1e-10, False), (5e-2, False)])
 def test_a_difference_that_may_be_rounding_is_answered_by_more_digits(tolerance: float, says: bool) -> None:
     """A T5's scores are not scaled: in float32 two orders of its sums may differ by more than is let pass."""

@@ -80,7 +80,8 @@ class HuggingFaceCheckpoint(Predicting):
         return self.with_model(pooled_model(self.model, plan))
 
     def written_in(self, name: str) -> torch.dtype | None:
-        return self._stored_dtype
+        computed = getattr(self.model, "_keys_to_ignore_on_save", None) or ()  # Marian's positions
+        return None if name in computed else self._stored_dtype
 
     @cached_property
     def _stored_dtype(self) -> torch.dtype | None:
