@@ -118,6 +118,8 @@ def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[s
     assert digests(tmp_path / "in") == before
     small = open_checkpoint(str(found.path), dtype="float64")
     assert isinstance(small, FairseqCheckpoint) and small.target is not None
+    with pytest.raises(CheckpointError, match=r"removal, pruning.json\), .*give one that lies in it: .*out/best\.pt$"):
+        open_checkpoint(str(tmp_path / "out"))
     assert not any("alphas" in key for key in small.origin.keys)
     assert len(found.notes) == (2 if alphas else 1) and "open it with headscope" in found.notes[-1]
     blind = {key: value.double() for key, value in weights.items()}
