@@ -98,6 +98,10 @@ class Checkpoint(ABC):
         """A copy of the same size whose merged key/value groups share their mean; ConfigError where none can be."""
         raise ConfigError(f"--merge-kv: every head of a {self.format} checkpoint has keys and values of its own")
 
+    def written_in(self, name: str) -> torch.dtype | None:
+        """The type in which files have a weight of this name; None where it is written as it is."""
+        return None
+
     @cached_property
     def attention_sites(self) -> AttentionSites:
         """All attention of the model; CheckpointError where its heads cannot be seen."""
@@ -373,14 +377,8 @@ def open_checkpoint(
 
 def open_configured(options: CheckpointOptions, *, dtype: str | None = None) -> Checkpoint:
     """`open_checkpoint` as the options of a command say; `dtype` overrides theirs."""
-    return open_checkpoint(
-        options.checkpoint,
-        format=options.format,
-        device=options.device,
-        dtype=dtype or options.dtype,
-        device_map=options.device_map,
-        companions=options.companions,
-    )
+    given = {name: getattr(options, name) for name in ("format", "device", "device_map", "companions")}
+    return open_checkpoint(options.checkpoint, dtype=dtype or options.dtype, **given)
 
 
 def detect_format(path: str) -> CheckpointFormat[Any]:

@@ -69,6 +69,9 @@ class TransformerCheckpoint(Checkpoint):
     def with_zeroed_heads(self, plan: RemovalPlan) -> TransformerCheckpoint:
         return self.with_model(zeroed_transformer(self.model, plan))
 
+    def written_in(self, name: str) -> torch.dtype | None:
+        return self.stored.get(name)
+
     @property
     def two_sided(self) -> bool:
         return self.model.config.encoder is not None

@@ -12,6 +12,8 @@ from headscope.files.reading import read_record
 
 ENGINES = {".gguf": "llama.cpp", ".onnx": "onnxruntime", ".tflite": "LiteRT", ".mlpackage": "Core ML"}
 """Files that programs run, by how their names end."""
+STATE = "state.pt"
+"""What a run goes on from: a file of torch, as checkpoints of fairseq are."""
 
 
 class Format(Protocol):
@@ -28,10 +30,9 @@ def no_checkpoint(path: Path, formats: Mapping[str, Format]) -> CheckpointError:
     for name in RECORDS:
         record = read_record(path / name)
         if isinstance(kind := record.get("kind"), str):
-            folders = sorted(folder for folder in path.iterdir() if folder.is_dir())
-            inside = [folder for folder in folders if any(each.recognise(folder) for each in formats.values())]
             return CheckpointError(
-                f"{path} holds results of headscope ({kind}, {name}), and no checkpoint; {_instead(record, inside)}"
+                f"{path} holds results of headscope ({kind}, {name}), and is no checkpoint; "
+                f"{_instead(record, _inside(path, formats))}"
             )
     if path.suffix in ENGINES:
         return CheckpointError(
@@ -39,6 +40,21 @@ def no_checkpoint(path: Path, formats: Mapping[str, Format]) -> CheckpointError:
         )
     listed = "; ".join(f"{name}: {each.summary}" for name, each in formats.items())
     return CheckpointError(f"{path} is no checkpoint that headscope knows ({listed})")
+
+
+def _inside(folder: Path, formats: Mapping[str, Format]) -> list[Path]:
+    """The checkpoints that lie in a folder of results: folders, and files of formats that have one, in those too."""
+
+    def recognised(path: Path) -> bool:
+        return path.name != STATE and any(each.recognise(path) for each in formats.values())
+
+    found = []
+    for entry in sorted(folder.iterdir()):
+        if recognised(entry):
+            found.append(entry)
+        elif entry.is_dir():
+            found += filter(recognised, sorted(entry.iterdir()))
+    return found
 
 
 def _instead(record: Mapping[str, Any], inside: list[Path]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,27 @@ class StoredWeight:
                     weight = weight.dequantize().float()
             matrix: Tensor = weight.detach()
             return matrix
+
+
+def round_weights(model: nn.Module, written_in: Callable[[str], torch.dtype | None]) -> set[torch.dtype]:
+    """Round weights, in place, to the narrower types that they are written in; the types of those that change by it."""
+    changed = set()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            dtype = written_in(name)
+            if dtype is None or torch.promote_types(weight.dtype, dtype) != weight.dtype:
+                continue
+            rounded = weight.to(dtype).to(weight.dtype)
+            if not torch.equal(rounded, weight):
+                weight.copy_(rounded)
+                changed.add(dtype)
+    return changed
+
+
+def rounding_note(types: Iterable[torch.dtype]) -> str:
+    """What was done to weights, in words."""
+    names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in types))
+    return f"weights that changed are rounded to {names}, as the checkpoint stores them"
 
 
 def keep_differentiable(model: nn.Module) -> None:

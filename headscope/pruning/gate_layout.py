@@ -105,9 +105,10 @@ class GateLayout:
         size = sizes.pop() if sizes else 1
         unprotected = keep - len(self.protected)
         if unprotected % size:
+            fewer = keep - unprotected % size
             raise ConfigError(
                 f"--keep {keep} is not whole groups: heads share keys and values, or layers a module, and go {size} "
-                f"at a time; keep {keep - unprotected % size} or {keep + size - unprotected % size}"
+                f"at a time; keep {' or '.join(str(number) for number in (fewer, fewer + size) if number)}"
             )
         return unprotected // size
 

@@ -53,7 +53,7 @@ MISTAKES = {
     "show nowhere": "there is no file or directory nowhere",
     "show T": "T is no checkpoint that headscope knows",
     "show m.gguf": "m.gguf is for llama.cpp, which runs models; give the checkpoint that it was made of",
-    "show run": "run holds results of headscope (analysis, run.json), and no checkpoint; give the one",
+    "show run": "run holds results of headscope (analysis, run.json), and is no checkpoint; give the one",
     "prune rank trained --by magnitude --keep 3 --out o": "give one that lies in it: trained/best",
     "analyze nowhere --source T --out o": "there is no file or directory nowhere",
     "analyze M --source missing --out o": "there is no file missing",

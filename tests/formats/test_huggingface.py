@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoConfig,
@@ -24,9 +25,10 @@ from transformers import (
     XLNetModel,
 )
 
+from headscope.config import Companions
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
-from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import Site
 from headscope.model.discovery import base_of
@@ -506,6 +508,27 @@ def test_links_of_the_hubs_cache_are_followed(copied: Callable[..., Path], tmp_p
         file.rename(blobs / f"{number}")
         (snapshot / file.name).symlink_to(f"../../blobs/{number}")
     assert opened(snapshot).digest
+
+
+def test_a_model_of_the_hub_is_written_with_what_lies_beside_it_and_in_its_own_type(
+    copied: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How pictures are read goes along, and weights in half precision stay so where config.json does not say it."""
+    folder, out = copied("llama"), tmp_path / "out"
+    weights = folder / "model.safetensors"
+    save_file({name: values.half() for name, values in load_file(weights).items()}, weights, {"format": "pt"})
+    edit(dtype=None)(folder)
+    (folder / "preprocessor_config.json").write_text("{}")
+    cache = tmp_path / "hub" / "models--a--b"
+    shutil.copytree(folder, cache / "snapshots" / "1234")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("1234")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    out.mkdir()
+    write_checkpoint(open_checkpoint("a/b", device="cpu"), out, Companions())
+    assert (out / "preprocessor_config.json").read_text() == "{}"
+    assert {values.dtype for values in load_file(out / "model.safetensors").values()} == {torch.float16}
 
 
 LAYERS = {"gpt2": "n_layer", "bart": "decoder_layers", "t5": "num_decoder_layers", "llama": "num_hidden_layers"}

@@ -204,6 +204,8 @@ def test_gates_go_by_whole_groups() -> None:
     assert found.kept_units(6) == 2
     with pytest.raises(ConfigError, match=r"--keep 7.*6 or 9"):
         found.kept_units(7)
+    with pytest.raises(ConfigError, match=r"; keep 3$"):  # --keep 0 is refused
+        found.kept_units(1)
     protected = gate_layout(its.attention_sites, protect=[HeadId(Site.DECODER_SELF, 1, 4)])
     assert len(protected.units) == 3 and protected.protected[0] == HeadId(Site.DECODER_SELF, 1, 3)
     spread = protected.spread(torch.zeros(3))

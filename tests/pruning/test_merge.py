@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 import headscope as hs
 from headscope.errors import ConfigError, HeadscopeError
@@ -194,6 +196,28 @@ def test_other_exports_and_a_refit(
         assert record["compensation"]["sequential"] and len(record["compensation"]["modules"]) == 3
         assert all(module["error"] < module["error_without"] for module in record["compensation"]["modules"])
         assert set(record["compensation"]["performance"]) == {"intact", "removed", "refitted"}
+
+
+@pytest.mark.slow
+def test_means_and_refits_are_rounded_to_the_half_precision_of_the_file(
+    folder: Path, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    """A CPU computes them in float32: what was measured was not what is stored, and nothing could be saved."""
+    half, small, text = tmp_path / "half", tmp_path / "small", tmp_path / "text.en"
+    shutil.copytree(folder, half)
+    auto: Any = transformers.AutoModelForCausalLM
+    auto.from_pretrained(folder).bfloat16().save_pretrained(half)
+    text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefghijkl"))
+    options = ("--compensate", "least-squares", "--source", text, "--rounds", 0, "--max-sentences", 4)
+    status, out, err = command("prune", "remove", half, "--merge-kv", 1, *options, "--out", small, "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    assert record["verified"]["reloaded"] <= 1e-6
+    assert any("rounded to bfloat16, as the checkpoint stores them" in note for note in record["notes"])
+    assert {values.dtype for values in load_file(small / "model.safetensors").values()} == {torch.bfloat16}
+    held_out = text.read_text().splitlines()[-record["quality"]["sentences"] :]
+    found = hs.load(str(small)).evaluate(text=held_out, metrics=("perplexity",))["perplexity"]
+    assert found.value == pytest.approx(record["quality"]["after"]["value"], rel=1e-6)
 
 
 def test_decoding_is_timed_where_a_cache_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,8 @@ def test_protected_heads_stay_and_numbers_that_cannot_be_are_refused(model: hs.M
     for keep, near in ((4, "keep 6"), (7, "keep 6 or 8")):
         with pytest.raises(ConfigError, match=f"--keep {keep}.*group.*{near}$"):
             check_keep(gates, keep, "per-group")
+    with pytest.raises(ConfigError, match=r"; keep 2$"):  # --keep 0 is refused
+        check_keep(gate_layout(sites, whole_groups=False), 1, "per-group")
     with pytest.raises(ConfigError, match="sites"):
         gate_layout(checkpoints.small().attention_sites, whole_groups=False)
 

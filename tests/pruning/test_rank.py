@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.removal import remove
+from tests.makers import decoders
 from tests.oracles import checkpoints, speakers
+
+Command = Callable[..., tuple[int, str, str]]
 
 SCORES = dict(enumerate(np.random.default_rng(1).permutation(60).tolist()))
 
@@ -302,3 +306,32 @@ def test_a_choice_stays_where_the_removal_is_refused(
         ranked(folder, tmp_path / "run", by="magnitude", keep=3, remove=True)
     assert json.loads((tmp_path / "run" / "pruning.json").read_text())["kept"] == 3
     assert len((tmp_path / "run" / "kept.txt").read_text().split()) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "measured"),
+    [
+        (["rank", "--by", "magnitude", "--tune-updates", "3"], "tuned"),
+        (["rank", "--by", "magnitude", "--compensate", "least-squares"], "refitted"),
+        (["l0", "--updates", "3"], "masked"),
+        (["l0", "--updates", "2", "--tune-updates", "2"], "tuned"),
+    ],
+    ids=str,
+)
+def test_what_is_measured_of_a_trained_model_is_what_is_saved_of_it(
+    tmp_path: Path, command: Command, method: list[str], measured: str
+) -> None:
+    """A checkpoint in half precision learns in float32, and what it learnt is rounded again to be stored."""
+    folder, out, text = tmp_path / "whole", tmp_path / "out", tmp_path / "text.en"
+    decoders.decoder("llama", num_hidden_layers=1).bfloat16().save_pretrained(folder)
+    decoders.byte_level().save_pretrained(folder)
+    text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefgh"))
+    read = ("--source", text)
+    status, said, err = command("prune", *method, folder, "--keep", 4, *read, "--out", out)
+    assert status == 0, err
+    assert ("rounded to bfloat16, as the checkpoint stores them" in said) is (measured != "refitted")
+    status, found, err = command("evaluate", out / "model", "--mask", out / "removed.txt", *read, "--json")
+    assert status == 0, err
+    told, of_file = json.loads((out / "pruning.json").read_text())["nll"], json.loads(found)
+    assert told[measured] == pytest.approx(of_file["nll"] / of_file["tokens"], abs=1e-6)

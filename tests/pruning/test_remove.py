@@ -27,6 +27,7 @@ from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
+from headscope.pruning.removal.verify import require
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.modules import ROOT
 from tests.makers.shared import SHIPPED
@@ -117,6 +118,8 @@ def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[s
     assert digests(tmp_path / "in") == before
     small = open_checkpoint(str(found.path), dtype="float64")
     assert isinstance(small, FairseqCheckpoint) and small.target is not None
+    with pytest.raises(CheckpointError, match=r"removal, pruning.json\), .*give one that lies in it: .*out/best\.pt$"):
+        open_checkpoint(str(tmp_path / "out"))
     assert not any("alphas" in key for key in small.origin.keys)
     assert len(found.notes) == (2 if alphas else 1) and "open it with headscope" in found.notes[-1]
     blind = {key: value.double() for key, value in weights.items()}
@@ -210,6 +213,32 @@ def test_transformers_alone_refuses_the_folder_loudly_without_its_code(tmp_path:
     removed(plain(tmp_path / "bert", "bert"), tmp_path / "small", "encoder-self.0.1")
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         AutoModelForMaskedLM.from_pretrained(tmp_path / "small")
+
+
+def test_matrices_that_are_folded_in_are_rounded_as_the_file_stores_weights(tmp_path: Path) -> None:
+    """fairseq writes half precision, which a CPU widens; what a matrix makes of it is no longer of that type."""
+    weights = fairseq.state(fairseq.BASE, alphas=("encoder.0.self_attn",))
+    path = fairseq.write(tmp_path / "in" / "best.pt", fairseq.BASE, {key: its.half() for key, its in weights.items()})
+    fairseq.dictionaries(tmp_path / "in")
+    found = removed(path, tmp_path / "out", "encoder-self.0.1")
+    assert any("rounded to float16, as the checkpoint stores them" in note for note in found.notes)
+    assert found.verified.reloaded is not None and found.verified.reloaded <= 1e-6
+
+
+def test_positions_that_no_file_has_are_not_rounded(tmp_path: Path) -> None:
+    """Marian's class computes them, in the type that it is opened in."""
+    build(BY_NAME["marian"]).half().save_pretrained(tmp_path / "whole")
+    found = removed(tmp_path / "whole", tmp_path / "small", "encoder-self.0.1")
+    assert not any("rounded" in note for note in found.notes)
+    assert found.verified.reloaded is not None and found.verified.reloaded <= 1e-6
+
+
+@pytest.mark.parametrize(("tolerance", "says"), [(1e-5, True), (1e-4, True), (1e-10, False), (5e-2, False)])
+def test_a_difference_that_may_be_rounding_is_answered_by_more_digits(tolerance: float, says: bool) -> None:
+    """A T5's scores are not scaled: in float32 two orders of its sums may differ by more than is let pass."""
+    with pytest.raises(CheckpointError, match=r"nothing was saved; (.*; )?--export masked may do$") as refused:
+        require(2 * tolerance, tolerance, "the smaller model", merges=False)
+    assert ("--dtype float64" in str(refused.value)) is says
 
 
 def test_weights_keep_the_type_that_the_file_had(tmp_path: Path) -> None:

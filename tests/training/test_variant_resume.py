@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,21 @@ def test_an_interrupted_run_of_mixing_goes_on(tmp_path: Path) -> None:
     assert train(config, cls(cls.Options(**options)), listener=lessons.StopsAfter(7)).reason == "interrupted"
     assert not differing(whole, run(tmp_path / "parts", "mixing", options, epochs=2, resume=True))
     assert any("alpha" in key and not torch.equal(its, torch.eye(3)) for key, its in whole.items())
+
+
+def test_what_gates_did_before_an_interruption_counts_in_the_next_line_of_metrics(tmp_path: Path) -> None:
+    """Their entropy is noted in every tenth update, and a line comes at the end: of updates 10 and 20."""
+    cls, lines = VARIANTS.get("mae"), []
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+        config = lessons.config(tmp_path / name, max_epochs=4, validate_every=1000, **SHORT)
+        for listener in [lessons.StopsAfter(13), None] if name == "parts" else [None]:
+            result = train(config, cls(cls.Options(gate_every=1)), listener=listener, resume=name == "parts")
+        assert (result.reason, result.update) == ("epochs", 24)
+        with (config.out / "metrics.csv").open(encoding="utf-8") as file:
+            (line,) = csv.DictReader(file)
+        lines.append({key: value for key, value in line.items() if "gate" in key or "expert" in key})
+    assert lines[0]["gate_entropy"] and lines[0] == lines[1]
 
 
 def test_states_of_swaps_from_before_their_names_changed_are_read() -> None:

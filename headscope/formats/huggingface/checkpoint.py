@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from headscope.formats.base import SideName
 from headscope.formats.huggingface.folder import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.merging import pooled_model
-from headscope.formats.huggingface.selfcontained import is_narrowed
+from headscope.formats.huggingface.selfcontained import is_narrowed, stored_dtype
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
 from headscope.model.discovery import text_config
 from headscope.model.interface import reads_sound
@@ -77,6 +78,14 @@ class HuggingFaceCheckpoint(Predicting):
     def with_pooled_groups(self, plan: RemovalPlan) -> HuggingFaceCheckpoint:
         self._refuse_stored()
         return self.with_model(pooled_model(self.model, plan))
+
+    def written_in(self, name: str) -> torch.dtype | None:
+        computed = getattr(self.model, "_keys_to_ignore_on_save", None) or ()  # Marian's positions
+        return None if name in computed else self._stored_dtype
+
+    @cached_property
+    def _stored_dtype(self) -> torch.dtype | None:
+        return stored_dtype(self.path)
 
     @property
     def two_sided(self) -> bool:

@@ -15,7 +15,7 @@ from headscope.errors import DataError
 from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, SavedFiles
 from headscope.formats.exports import SAME, Conversion, Probe
-from headscope.formats.huggingface.folder import CONFIG, is_adapter, model_folder
+from headscope.formats.huggingface.folder import CONFIG, is_adapter, model_folder, pooling_note
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.removal_plan import RemovalPlan
 
@@ -95,21 +95,21 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         from headscope.formats.huggingface.selfcontained import plain_name, write_folder
 
         own_code = write_folder(checkpoint, folder)
-        name = plain_name(checkpoint.model)
+        name, notes = plain_name(checkpoint.model), pooling_note(checkpoint.path)
         if not own_code:
             opens = (
                 f"transformers, without any code of its own: class {name}",
                 f"programs that read such folders, as far as they take {name} with the head_dim of config.json",
                 "headscope",
             )
-            return SavedFiles(folder, self.name, opens=opens)
+            return SavedFiles(folder, self.name, notes, opens=opens)
         note = "opens with AutoModel….from_pretrained(folder, trust_remote_code=True), without headscope"
         limit = (
             f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
             "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
             "--export native`, or `--pad`; for llama.cpp `--export gguf`; of layers as Qwen3's `--export laguna`"
         )
-        return SavedFiles(folder, self.name, (note,), OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
+        return SavedFiles(folder, self.name, (note, *notes), OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
         from headscope.formats.huggingface.native_models.from_native import converted

@@ -17,7 +17,7 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -35,8 +35,10 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.folder import (
     ADAPTER,
     CONFIG,
+    PROCESSORS,
     check_source_language,
     is_adapter,
+    local_folder,
     model_folder,
     read_if_json,
     set_languages,
@@ -93,7 +95,7 @@ def open_model(
     check_devices(model, placed.get("device_map"))
     keep_differentiable(model)
     model = (model if placed else model.to(device)).eval()
-    folder = _folder(path)
+    folder = _fetched(path, options)
     tokenizer, without = _open_tokenizer(path, folder, options)
     set_languages(tokenizer, model, companions, path)
     kind = SpeechCheckpoint if reads_sound(model) else HuggingFaceCheckpoint
@@ -291,16 +293,17 @@ def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[
     return tokenizer, ""
 
 
-def _folder(path: str) -> Path:
-    """The directory of a checkpoint: itself, or where the hub's files are kept."""
-    folder = Path(path)
-    if folder.is_dir():
-        return folder
-    from transformers.utils.hub import cached_file
+def _fetched(path: str, options: dict[str, bool]) -> Path:
+    """The directory of a checkpoint that was opened; from the hub with what a model that is written needs besides."""
+    if not os.path.isdir(path):
+        from transformers.utils.hub import cached_file
 
-    config = cached_file(path, "config.json", local_files_only=True)
-    assert config is not None  # it raises OSError where there is none
-    return Path(config).parent
+        for name in PROCESSORS:
+            with suppress(OSError):  # most models have none
+                cached_file(path, name, local_files_only=options["local_files_only"])
+    folder = local_folder(path)
+    assert folder is not None  # its config.json was read
+    return folder
 
 
 def _digest(folder: Path) -> str:

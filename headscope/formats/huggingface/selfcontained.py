@@ -30,6 +30,7 @@ from headscope.errors import CheckpointError, ConfigError, reason_of
 from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
+from headscope.formats.huggingface.folder import PROCESSORS, local_folder
 from headscope.formats.huggingface.narrowing import Narrowed, narrow
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.model.attention import attend
@@ -134,9 +135,10 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
         tokenizer = getattr(checkpoint, "tokenizer", None)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (path := Path(checkpoint.path) / name).is_file():
-            shutil.copyfile(path, folder / name)
+    if (source := local_folder(checkpoint.path)) is not None:
+        for name in PROCESSORS:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, folder / name)
     settings = folder / "tokenizer_config.json"
     if settings.is_file():
         content = json.loads(settings.read_text(encoding="utf-8"))
@@ -147,17 +149,18 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
 
 def stored_copy(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint in the type that it stores, a copy where it was widened to compute with it."""
-    stored, computed = _stored_dtype(checkpoint.path), checkpoint.dtype
+    stored, computed = stored_dtype(checkpoint.path), checkpoint.dtype
     if stored is None or stored == computed or torch.promote_types(stored, computed) != computed:
         return checkpoint
     return checkpoint.with_model(copy.deepcopy(checkpoint.model).to(stored))
 
 
-def _stored_dtype(path: str) -> torch.dtype | None:
-    """The one type of all weights of a local folder, what config.json says elsewhere; None if there are several."""
+def stored_dtype(path: str) -> torch.dtype | None:
+    """The one type of all weights in safetensors, what config.json says of others; None if there are several."""
     from transformers import AutoConfig
 
-    if files := list(Path(path).glob("*.safetensors")) if Path(path).is_dir() else []:
+    folder = local_folder(path)
+    if files := [] if folder is None else list(folder.glob("*.safetensors")):
         dtypes = set()
         for file in files:
             with safe_open(file, framework="pt") as opened:

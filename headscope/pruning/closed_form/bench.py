@@ -15,6 +15,7 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
+from headscope.model.stored_weights import round_weights
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import anchor_texts, beside, capped, opened, second_text, subwords
 from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, Compensated, least_harm
@@ -286,7 +287,10 @@ def refitted(
 ) -> Checkpoint:
     """The checkpoint with output projections that make up for `heads`, of the same size and in memory only.
 
-    `moments` are those of the intact model on `corpus`, where they are known. ConfigError as of `compensate`.
+    They are rounded as they would be written, so that what is measured holds for files too. `moments` are those of the
+    intact model on `corpus`, where they are known. ConfigError as of `compensate`.
     """
     bench = RefitBench(checkpoint, CalibrationText(corpus, corpus), Refit(), batching=batching, moments=moments)
-    return checkpoint.with_model(RefittedCopy.of(checkpoint, bench.refits(heads, options)).model)
+    made = checkpoint.with_model(RefittedCopy.of(checkpoint, bench.refits(heads, options)).model)
+    round_weights(made.model, made.written_in)
+    return made

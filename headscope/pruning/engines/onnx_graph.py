@@ -91,6 +91,7 @@ class OnnxGraph(EngineExport):
             file=file,
             runtime=f"onnxruntime {importlib.metadata.version('onnxruntime')}",
             difference=difference,
+            quantity=QUANTITY,
             limit=TOLERANCE,
             sizes=sizes,
             opens=(opens,),

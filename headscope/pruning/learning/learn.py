@@ -23,6 +23,7 @@ from headscope.files.output_checks import contents, inputs_of
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
+from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.examples import (
     LabelLoss,
@@ -132,7 +133,7 @@ def _learnt(
     with progress("learning", recipe.updates) as step:
         step(tuner.update)
         _learn(tuner, config, folder, trace, nll, step)
-    _finish(tuner, config, valid, nll, progress)
+    rounded = _finish(tuner, config, valid, nll, progress)
     entries = {"freeze": freeze, "updates": str(recipe.updates), "lr": f"{recipe.lr:g}+{recipe.gate_lr:g}"}
     entries |= {"objective": config.objective} if config.objective else {}
     choice = Selection(
@@ -147,7 +148,7 @@ def _learnt(
         title=loss.title,
         signature=selection_signature(learner.name, opened, config, **learner.signature(), **entries),
         source={"path": config.checkpoint, "format": checkpoint.format, "digest": checkpoint.digest},
-        remarks=[*opened.remarks, *learner.remarks()],
+        remarks=[*opened.remarks, *learner.remarks(), *rounded],
         gates=pd.DataFrame(trace),
         model=bool(parameters),
         seconds=time.monotonic() - began,
@@ -157,9 +158,16 @@ def _learnt(
 
 def _finish(
     tuner: Tuner, config: LearnConfig, valid: TrainingExamples, nll: dict[str, float], progress: Progress
-) -> None:
-    """Measure with the gates as they are and with the decision; train on with the decision where that is wanted."""
+) -> list[str]:
+    """Measure with the gates as they are and with the decision; train on with the decision where that is wanted.
+
+    Weights that are final are rounded as they are written before they are measured, and what is returned says so.
+    """
     learner, recipe = tuner.learner, tuner.recipe
+    model, types = tuner.checkpoint.model, set[torch.dtype]()
+    tunes = bool(config.tune_updates and tuner.parameters)
+    if not tunes:
+        types = round_weights(model, tuner.checkpoint.written_in)
     assert learner is not None
     gates, decision = learner.gating, learner.decide()
 
@@ -167,9 +175,11 @@ def _finish(
         return _measured(tuner, config, valid, gates=gates.spread(values))
 
     nll["gated"], nll["masked"] = measured(learner.gates()), measured(decision.double())
-    if config.tune_updates and tuner.parameters:
+    if tunes:
         tune(tuner, replace(recipe, updates=config.tune_updates), gates.closed(decision), progress)
+        types = round_weights(model, tuner.checkpoint.written_in)
         nll["tuned"] = measured(decision.double())
+    return [rounding_note(types)] if types else []
 
 
 def _measured(

@@ -38,7 +38,7 @@ def per_group_quotas(gating: GateLayout, keep: int) -> list[tuple[Tensor, int]]:
         near = {gating.heads - size * min(max(count, 0), most) for count in (gone, gone + 1)}
         raise ConfigError(
             f"--keep {keep} is not as many heads of each group: one of every group of a layer goes at a time, {size} "
-            f"heads; keep {' or '.join(map(str, sorted(near)))}"
+            f"heads; keep {' or '.join(str(number) for number in sorted(near) if number)}"
         )
     heads_of_unit = len(gating.units[0])
     return [(torch.arange(len(gating.units)), len(gating.units) - gone * size // heads_of_unit)]

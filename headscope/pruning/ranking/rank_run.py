@@ -23,6 +23,7 @@ from headscope.files.folders import Build
 from headscope.files.output_checks import check_folder, inputs_of
 from headscope.formats.base import FORMATS, Checkpoint
 from headscope.heads import HeadId
+from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.progress import Progress, no_progress
 from headscope.pruning.gate_layout import GateLayout, tie_remarks
 from headscope.pruning.learning.examples import PruningLoss, training_examples, training_loss
@@ -328,5 +329,7 @@ def _tuned(
         torch.manual_seed(config.seed)
         tuner = Tuner(checkpoint, data, recipe, trained_parameters(checkpoint, freeze), loss=loss)
         tune(tuner, recipe, removed, progress)
+        if types := round_weights(checkpoint.model, checkpoint.written_in):
+            opened.remarks.append(rounding_note(types))
         quality["tuned"] = measured(checkpoint)
     return quality

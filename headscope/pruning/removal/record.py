@@ -72,7 +72,8 @@ class Shrunk:
     `source` says which checkpoint it comes from, `before` how large that is, `data` what the two were compared on.
     Where output projections were refitted the whole one is the refitted one, `compensated.checkpoint`. `quality` is
     that of the intact model and of this one, on a second text it is `elsewhere`; why it was not measured is
-    `unmeasured`. `alignment` says what became of heads that the generation settings name.
+    `unmeasured`. `alignment` says what became of heads that the generation settings name, `rounded` how far weights
+    that changed were rounded, as files have them.
     """
 
     checkpoint: Checkpoint
@@ -88,6 +89,7 @@ class Shrunk:
     elsewhere: QualityChange | None = None
     unmeasured: str = ""
     alignment: tuple[str, ...] = ()
+    rounded: tuple[str, ...] = ()
 
 
 def padding_note(done: Shrunk) -> tuple[str, ...]:

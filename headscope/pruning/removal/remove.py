@@ -30,9 +30,10 @@ from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoi
 from headscope.formats.exports import MODEL_FILES, write_card
 from headscope.formats.size import size
 from headscope.heads import HeadId, select_heads
-from headscope.model.forward import max_abs_difference, outputs, reference
+from headscope.model.forward import max_abs_difference, outputs
 from headscope.model.interface import through_attend
 from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, plan_removal
+from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, split_text
 from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
@@ -238,18 +239,33 @@ def shrink(
     signature = _signature(checkpoint, export, removal, data, done)
     alignment, before = alignment_note(checkpoint.model, made.model), size(checkpoint, data.feeds)
     progress("comparing")
+    verified = verify(whole, made, removal.removed, data)
     return Shrunk(
         checkpoint=made,
         export=export,
         source={"path": checkpoint.path, "format": checkpoint.format, "digest": checkpoint.digest},
         removal=removal,
-        verified=verify(whole, made, removal.removed, data),
+        verified=verified,
         data=data,
         before=before,
         signature=signature,
         compensated=done,
         alignment=alignment,
+        rounded=_rounded(made, data),
     )
+
+
+def _rounded(made: Checkpoint, data: InputTexts) -> tuple[str, ...]:
+    """Round a smaller model as it is written, so that all that is measured of it holds for its files; what that does.
+
+    Weights that were refitted, averaged, folded or tuned may be no numbers of the type that the source stores.
+    """
+    with through_attend(made.model):
+        before = outputs(made.model, data.feeds[0])
+        if not (types := round_weights(made.model, made.written_in)):
+            return ()
+        share = max_abs_difference(outputs(made.model, data.feeds[0]), before)
+    return (f"{rounding_note(types)}: outputs move by {share:.1e} of the largest",)
 
 
 def write_shrunk(
@@ -265,15 +281,13 @@ def write_shrunk(
 ) -> Removed:
     """Write a shrunk checkpoint where `build` says, open it again, and compare its outputs with `wanted` [n V].
 
-    These are by default those of the `whole` checkpoint with the heads masked. It is also timed, where `to.rounds` says
-    so. `add` writes more into the complete folder. CheckpointError where the files compute something else; then nothing
-    was written.
+    These are by default those of the model in memory, which was compared with the whole one. Both are timed where
+    `to.rounds` says so and the `whole` one is given. `add` writes more into the complete folder. CheckpointError where
+    the files compute something else; then nothing was written.
     """
     if wanted is None:
-        assert whole is not None, "one of both says what the files must compute"
-        refitted = whole.with_pooled_groups(done.removal) if done.removal.merged else whole
-        refitted = refitted if done.compensated is None else done.compensated.checkpoint
-        wanted = reference(refitted, done.removal.removed, done.data.feeds[0])
+        with through_attend(done.checkpoint.model):
+            wanted = outputs(done.checkpoint.model, done.data.feeds[0])
     with build.writing() as made:
         written = write_checkpoint(done.checkpoint, made, to.companions)
         verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
@@ -309,6 +323,7 @@ def write_shrunk(
             *written.notes,
             *padding_note(done),
             *done.alignment,
+            *done.rounded,
             *([done.unmeasured] if done.unmeasured else []),
             *(() if done.compensated is None else done.compensated.remarks()),
             *(note for file in files for note in file.notes),

@@ -256,10 +256,19 @@ class Mae(Variant):
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.gate_history.steps}
+        noted = self.gate_history
+        of_modules = {
+            f"{site}.{layer}": (noted.entropies.get((site, layer), []), noted.responsibilities.get((site, layer), []))
+            for site, layer in noted.modules
+        }
+        return {"steps": noted.steps, "noted": of_modules}
 
     def load_state_dict(self, state: Any) -> None:
-        self.gate_history.steps = state["steps"]
+        noted = self.gate_history
+        noted.steps = state["steps"]
+        for site, layer in noted.modules if "noted" in state else ():  # which older states lack
+            entropies, responsibilities = state["noted"][f"{site}.{layer}"]
+            noted.entropies[site, layer], noted.responsibilities[site, layer] = list(entropies), list(responsibilities)
 
 
 def distance(weights: Sequence[Tensor], start: Sequence[Tensor]) -> float:
