@@ -18,7 +18,7 @@ from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
-from headscope.model.discovery import text_config
+from headscope.model.discovery import is_two_sided, text_config
 from headscope.model.interface import reads_sound
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.stored_weights import why_not_changed
@@ -81,7 +81,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     @property
     def two_sided(self) -> bool:
-        return bool(self.config.is_encoder_decoder)
+        return is_two_sided(self.model)
 
     @property
     def limit(self) -> int | None:
