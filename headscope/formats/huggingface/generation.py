@@ -218,8 +218,10 @@ class Predicting(Checkpoint):
         except NumericalError:
             refuse_overflow(self, generated)
         except IndexError as error:  # its cache has as many layers as the encoder, and a T5's decoder may have more
+            most, limit = config.max_new_tokens or config.max_length or 0, self.limit or 0
+            longer = f"; its texts have {limit} positions at most: --max-len-b {limit - 2}" if most > limit > 2 else ""
             raise CheckpointError(
-                f"{self.path}: transformers cannot generate with this model ({reason_of(error)})"
+                f"{self.path}: transformers cannot generate with this model ({reason_of(error)}){longer}"
             ) from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
