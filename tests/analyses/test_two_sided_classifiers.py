@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import headscope as hs
-from headscope.errors import ConfigError
+from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from tests.oracles import classifiers, tiny
 
@@ -91,6 +91,12 @@ def test_prompts_have_classes_as_answers() -> None:
         clean=["ah aj bl"], corrupt=["ah bl bl"], answer=[("LABEL_0", "LABEL_1")], only="patching", bootstrap=10
     )
     assert (study.heads.patching != 0).any()
+
+
+def test_a_text_without_an_end_is_one_line() -> None:
+    model = hs.load(made("bart"), tokenizer=tiny.tokenizer([tiny.START], []))
+    with pytest.raises(CheckpointError, match=r"cannot classify these texts.*<eos>"):
+        model.evaluate(TEXTS, labels=LABELS)
 
 
 def test_a_target_and_alignments_mean_nothing() -> None:
