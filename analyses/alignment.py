@@ -120,6 +120,10 @@ class Alignment(Analysis):
         self.offsets: dict[str, int] = {}
         self.unlocated = 0
 
+    @classmethod
+    def applies(cls, checkpoint: Checkpoint) -> str | None:
+        return "is for decoders that read another text than the encoder" if checkpoint.rereads else None
+
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Keep the checkpoint, which says where subwords are in a text."""
         self.checkpoint = checkpoint

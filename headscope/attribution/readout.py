@@ -147,10 +147,10 @@ def observed_norms(model: nn.Module) -> Iterator[ObservedNorms]:
 
 
 def normalises(module: nn.Module) -> bool:
-    """Whether a module looks like a norm: a leaf with a vector of gains."""
+    """Whether a module looks like a norm: a leaf with a vector of gains, or one of that name without any (OLMo)."""
     weight = getattr(module, "weight", None)
     is_leaf = not any(True for _ in module.children())
-    return is_leaf and ((isinstance(weight, Tensor) and weight.ndim == 1) or isinstance(module, nn.LayerNorm))
+    return is_leaf and (weight.ndim == 1 if isinstance(weight, Tensor) else type(module).__name__.endswith("Norm"))
 
 
 def _probe(checkpoint: Checkpoint) -> Batch:

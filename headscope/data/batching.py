@@ -245,7 +245,7 @@ def _labelled(ready: list[_EncodedSentence], encoder: Encoder, limit: int) -> li
 
 
 def _collate(group: list[_EncodedSentence], fold: int, encoder: Encoder, losses: Omissions) -> Batch:
-    targets = [entry.target for entry in group if entry.target is not None]
+    targets = [entry.target for entry in group if entry.target] or encoder.reread([entry.source for entry in group])
     labels = [entry.labels for entry in group if entry.labels is not None]
     return Batch(
         indices=torch.tensor([entry.sentence.number for entry in group]),

@@ -232,6 +232,10 @@ class Encoder(Encodes, Protocol):
         """Character spans of subwords, None for special ones; None instead of a list if they cannot be located."""
         ...
 
+    def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
+        """What a decoder reads that has no text of its own, but the sources; nothing for others."""
+        ...
+
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """The ids that a decoder should predict at each of its inputs."""
         ...

@@ -84,10 +84,11 @@ def _example(reader: TokenReader, sentence: Sentence, sides: Mapping[str, Encode
 
 
 def _encoded(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[str, Encoded]:
-    target = {}
-    if checkpoint.two_sided and sentence.target:
-        target["target"] = checkpoint.encode([sentence.target], side="target", limit=limit)[0]
-    return {"source": encode_sources([sentence], checkpoint, limit=limit)[0], **target}
+    source = encode_sources([sentence], checkpoint, limit=limit)
+    target = checkpoint.reread(source)
+    if checkpoint.two_sided and sentence.target and not target:
+        target = checkpoint.encode([sentence.target], side="target", limit=limit)
+    return dict(zip(("source", "target"), [*source, *target], strict=False))
 
 
 def _short(

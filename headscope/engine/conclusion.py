@@ -210,4 +210,4 @@ def _detail(aggregator: Aggregator, reports: Sequence[AnalysisReport]) -> dict[s
     for report in reports:
         for name, arrays in report.detail.items():
             detail.setdefault(name, {}).update(arrays)
-    return detail
+    return {name: arrays for name, arrays in detail.items() if arrays}

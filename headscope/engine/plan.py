@@ -260,7 +260,7 @@ def _applicable(
     """Instances of the analyses that have what they need, told the objective too, and why the others have not."""
     refuse_unread_target(checkpoint, corpus)
     sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
-    measured = sites if corpus.has_target or not checkpoint.two_sided else sites & {Site.ENCODER_SELF}
+    measured = sites if decoder_reads(checkpoint, corpus) else sites & {Site.ENCODER_SELF}
     left_out = []
     if unmeasured := sorted(site.value for site in sites - measured):
         left_out.append(LeftOut(" and ".join(unmeasured), "need a --target, which the decoder is to read"))
@@ -324,8 +324,13 @@ def _streams(
     limit, tokens, long = sentence_limit(checkpoint, batching.limit), batching.tokens, batching.long
     if "text" in passes:
         yield from batches(corpus, checkpoint, tokens=tokens, limit=limit, long=long, losses=losses, labels=labels)
-    if "random" in passes and (corpus.has_target or not checkpoint.two_sided):
+    if "random" in passes and decoder_reads(checkpoint, corpus):
         yield from repeated
+
+
+def decoder_reads(checkpoint: Checkpoint, corpus: Corpus) -> bool:
+    """Whether there is text for the decoder, if there is an encoder besides."""
+    return corpus.has_target or checkpoint.rereads or not checkpoint.two_sided
 
 
 def gives_labels(checkpoint: Checkpoint, corpus: Corpus) -> bool:

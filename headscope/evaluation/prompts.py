@@ -62,11 +62,11 @@ def with_answers(checkpoint: Checkpoint, clean: Corpus, corrupt: Lines, answers:
     def prompts() -> Iterator[Sentence]:
         for ((sentence, _), line), contrast in zip(lines(), contrasts, strict=False):
             yield sentence._replace(
-                target=joined(sentence.target or "", _answers(line)[0]) if checkpoint.two_sided else None,
+                target=joined(sentence.target or "", _answers(line)[0]) if checkpoint.needs_target else None,
                 contrast=contrast,
             )
 
-    return clean.as_prompts(prompts, has_target=checkpoint.two_sided)
+    return clean.as_prompts(prompts, has_target=checkpoint.needs_target)
 
 
 def _name(text: Lines, kind: str) -> str:

@@ -18,6 +18,7 @@ def check_sides(checkpoint: Checkpoint, corpus: Corpus, *, target: str) -> None:
 
 
 def refuse_unread_target(checkpoint: Checkpoint, corpus: Corpus) -> None:
-    """ConfigError where a corpus has a target and the model reads one side only."""
-    if corpus.has_target and not checkpoint.two_sided:
-        raise ConfigError(f"a model of type {checkpoint.model_type!r} reads one side only; leave out --target")
+    """ConfigError where a corpus has a target and the model reads one side only, or the same text on both."""
+    if corpus.has_target and (checkpoint.rereads or not checkpoint.two_sided):
+        why = "classifies, and its decoder reads the source too" if checkpoint.rereads else "reads one side only"
+        raise ConfigError(f"a model of type {checkpoint.model_type!r} {why}; leave out --target")

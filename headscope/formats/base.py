@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from headscope.config import CheckpointOptions, Companions, flag
 from headscope.data.encoded import Batch, Encoded, Side
+from headscope.data.encoded import SideName as SideName
 from headscope.distributed import pick_device
 from headscope.errors import CheckpointError, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder
@@ -35,7 +36,6 @@ from headscope.model.stored_weights import computing_dtype, execution_device, we
 from headscope.registry import Registry
 
 C = TypeVar("C", bound="Checkpoint")
-SideName = Literal["source", "target"]
 Predicts = Literal["words", "classes", "tags", "nothing"]
 DTYPES = ("auto", "float32", "float64", "bfloat16", "float16")
 LONGEST = 1024  # subwords of a text to translate where the model sets no limit; also fairseq's max_source_positions
@@ -69,6 +69,9 @@ class Checkpoint(ABC):
 
     reads_sound: bool = False
     """Whether its encoder reads recordings."""
+
+    rereads: bool = False
+    """Whether its decoder reads the source too, as that of a classifier does which has an encoder as well."""
 
     exclusive_labels: bool = True
     """Whether one of the labels that it predicts is right, and not several at once."""
@@ -190,6 +193,10 @@ class Checkpoint(ABC):
         """Ids of pairs of texts that an encoder reads together; ConfigError for models that read one text."""
         raise ConfigError(f"a model of type {self.model_type!r} reads one text a line; leave out --source2 and --pairs")
 
+    def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
+        """What the decoder reads of sources; nothing for models that are none that `rereads`."""
+        return []
+
     def why_unknown(self, side: SideName) -> str:
         """What unknown subwords of a side probably come from, and what to do, for messages."""
         return "is the text in the language, script and case that the vocabulary was made for?"
@@ -307,10 +314,7 @@ class CheckpointFormat(ABC, Generic[C]):
 
     @abstractmethod
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> C:
-        """Open the checkpoint; CheckpointError for what is broken or unsupported.
-
-        Of `companions` only those that the format's `takes` names are ever given.
-        """
+        """Open the checkpoint, given what `takes` names of `companions`; CheckpointError for what is unsupported."""
 
     @abstractmethod
     def write(self, checkpoint: C, folder: Path, companions: Companions) -> SavedFiles:
@@ -331,10 +335,7 @@ class CheckpointFormat(ABC, Generic[C]):
         return replace(saved, path=folder / saved.path.relative_to(temporary))
 
     def convert(self, checkpoint: Any, folder: Path, probe: Probe) -> Conversion:
-        """Write a `TransformerCheckpoint` of any format into an empty directory, and read it again.
-
-        CheckpointError where the format cannot express the model.
-        """
+        """Write a `TransformerCheckpoint` into an empty directory and read it; CheckpointError where it cannot."""
         raise ConfigError(f"a checkpoint cannot be converted to {self.name}")
 
 

@@ -138,6 +138,12 @@ def base_of(model: nn.Module) -> nn.Module:
     return getattr(model, "base_model", model)
 
 
+def is_two_sided(model: nn.Module) -> bool:
+    """Whether a model has an encoder and a decoder; the config of an encoder taken out of both may still say so."""
+    reads = inspect.signature(type(base_of(model)).forward).parameters
+    return bool(getattr(model.config, "is_encoder_decoder", False)) and "decoder_input_ids" in reads
+
+
 def probe(model: nn.Module) -> AttentionSites:
     """Send the probe through `attend` and through eager attention; compare, and name every call.
 
@@ -287,7 +293,7 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
         )
     ids = _ids(text_config(config), SOURCE_LENGTH, device)
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
-    if config.is_encoder_decoder:
+    if is_two_sided(model):
         inputs["decoder_input_ids"] = _ids(text_config(config, target=True), TARGET_LENGTH, device)
     return inputs
 
@@ -326,7 +332,7 @@ def _ids(text: Any, length: int, device: torch.device) -> Tensor:
 
 def _name_calls(model: nn.Module, calls: list[AttentionCall], kind: str) -> AttentionSites:
     names = {id(part): name for name, part in model.named_modules()}
-    two_sided = bool(getattr(model.config, "is_encoder_decoder", False))
+    two_sided = is_two_sided(model)
     length = features_shape(model.config)[2] // 2 if reads_sound(model) else SOURCE_LENGTH
     sites = [_site(call, two_sided, kind, length) for call in calls]
     if two_sided and not {Site.ENCODER_SELF, Site.DECODER_SELF} <= set(sites):

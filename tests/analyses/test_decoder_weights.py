@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
+import headscope as hs
 from headscope.analyses.composition import compositions, spectra
 from headscope.analyses.copying import ov_spectra
 from headscope.analyses.successor import ordered_tokens, read_sequences
@@ -76,6 +78,25 @@ def test_composition_is_that_of_whole_matrices(kind: str) -> None:
         for letter in "qkv":
             found = getattr(row, f"composition_{letter}")
             assert np.isnan(found) if row.layer == layers[0] else found == best[row.layer, row.head, letter]
+
+
+def test_norms_without_parameters_are_norms() -> None:
+    """OLMo subtracts the mean and has neither gain nor shift."""
+    sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
+    ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
+    config = AutoConfig.for_model("olmo", **sizes, **ids, num_attention_heads=2, max_position_embeddings=61)
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
+    study = opened.analyze(["ah aj bl", "aj ah"], only="copying,composition,direct_logit,vocabulary", bootstrap=10)
+    assert not study.left_out and study.heads.direct_logit.notna().all()
+    rows, centred = slice(10, 20), torch.eye(20).double() - 1 / 20
+    attention = model.model.layers[1].self_attn
+    value, output = attention.v_proj.weight[rows], attention.o_proj.weight[:, rows]
+    embedding, unembedding = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    eigenvalues = torch.linalg.eigvals(embedding @ centred @ value.T @ output.T @ centred @ unembedding.T)
+    expected = (eigenvalues.real.sum() / eigenvalues.abs().sum()).item()
+    assert study.heads.copying.iloc[-1] == pytest.approx(expected, abs=1e-6)
 
 
 def test_only_the_strongest_earlier_heads_are_listed() -> None:

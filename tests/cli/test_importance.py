@@ -53,6 +53,11 @@ def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
     np.testing.assert_allclose(mean.ravel(), table.raw, rtol=1e-5)
 
 
+def test_no_detail_is_written_that_was_not_asked_for(tmp_path: Path) -> None:
+    run_analysis(config(tmp_path, only=("confidence", "lrp")))
+    assert not (tmp_path / "run" / "detail").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -11,6 +11,7 @@ import transformers
 from transformers import AutoConfig, AutoModel
 
 from headscope.errors import CheckpointError
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention, probe_inputs
 from headscope.model.projections import projections
@@ -197,6 +198,18 @@ def assert_zero_gate_is_zero_slice(model: Any, inputs: dict[str, torch.Tensor], 
         found = model(**inputs)[0]
     with torch.no_grad():
         assert_near(found, changed(**inputs)[0], 1e-6)
+
+
+@pytest.mark.parametrize("kind", ["UMT5EncoderModel", "UMT5ForTokenClassification"])
+def test_an_encoder_whose_config_says_that_there_is_a_decoder(kind: str) -> None:
+    """The encoder alone of UMT5, which text encoders of other models are, keeps `is_encoder_decoder`."""
+    model, ids = tiny("umt5", T5, kind), torch.tensor([[5, 7, 11, 13]])
+    assert model.config.is_encoder_decoder and {site for site, _ in find_attention(model).layout} == {Site.ENCODER_SELF}
+    with capture(model), torch.no_grad():
+        found = model(ids)[0]
+    with torch.no_grad():
+        assert_near(found, twin(model)(ids)[0], 1e-6)
+    assert not HuggingFaceCheckpoint(path="memory", model=model, tokenizer=None, digest=None).two_sided
 
 
 def test_bert_as_a_decoder_looks_back_only() -> None:

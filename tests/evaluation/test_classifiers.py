@@ -199,6 +199,23 @@ def test_bad_labels_are_one_line(kind: str, lines: list[str], message: str, tmp_
     assert status == 2 and message in err and err.count("\n") == 1
 
 
+def test_decoders_without_padding_are_measured_in_batches_of_any_size() -> None:
+    """What a head does to several texts was that of the last of them, and texts of one length ended in a traceback."""
+    its = classifiers.model("gpt2")
+    its.config.pad_token_id = None
+    model = hs.load(its, tokenizer=classifiers.tokenizer("gpt2"))
+    texts, wanted = classifiers.texts(40), classifiers.labels(40)
+    names = "gradient,ablation,lrp,confidence"
+    one, many = (
+        model.analyze(texts, labels=wanted, only=names, bootstrap=10, batch_tokens=tokens).heads.select_dtypes("number")
+        for tokens in (1, 1000)
+    )
+    assert many.to_numpy() == pytest.approx(one.to_numpy(), rel=1e-9, abs=1e-12)
+    same = model.evaluate(texts[:1] * 17, labels=[1] * 17, bootstrap=10)["loss"].value
+    assert same == pytest.approx(model.evaluate(texts[:1], labels=[1], bootstrap=10)["loss"].value)
+    assert its.config.pad_token_id is None
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [

@@ -121,6 +121,14 @@ def test_what_hugging_face_cannot_do_is_refused() -> None:
         TranslateOptions(beam=2, best=3)
 
 
+def test_a_translation_that_outgrows_the_model_is_told_how_long_it_may_be() -> None:
+    checkpoint: Any = checkpoints.hugging("bart")
+    checkpoint.model.generation_config.eos_token_id = None  # it never ends
+    with pytest.raises(CheckpointError, match=rf"--max-len-b {checkpoint.limit - 2}$"):
+        best(checkpoint, TEXTS, max_extra=2 * checkpoint.limit)
+    best(checkpoint, TEXTS, max_extra=checkpoint.limit - 2)
+
+
 def test_a_long_line_is_cut_at_the_limit_and_told() -> None:
     checkpoint, cut = checkpoints.small(positions="learned", max_positions=5), list[int]()
     lines = ["a", "", "a b c d e f g"]

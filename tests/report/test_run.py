@@ -55,6 +55,10 @@ def test_tables_are_read_when_asked_for(run: AnalysisRun) -> None:
     assert run.similarity["encoder-self/0/cosine"].shape == (3, 3)
     with pytest.raises(MissingTable, match=r"bert.*syntactic\.csv.*--only syntactic"):
         _ = run.table("syntactic")
+    _edit(run.path, left_out=[{"analysis": "syntactic", "why": "needs --parse"}], remarks=["alignment: 6 are few"])
+    for name, why in (("syntactic", "needs --parse"), ("alignment", "6 are few")):  # what was said then
+        with pytest.raises(MissingTable, match=rf"{name}\.csv \({name}: {why}\)$"):
+            _ = load_run(run.path).table(name)
     (run.path / "similarity.npz").unlink()
     with pytest.raises(MissingTable, match=r"similarity\.npz"):
         _ = load_run(run.path).similarity

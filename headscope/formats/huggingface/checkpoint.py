@@ -19,7 +19,7 @@ from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed, stored_dtype
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
-from headscope.model.discovery import text_config
+from headscope.model.discovery import is_two_sided, text_config
 from headscope.model.interface import reads_sound
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.stored_weights import why_not_changed
@@ -49,6 +49,7 @@ class HuggingFaceCheckpoint(Predicting):
         self._without = without
         self.exclusive_labels = getattr(config, "problem_type", None) != "multi_label_classification"
         self.reads_sound = reads_sound(model)
+        self.rereads = self.two_sided and self.predicts == "classes"
         self._special = _special_ids(tokenizer) if tokenizer else frozenset()
 
     def with_model(self, model: nn.Module) -> HuggingFaceCheckpoint:
@@ -89,7 +90,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     @property
     def two_sided(self) -> bool:
-        return bool(self.config.is_encoder_decoder)
+        return is_two_sided(self.model)
 
     @property
     def limit(self) -> int | None:
@@ -157,11 +158,18 @@ class HuggingFaceCheckpoint(Predicting):
             encoded.append(Encoded(inputs, special, length - len(ids), unknown, segments))
         return encoded
 
+    def reread(self, sources: Sequence[Encoded]) -> list[Encoded]:
+        if not self.rereads:
+            return []
+        return [Encoded(self._shifted(source.ids), [True, *source.special[:-1]]) for source in sources]
+
     def _shifted(self, labels: list[int]) -> list[int]:
         """The decoder's inputs: labels moved right by one, as the model itself does it."""
+        if self.model_type in ("mbart", "plbart"):  # the language, which a text ends with, comes first
+            return [labels[-1], *labels[:-1]]
         shift = getattr(self.model, "prepare_decoder_input_ids_from_labels", None)
         start = self._start_id()
-        if shift is not None and (start is not None or self.model_type == "mbart"):
+        if shift is not None and start is not None:
             inputs: list[int] = shift(labels=torch.tensor([labels]))[0].tolist()
             return inputs
         if start is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -102,14 +103,19 @@ class Predicting(Checkpoint):
     def class_scores(self, batch: Batch) -> Tensor:
         if self.predicts != "classes":
             raise CheckpointError(f"{self.path} is a {type(self.model).__name__}, which is no classifier")
-        inputs, pad = self._source(batch.source), text_config(self.config).pad_token_id
-        with through_attend(self.model):
-            if pad is None and not bool(batch.source.real.all()):  # a decoder would not find the last token
-                rows = [batch.rows(torch.tensor([row])) for row in range(len(batch.source.ids))]
-                return torch.cat([self.model(**self._source(row.source)).logits for row in rows])
-            if pad is not None:
-                inputs["input_ids"] = batch.source.ids.masked_fill(~batch.source.real, pad)
-            scores: Tensor = self.model(**inputs).logits
+        inputs, ids, real = self._source(batch.source), batch.source.ids, batch.source.real
+        config, pad = text_config(self.config), text_config(self.config).pad_token_id
+        if pad is None:  # a decoder finds the last token by it, and refuses several texts without one
+            free = torch.ones(config.vocab_size, dtype=torch.bool, device=ids.device).index_fill_(0, ids[real], False)
+            pad = int(free.to(torch.uint8).argmax())
+            if not bool(free[pad]):
+                raise CheckpointError(f"{self.path} has no pad_token_id, and the texts of a batch have all others")
+        inputs["input_ids"] = ids.masked_fill(~real, pad)
+        with through_attend(self.model), _padded_with(config, pad):
+            try:
+                scores: Tensor = self.model(**inputs).logits
+            except ValueError as error:  # of BART and T5, where not all texts have as many ends
+                raise CheckpointError(f"{self.path} cannot classify these texts: {reason_of(error)}") from error
         return scores
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
@@ -218,8 +224,10 @@ class Predicting(Checkpoint):
         except NumericalError:
             refuse_overflow(self, generated)
         except IndexError as error:  # its cache has as many layers as the encoder, and a T5's decoder may have more
+            most, limit = config.max_new_tokens or config.max_length or 0, self.limit or 0
+            longer = f"; its texts have {limit} positions at most: --max-len-b {limit - 2}" if most > limit > 2 else ""
             raise CheckpointError(
-                f"{self.path}: transformers cannot generate with this model ({reason_of(error)})"
+                f"{self.path}: transformers cannot generate with this model ({reason_of(error)}){longer}"
             ) from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
@@ -327,6 +335,16 @@ class Predicting(Checkpoint):
         first = [] if config.forced_bos_token_id is None else [self._begun() - 1]
         last = [] if config.forced_eos_token_id is None else [longest - 2]
         return [place for place in (*first, *last) if 0 <= place < width]
+
+
+@contextmanager
+def _padded_with(config: Any, pad: int) -> Iterator[None]:
+    """Within the block a config has this padding."""
+    before, config.pad_token_id = config.pad_token_id, pad
+    try:
+        yield
+    finally:
+        config.pad_token_id = before
 
 
 def _target(target: Side) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from headscope.bounds import WHOLE
 from headscope.config import option
 from headscope.data.token_text import visible
 from headscope.errors import CheckpointError, ConfigError, check_one_given
-from headscope.heads import HeadId, Site, refuse_absent, select_heads
+from headscope.heads import HeadId, refuse_absent, select_heads
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, even_width, flow, shorten, text_width
 from headscope.report.readers.run import AnalysisRun, RunError
@@ -55,13 +55,13 @@ def sentence_attention(
     """
     from headscope.description.tokens import TokenReader
 
-    checkpoint, line, maps = sentence_maps(run, sentence=sentence, index=index, target=target)
+    checkpoint, _, maps = sentence_maps(run, sentence=sentence, index=index, target=target)
     sites = {each.site for each in heads}
     if len(sites) != 1:
         raise ConfigError(f"heads of one site go into one figure, got {', '.join(sorted(map(str, sites))) or 'none'}")
     refuse_absent(heads, checkpoint.layout)
     site = sites.pop()
-    if checkpoint.two_sided and site is not Site.ENCODER_SELF and line.target is None:
+    if (site, heads[0].layer) not in maps.captured.calls:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
     weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
     reader = TokenReader.of(checkpoint)

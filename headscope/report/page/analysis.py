@@ -14,7 +14,7 @@ from headscope.engine.declarations import Declaration, measure_of, measured_colu
 from headscope.files.tables import Bytes, Example
 from headscope.report.layout.legend import functions_of
 from headscope.report.page.numbers import rounded, rounded_all, scale
-from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable, sides_of
+from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable, left_out, sides_of, texts_of
 
 REACH = 15  # offsets further than this are added up at both ends
 RELATIONS = 12  # relations of a head that are shown, those with the largest margins
@@ -241,17 +241,6 @@ def facts(run: AnalysisRun) -> list[list[str]]:
 def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = meta.get(name)
     return section if isinstance(section, dict) else {}
-
-
-def texts_of(lines: object) -> list[str]:
-    """Lines of a record, whatever it holds."""
-    return [str(line) for line in lines] if isinstance(lines, list) else []
-
-
-def left_out(entries: object) -> list[str]:
-    """`syntactic: needs --parse …` for every analysis that did not run."""
-    reasons = [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return [f"{entry.get('analysis')}: {entry.get('why')}" for entry in reasons]
 
 
 def _detail(run: AnalysisRun, name: str, *columns: str) -> pd.DataFrame | None:

@@ -17,10 +17,9 @@ from headscope.errors import HeadscopeError
 from headscope.evaluation.before_after import verdict_words
 from headscope.files.reading import read_object
 from headscope.report.figures.training import STEPS, TrainingHistory, load_history, quantities
-from headscope.report.page.analysis import texts_of
 from headscope.report.page.numbers import LOSS, rounded, rounded_all
 from headscope.report.readers.pruning_runs import PruningRun, load_pruned
-from headscope.report.readers.run import RunError
+from headscope.report.readers.run import RunError, texts_of
 
 NUMBERS = ("seed", "kept", "of", "value", "low", "high", "difference", "loss")
 TRAJECTORIES = 4  # cells whose gates are drawn while they learn

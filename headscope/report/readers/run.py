@@ -230,13 +230,18 @@ class AnalysisRun:
         return table
 
     def _table(self, name: str, columns: tuple[str, ...], option: str) -> pd.DataFrame:
-        path = self.path / f"{name}.csv"
-        if not path.is_file():
+        if not self.has_table(name):
             raise MissingTable(self._missing(f"{name}.csv", option))
-        return _read_csv(path, columns=columns)
+        return _read_csv(self.path / f"{name}.csv", columns=columns)
 
     def _missing(self, file: str, option: str) -> str:
-        return f"run {self.name} has no {file}; run `headscope analyze … {option}` first"
+        return f"run {self.name} has no {file}" + self._why(option, f"; run `headscope analyze … {option}` first")
+
+    def _why(self, option: str, otherwise: str) -> str:
+        """What the run said of the analysis that was to write a table."""
+        said = [*left_out(self.meta.get("left_out")), *texts_of(self.meta.get("remarks"))]
+        about = f"{option.removeprefix('--only ')}: "
+        return next((f" ({line})" for line in said if line.startswith(about)), otherwise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,7 +268,7 @@ class StudyRun(AnalysisRun):
     def _table(self, name: str, columns: tuple[str, ...], option: str) -> pd.DataFrame:
         if name not in self.tables:
             argument = f"also={name!r}" if option.startswith("--only") else f"{option.removeprefix('--')}=True"
-            raise MissingTable(f"the study has no table {name!r}; analyze with {argument}")
+            raise MissingTable(f"the study has no table {name!r}" + self._why(option, f"; analyze with {argument}"))
         return _as_read(self.tables[name], name, columns)
 
 
@@ -344,6 +349,17 @@ def _check_heads(table: pd.DataFrame, layout: dict[str, list[int]], *, name: str
 def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = meta.get(name)
     return section if isinstance(section, dict) else {}
+
+
+def texts_of(lines: object) -> list[str]:
+    """Lines of a record, whatever it holds."""
+    return [str(line) for line in lines] if isinstance(lines, list) else []
+
+
+def left_out(entries: object) -> list[str]:
+    """`syntactic: needs --parse …` for every analysis that did not run."""
+    reasons = entries if isinstance(entries, list) else []
+    return [f"{entry.get('analysis')}: {entry.get('why')}" for entry in reasons if isinstance(entry, dict)]
 
 
 def _last_part(path: object) -> str:
