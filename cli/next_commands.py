@@ -52,7 +52,7 @@ def after_analysis(finished: FinishedRun) -> str:
         )
     table = finished.study.tables["importance"]
     rows = table[(table["measure"] == main) & table["value"].notna()]
-    if len(rows) < len(finished.study.heads):
+    if not 1 < len(rows) == len(finished.study.heads):  # one head is not ranked
         return ""
     idle = int(((rows["p_adjusted"] > LEVEL) | (rows["value"] <= 0)).sum())
     most = max(len(rows) // 4, 1)  # heads that do nothing alone may matter together

@@ -87,8 +87,9 @@ def block_errors(weight: Tensor, inverse: Tensor, blocks: Tensor) -> Tensor:
     """
     parts = weight[:, blocks].permute(1, 2, 0)  # [u n d]
     corners = inverse[blocks[:, :, None], blocks[:, None, :]]  # [u n n]
-    errors: Tensor = (parts * torch.linalg.solve(corners, parts)).sum(dim=(1, 2))
-    return errors.clamp(min=0)
+    # one by one: torch 2.13 with MKL fails on several matrices at once, of 160 rows or more, after set_num_threads
+    solved = torch.stack([torch.linalg.solve(corner, part) for corner, part in zip(corners, parts, strict=True)])
+    return (parts * solved).sum(dim=(1, 2)).clamp(min=0)
 
 
 def remove_block(weight: Tensor, inverse: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
