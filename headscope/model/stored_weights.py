@@ -52,8 +52,8 @@ def round_weights(model: nn.Module, written_in: Callable[[str], torch.dtype | No
     with torch.no_grad():
         for name, weight in model.named_parameters():
             dtype = written_in(name)
-            if dtype is None or torch.promote_types(weight.dtype, dtype) != weight.dtype:
-                continue
+            if weight.is_meta or dtype is None or torch.promote_types(weight.dtype, dtype) != weight.dtype:
+                continue  # offloaded weights, which nothing changes, are on no device
             rounded = weight.to(dtype).to(weight.dtype)
             if not torch.equal(rounded, weight):
                 weight.copy_(rounded)
