@@ -110,6 +110,11 @@ def test_every_step_takes_the_module_that_does_the_least_damage(kind: str, monke
         patch.setattr(DamageMeter, "measure", lambda *given, old=DamageMeter.measure: (next(measures), old(*given))[1])
         again = measured_allocation([meter], moments, orders, known=half)
     assert again == found and half == known and next(measures, None) is None
+    fewer: dict[str, float] = {}
+    first = measured_allocation([meter], moments, orders, most=2, known=fewer)
+    placed = sorted(found, key=found.__getitem__)[:3]
+    assert [first[head] for head in placed] == [found[head] for head in placed] and fewer.keys() < known.keys()
+    assert first.keys() == found.keys() and min(first.keys() - set(placed), key=first.__getitem__) not in placed
     gone: list[HeadId] = []
     numbers = [0] * len(orders)
     previous = 0.0

@@ -181,10 +181,14 @@ def measured_allocation(
     orders: Sequence[ModuleOrder],
     options: RefitOptions | None = None,
     *,
+    most: int | None = None,
     step: Callable[[int], None] = lambda count: None,
     known: MutableMapping[str, float] | None = None,
 ) -> dict[HeadId, float]:
     """The damage once a head and all before it are gone and the rest is refitted; next goes what does least damage.
+
+    Where no more than `most` heads are to go, it ends with the unit that exceeds them: the others have the order of
+    what one more of their module would do then, in scores that are no damage.
 
     Greedy over modules: each step takes the next unit of the module that does the least damage, as the objective
     measures it on the texts of `meters` (their mean) with all refits in place. A module is measured again only when it
@@ -195,7 +199,7 @@ def measured_allocation(
     refits = _Refits(moments, orders, options or RefitOptions())
     known = {} if known is None else known
     trial = RefittedCopy(meters[0].checkpoint, [projection for projection, _ in orders])
-    gone, damage, scores = [0] * len(orders), 0.0, {}
+    gone, damage, scores = [0] * len(orders), 0.0, dict[HeadId, float]()
 
     def measured(number: int) -> float:
         """The damage with one more unit of a module gone."""
@@ -209,7 +213,7 @@ def measured_allocation(
     waiting = [(measured(number), number, 0) for number, (_, units) in enumerate(orders) if units]
     heapq.heapify(waiting)
     worst, taken = 0.0, 0
-    while waiting:
+    while waiting and (most is None or len(scores) <= most):
         after, number, at = heapq.heappop(waiting)
         if at < taken:
             heapq.heappush(waiting, (measured(number), number, taken))
@@ -225,6 +229,12 @@ def measured_allocation(
         step(1)
         if gone[number] < len(units):
             heapq.heappush(waiting, (measured(number), number, taken))
+    for _, number, _ in sorted(waiting):
+        projection, units = orders[number]
+        for left in units[gone[number] :]:
+            worst += TIE
+            scores.update(dict.fromkeys(projection.units[left], worst))
+            step(1)
     return scores
 
 

@@ -132,6 +132,7 @@ def measured_scores(
     context: ScoringContext,
     orders: Sequence[ModuleOrder],
     *,
+    most: int | None = None,
     step: Callable[[int], None] = lambda count: None,
     known: MutableMapping[str, float] | None = None,
 ) -> Scores:
@@ -152,7 +153,9 @@ def measured_scores(
         for text in texts
     ]
     options = RefitOptions(damping=context.damping)
-    return for_all_heads(context, measured_allocation(meters, anchored, orders, options, step=step, known=known))
+    return for_all_heads(
+        context, measured_allocation(meters, anchored, orders, options, most=most, step=step, known=known)
+    )
 
 
 def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) -> list[ModuleOrder]:

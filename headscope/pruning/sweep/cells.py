@@ -145,8 +145,18 @@ class SweepContext:
 
     def scores_path(self, method: str, seed: int) -> Path:
         """Where a criterion's scores are kept; higher stays."""
+        most = self.most_removed if self.config.allocate == "measured" else None
+        return self._of_scores(method, seed, ".csv" if most is None else f".{most}.csv")
+
+    def _of_scores(self, method: str, seed: int, ending: str) -> Path:
         name = (f"{method}-seed{seed}" if self.is_drawn(method) else method).replace(":", "-")
-        return self.config.out / SCORES / f"{name}.csv"
+        return self.config.out / SCORES / f"{name}{ending}"
+
+    @property
+    def most_removed(self) -> int | None:
+        """The most heads that a size leaves out; None where that is all."""
+        most = self.gating.heads - min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
+        return most if most < len(self.gating.gated_heads) else None
 
     def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
@@ -154,9 +164,11 @@ class SweepContext:
         scores = direction.apply(criterion.scores(context))
         if self.config.allocate != "measured":
             return scores
-        known = Journal(self.scores_path(method, seed).with_suffix(".measured.json"))
-        scores = measured_scores(context, orders_of(context, set(self.gating.units), scores), step=step, known=known)
-        known.path.unlink(missing_ok=True)
+        known, most = Journal(self._of_scores(method, seed, ".measured.json")), self.most_removed
+        orders = orders_of(context, set(self.gating.units), scores)
+        scores = measured_scores(context, orders, most=most, step=step, known=known)
+        if most is None:  # else a smaller size goes on from it
+            known.path.unlink(missing_ok=True)
         return scores
 
     def folder(self, cell: Cell) -> Path:
