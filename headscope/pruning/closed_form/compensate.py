@@ -193,8 +193,9 @@ def measured_allocation(
     Greedy over modules: each step takes the next unit of the module that does the least damage, as the objective
     measures it on the texts of `meters` (their mean) with all refits in place. A module is measured again only when it
     is the cheapest by what was measured before (lazy evaluation, Minoux 1978): exact as long as no removal makes
-    another cheaper. Scores are made to rise, for the damage itself can fall. `step` is called after every unit. What is
-    measured is put into `known`, by how many units of every module are gone; what is there already is not measured.
+    another cheaper. Scores are made to rise, for the damage itself can fall. `step` is called after every unit, and
+    with 0 after every measurement. What is measured is put into `known`, by how many units of every module are gone;
+    what is there already is not measured.
     """
     refits = _Refits(moments, orders, options or RefitOptions())
     known = {} if known is None else known
@@ -208,6 +209,7 @@ def measured_allocation(
             for other, count in enumerate(gone):
                 trial.put(orders[other][0], refits.of(other, count + (other == number)))
             known[state] = fmean(meter.measure(trial.model).damage for meter in meters)
+            step(0)
         return known[state]
 
     waiting = [(measured(number), number, 0) for number, (_, units) in enumerate(orders) if units]
