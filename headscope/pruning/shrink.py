@@ -182,7 +182,7 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
 def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
     """Score the heads and allocate, unless the scores are kept from before."""
     ((method, seed),) = context.rankings(context.cells)
-    with progress("ranking heads", len(context.gating.units)) as step:
+    with progress("ranking heads", context.placed) as step:
         context.scores(method, seed, step=step)
 
 

@@ -236,7 +236,6 @@ def measured_allocation(
         for left in units[gone[number] :]:
             worst += TIE
             scores.update(dict.fromkeys(projection.units[left], worst))
-            step(1)
     return scores
 
 

@@ -158,6 +158,12 @@ class SweepContext:
         most = self.gating.heads - min((cell.keep for cell in self.cells if cell.keep is not None), default=0)
         return most if most < len(self.gating.gated_heads) else None
 
+    @property
+    def placed(self) -> int:
+        """How many units an allocation by measuring places, about: `scores` calls `step` for each."""
+        units, most = len(self.gating.units), self.most_removed
+        return units if most is None else min(units, most * units // len(self.gating.gated_heads) + 1)
+
     def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
         criterion, direction = self.criteria[method]
