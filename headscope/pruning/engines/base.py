@@ -21,8 +21,9 @@ from headscope.registry import Registry, unknown
 QUANTITY = "log-probabilities differ by"
 LIMIT = {torch.float16: 5e-2, torch.bfloat16: 5e-2}
 """Largest difference of log-probabilities as a share of the largest (or of 1), by the type of the matrices."""
-FULL = 1e-5
-"""The same in float32, where engines sum in another order: 2e-7 to 2e-6 was measured on random models."""
+FULL = 1e-4
+"""The same in float32, where engines sum in another order: 2e-7 to 1.4e-5 was measured on random models, 1.2e-5 on a
+language model of 30 trained layers, whose largest activations are thousands of times the others."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -240,7 +240,6 @@ def prompt_pair(data: InputTexts) -> Tensor:
 
 
 QUANTITY = "outputs differ, as a share of the largest, by"
-TOLERANCE = 1e-5  # of the largest logit; onnxruntime sums in another order: 2e-7 to 2e-6 was measured
 
 
 def exported(

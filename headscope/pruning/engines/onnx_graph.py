@@ -15,11 +15,18 @@ from torch import Tensor, nn
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.model.native.layers import SinusoidalPositions
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, EngineRun, engine, refuse_difference
+from headscope.pruning.engines.base import (
+    FULL,
+    EngineExport,
+    EngineFile,
+    EngineOptions,
+    EngineRun,
+    engine,
+    refuse_difference,
+)
 from headscope.pruning.engines.onnx_decoder import (
     QUANTITY,
     STEPS,
-    TOLERANCE,
     GraphDecoder,
     cache_shape,
     export_decoder,
@@ -85,14 +92,14 @@ class OnnxGraph(EngineExport):
         self, file: str, difference: float, sizes: str, opens: str, notes: tuple[str, ...], *, uniform: bool = True
     ) -> EngineFile:
         """What is said of graphs; CheckpointError for a difference that is too large."""
-        refuse_difference(difference, TOLERANCE, "the ONNX graphs" if file == ENCODER else "the ONNX graph", QUANTITY)
+        refuse_difference(difference, FULL, "the ONNX graphs" if file == ENCODER else "the ONNX graph", QUANTITY)
         return EngineFile(
             export=self.name,
             file=file,
             runtime=f"onnxruntime {importlib.metadata.version('onnxruntime')}",
             difference=difference,
             quantity=QUANTITY,
-            limit=TOLERANCE,
+            limit=FULL,
             sizes=sizes,
             opens=(opens,),
             limits=() if uniform else (_ONE_SHAPE,),

@@ -100,9 +100,7 @@ def test_greedy_text_is_that_of_the_refitted_masked_model(tmp_path: Path) -> Non
     source = tmp_path / "text"
     source.write_text("".join(f"A man in a red shirt number {n} walks a dog.\n" for n in range(40)), encoding="utf-8")
     found = removed(path, tmp_path / "small", RAGGED, compensate="least-squares", source=source)
-    assert (
-        found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
-    )  # 1e-5 of the largest, which is above 10
+    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
     assert "splits 8 of 8 sentences" in " ".join(found.notes)
     model: Any = open_checkpoint(str(tmp_path / "small")).model
     prompt = [1, 40, 50, 60, 70]
@@ -255,9 +253,7 @@ def test_the_refused_model_goes_when_it_is_padded(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3", tie_word_embeddings=False)
     heads = "decoder-self.0.2,decoder-self.0.3,decoder-self.1.*,decoder-self.2.0,decoder-self.2.1,decoder-self.2.5"
     found = removed(path, tmp_path / "small", heads, pad=True)
-    assert (
-        found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
-    )  # 1e-5 of the largest, which is above 10
+    assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
     assert fields(tmp_path / "small" / "model.gguf")["qwen3.attention.head_count"] == 6
     assert any("heads of zeros" in note for note in found.notes)
 
