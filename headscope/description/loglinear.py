@@ -6,8 +6,9 @@ Axes: b sentences of a block, n sampled queries of each, s keys, h heads, f feat
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -87,6 +88,9 @@ RANK, STEPS = 16, 25
 PAIR_SCALE = 30.0  # a first guess of the inverse Hessian of U and V
 
 
+PIECE, LEAST_ROWS = 2**19, 16
+"""Weights that are worked on at a time, and the rows of a sentence that are however many these are."""
+
 Tables = tuple[Tensor, Tensor]
 """Numbers of every token as a query [v …] and as a key [v …], such as static embeddings [v p]."""
 
@@ -126,6 +130,16 @@ class Block:
         terms, whole = (torch.special.xlogy(part, part) for part in (self.weights, self.counted))
         entropy: Tensor = whole.sum(dim=1) - terms.sum(dim=(1, 2))
         return entropy
+
+    def pieces(self) -> Iterator[tuple[slice, Block]]:
+        """Which sentences, and some rows of theirs: so few weights that a processor's cache holds them."""
+        b, n, s, h = self.weights.shape
+        lines, rows = max(1, PIECE // (n * s * h)), max(LEAST_ROWS, PIECE // (s * h))
+        for line, row in product(range(0, b, lines), range(0, n, rows)):
+            some = (slice(line, line + lines), slice(row, row + rows))
+            cut = {name: getattr(self, name)[some] for name in ("weights", "visible", "queries", "counted")}
+            of_lines = {name: getattr(self, name)[some[0]] for name in ("keys", "sentences")}
+            yield some[0], replace(self, features=self.features[(slice(None), *some)], **cut, **of_lines)
 
 
 @dataclass(frozen=True)
@@ -192,7 +206,10 @@ def loss_and_gradient(
     of_tokens = None if projected is None else [torch.zeros_like(part) for part in projected]  # [v h r]
     loss = torch.zeros(description.theta.shape[1], dtype=of_theta.dtype, device=of_theta.device)
     watched = loss.clone()
-    for block, chosen in zip(blocks, rows, strict=True):
+    pieces = (
+        (piece, chosen[lines]) for block, chosen in zip(blocks, rows, strict=True) for lines, piece in block.pieces()
+    )
+    for block, chosen in pieces:
         logs = description.log_probabilities(block, features, projected)
         each = -(block.weights * logs).sum(dim=(1, 2))  # [b h]
         loss += (each * chosen[:, None]).sum(dim=0)

@@ -17,8 +17,8 @@ from headscope.description.loglinear import Block, Tables
 from headscope.description.tokens import Numbers, Pairs, TokenReader
 from headscope.heads import SITES, Site
 
-NUMBERS = 2**27
-"""Weights of a site that are kept, all layers together: half a gigabyte."""
+NUMBERS = 2**26
+"""Weights of a site that are kept, all layers together: a quarter of a gigabyte, and minutes of fitting."""
 BLOCK = 2**21
 """Weights of one block."""
 

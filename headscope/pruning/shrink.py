@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -186,35 +186,44 @@ def rank(context: SweepContext, *, progress: Progress = no_progress) -> None:
         context.scores(method, seed, step=step)
 
 
-def chosen_heads(opened: Opened, *, progress: Progress = no_progress) -> list[HeadId]:
-    """The heads that go: so many as is asked for, else of the size that is searched for.
+def chosen_heads(
+    opened: Opened, unpruned: Cell, sized: Sequence[Cell], *, progress: Progress = no_progress
+) -> list[HeadId]:
+    """The heads that go: so many as is asked for, else of the size that is searched for, from the first on.
 
     Sizes that were measured before are read. ConfigError where the unpruned model is no baseline, or no size is as
     good.
     """
     context, tried = opened.sizes, list[Record]()
-    unpruned, *sized = sorted(context.cells, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
     if not opened.config.searches:
         return ranked_out(context, sized[0])
     folder = context.config.out
     kept = finished_cells(read_objects(folder / CELLS), folder, context.gating, context.metric).records
-    sized = [cell for cell in sized if cell.keep != context.gating.heads]
-    with progress("measuring sizes", 1 + len(sized)) as step:
+    with progress("measuring the unpruned model", 1) as step:
         baseline = _measured(context, unpruned, kept)
         step(1)
 
-        def verdicts() -> Iterator[NonInferiority]:
-            for cell in sized:
+    def verdicts() -> Iterator[NonInferiority]:
+        for number, cell in enumerate(sized, start=1):
+            context.cells = [unpruned, *sized[:number]]  # heads are allocated no further than to this size
+            rank(context, progress=progress)
+            with progress(f"measuring with {cell.keep} of {context.gating.heads} heads", 1) as step:
                 tried.append(_measured(context, cell, kept))
                 step(1)
-                if verdict := verdict_on(context, baseline, tried[-1]):
-                    yield verdict
+            if verdict := verdict_on(context, baseline, tried[-1]):
+                yield verdict
 
-        passed = len(list(established(verdicts())))
+    passed = len(list(established(verdicts())))
     if not passed:
         raise ConfigError(_none_is_as_good(opened, baseline, tried[0]))
     stays = set(tried[passed - 1]["kept"])
     return [head for head in context.gating.without([]) if str(head) not in stays]
+
+
+def _from_the_largest(context: SweepContext) -> list[Cell]:
+    """The unpruned model and the sizes to try, the largest first."""
+    smaller = [cell for cell in context.cells if cell.keep != context.gating.heads]
+    return sorted(smaller, key=lambda cell: -math.inf if cell.keep is None else -cell.keep)
 
 
 def verdict_on(context: SweepContext, baseline: Record, record: Record) -> NonInferiority | None:
@@ -304,6 +313,8 @@ def run_shrink(
 
 def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     """The smaller model in memory, with its quality on both texts. ConfigError where no size is as good."""
+    unpruned, *sized = _from_the_largest(opened.sizes)
+    opened.sizes.cells = [unpruned, sized[0]]
     rank(opened.sizes, progress=progress)
     scoring, refit = opened.sizes.scoring, opened.config.refit
     bench = RefitBench(
@@ -316,7 +327,7 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
         moments=None if refit.method == "none" else moments_of(scoring),  # which the ranking has collected
     )
     opened.sizes.refit = lambda gone: bench.compensated(list(gone)).checkpoint
-    heads, checkpoint = chosen_heads(opened, progress=progress), opened.checkpoint
+    heads, checkpoint = chosen_heads(opened, unpruned, sized, progress=progress), opened.checkpoint
     with progress("removing heads", 2) as step:
         done = shrink(
             checkpoint,

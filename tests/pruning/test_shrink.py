@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import BertModel
 
 import headscope as hs
 from headscope.config import EvaluateConfig
@@ -27,6 +28,8 @@ from tests.oracles import classifiers, speakers
 Command = Callable[..., tuple[int, str, str]]
 LINES, KEPT = 60, 12
 """Lines of the text, and those of them that are judged on: the last fifth."""
+LOUD = 40
+"""What the weights of attention are multiplied by where it shall matter which heads go."""
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +52,10 @@ def asked(folder: Path, *more: object) -> list[object]:
 def record(folder: Path) -> dict[str, Any]:
     made: dict[str, Any] = json.loads((folder / "pruning.json").read_text())
     return made
+
+
+def cells_in(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted((folder / "sizes/cells").iterdir())]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -159,6 +166,34 @@ def test_the_smallest_size_is_that_of_a_loop_over_all(pair: hs.Model) -> None:
     assert made.elsewhere is not None and made.elsewhere["text"] == "headscope's varied text"
     with pytest.raises(ConfigError, match=r"21 of 24.*perplexity"):
         pair.shrink(text=learn, valid=judge, max_drop=f"{limits[0] / 2}", **shape)
+
+
+@pytest.mark.slow
+def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
+    folder: Path, tmp_path: Path, command: Command
+) -> None:
+    """The size that passes has the heads of a run that asks for it; what comes after the one that fails is not met."""
+    shutil.copytree(folder / "encoder", tmp_path / "encoder")
+    model = BertModel.from_pretrained(tmp_path / "encoder")
+    for name, parameter in model.named_parameters():
+        if "attention" in name and name.endswith("weight") and "LayerNorm" not in name:
+            parameter.data *= LOUD
+    model.save_pretrained(tmp_path / "encoder")
+    for name in ("text", "other"):
+        (tmp_path / name).symlink_to(folder / name)
+    (tmp_path / "judge").write_text(5 * (folder / "text").read_text())
+    search = ("--valid-source", tmp_path / "judge", "--metric", "token-l2", "--max-drop", "0.1")
+    status, _, error = command(*asked(tmp_path, *search, "--out", tmp_path / "found"))
+    assert status == 0, error
+    removed = record(tmp_path / "found")["removed"]
+    tried = [6 - read["cell"]["keep"] for read in cells_in(tmp_path / "found") if read["cell"]["keep"] is not None]
+    assert len(removed) < max(tried) < 5, "a size fails that is not the smallest"
+    states = (tmp_path / "found/sizes/scores/obs.measured.json").read_text().splitlines()
+    gone = [sum(map(int, line.partition("\t")[0].split())) for line in states]
+    assert max(gone) <= max(tried) + 2 < 6, "the one that exceeds it, and what would come next"
+    status, _, error = command(*asked(tmp_path, "--keep", 6 - len(removed), *search[:2], "--out", tmp_path / "asked"))
+    assert status == 0, error
+    assert record(tmp_path / "asked")["removed"] == removed
 
 
 @pytest.mark.parametrize("options", [["--keep", 3, "--max-sentences", 8], []])

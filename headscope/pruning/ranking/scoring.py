@@ -19,7 +19,7 @@ from headscope.pruning.closed_form.anchors import FORETOLD
 from headscope.pruning.closed_form.bench import AnchoredMoments, refitted
 from headscope.pruning.closed_form.compensate import MEASURED, ModuleOrder, measured_allocation
 from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.moments import ContextMoments, Moments, collect_moments
+from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
@@ -140,22 +140,29 @@ def measured_scores(
 
     With an anchor refits are anchored, and that of it which a model could foretell is measured on as well.
     """
+    moments, meters = _measuring(context)
+    options = RefitOptions(damping=context.damping)
+    return for_all_heads(
+        context, measured_allocation(meters, moments, orders, options, most=most, step=step, known=known)
+    )
+
+
+def _measuring(context: ScoringContext) -> tuple[ModuleMoments, list[DamageMeter]]:
+    """What allocations of one context are refitted by, and measured with; made once."""
     checkpoint, corpus, seed = context.checkpoint, context.corpus, context.options.seed
     reading: dict[str, Any] = {"batching": context.batching, "seed": seed}
     moments = moments_of(context)
     assert corpus is not None, "moments_of refuses this"
-    of_texts = AnchoredMoments(checkpoint, corpus, **reading, moments=moments)
-    anchored = of_texts.of(context.anchor)
-    beside = of_texts.texts(context.anchor)
-    texts = [corpus, *(text() for name, text in beside.items() if name in FORETOLD)]
-    meters = [
-        DamageMeter.of(checkpoint, text.first(MEASURED), objective=context.options.objective, **reading)
-        for text in texts
-    ]
-    options = RefitOptions(damping=context.damping)
-    return for_all_heads(
-        context, measured_allocation(meters, anchored, orders, options, most=most, step=step, known=known)
-    )
+    objective = context.options.objective
+    key = "allocation", id(checkpoint), id(corpus), context.batching, objective, seed, context.anchor
+    if key not in context.measured:
+        of_texts = AnchoredMoments(checkpoint, corpus, **reading, moments=moments)
+        beside = of_texts.texts(context.anchor)
+        texts = [corpus, *(text() for name, text in beside.items() if name in FORETOLD)]
+        meters = [DamageMeter.of(checkpoint, text.first(MEASURED), objective=objective, **reading) for text in texts]
+        context.measured[key] = of_texts.of(context.anchor), meters
+    made: tuple[ModuleMoments, list[DamageMeter]] = context.measured[key]
+    return made
 
 
 def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) -> list[ModuleOrder]:

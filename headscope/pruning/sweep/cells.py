@@ -76,6 +76,7 @@ class SweepContext:
         search = TranslateOptions(beam=config.beam)
         self.data = ValidationText(valid, reading, search, config.text, intact=self.checkpoint)
         self.cells = cells_of(config, self.gating, self.is_drawn)
+        self._by_criterion: dict[tuple[str, int], Scores] = {}  # which allocations of several sizes start from
         for method, _ in self.rankings(self.cells):
             if corpus is None and self.criteria[method][0].reads_text:
                 raise ConfigError(f"{method} is measured on text: give --source FILE, and --target for translation")
@@ -166,8 +167,10 @@ class SweepContext:
 
     def _scored(self, method: str, seed: int, step: Callable[[int], None]) -> Scores:
         context = replace(self.scoring, options=RunOptions(seed=seed, objective=self.config.objective))
-        criterion, direction = self.criteria[method]
-        scores = direction.apply(criterion.scores(context))
+        if (method, seed) not in self._by_criterion:
+            criterion, direction = self.criteria[method]
+            self._by_criterion[method, seed] = direction.apply(criterion.scores(context))
+        scores = self._by_criterion[method, seed]
         if self.config.allocate != "measured":
             return scores
         known, most = Journal(self._of_scores(method, seed, ".measured.json")), self.most_removed
