@@ -35,6 +35,8 @@ from headscope.pruning.removal.verify import BEAM, search_some
 MOST_BYTES = 2 << 30  # of logits in a pass that is timed
 FILLED, TEXTS, STEPS = 256, 8, 16
 """Tokens in the cache (fewer where the model has fewer positions), texts at once, and tokens written to each."""
+LONG_RUN, LONG_TIMING, FEWEST_ROUNDS = 10.0, 60.0, 2
+"""Seconds that a pass of many sentences may take, and all rounds of a timing, of which there are this many however."""
 
 
 def allowed(timing: Timing, before: Size, after: Size) -> float:
@@ -62,11 +64,17 @@ def rest(after: Size) -> str:
 
 def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
     """Forward passes over one sentence and over `batch` of them, beam search over one and over a few, and decoding."""
-    measured = []
-    for rows in dict.fromkeys((1, fitting(before, data, batch))):
+
+    def forward(rows: int) -> Timing:
         inputs = many(data.feeds, rows)
         old, new = partial(outputs, before.model, inputs), partial(outputs, after.model, inputs)
-        measured.append(measure_timing("forward", rows, old, new, rounds))
+        return measure_timing("forward", rows, old, new, rounds)
+
+    measured = [forward(1)]
+    most = max(LONG_RUN / max(measured[0].before, 1e-9), 1)
+    rows = min(fitting(before, data, batch), 2 ** int(math.log2(most)))
+    if rows > 1:
+        measured.append(forward(rows))
     for sentences in (1, 8):
         search, again = (
             partial(search_some, checkpoint, data, beam=BEAM, sentences=sentences, exact=True)
@@ -122,8 +130,13 @@ def measure_timing(
     what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int
 ) -> Timing:
     """Time two functions in turns, after one run of each that does not count."""
-    before(), after()
-    return in_turns(what, sentences, partial(_seconds, before), partial(_seconds, after), rounds)
+    old, new = partial(_seconds, before), partial(_seconds, after)
+    return in_turns(what, sentences, old, new, affordable(rounds, old() + new()))
+
+
+def affordable(rounds: int, seconds: float) -> int:
+    """As many of `rounds` as a timing may have whose rounds take so many seconds each."""
+    return min(rounds, max(FEWEST_ROUNDS, int(LONG_TIMING / max(seconds, 1e-9))))
 
 
 def in_turns(
@@ -195,11 +208,11 @@ def decoding_speed(before: Checkpoint, after: Checkpoint, *, rounds: int) -> Tim
     both = (before, after)
     try:
         caches = [_filled(checkpoint, filled) for checkpoint in both]
-        for checkpoint, start in zip(both, caches, strict=True):
-            _steps(checkpoint, start)  # the first does not count
+        first = sum(_steps(checkpoint, start) for checkpoint, start in zip(both, caches, strict=True))  # not counted
     except Exception:  # whatever an architecture's own code raises (RecurrentGemma)
         return None
     old, new = (partial(_steps, checkpoint, start) for checkpoint, start in zip(both, caches, strict=True))
+    rounds = affordable(rounds, first)
     timing = in_turns(f"decoding after {filled} tokens", TEXTS, old, new, rounds, tokens=TEXTS * STEPS)
     return replace(timing, context=filled)
 
