@@ -268,15 +268,19 @@ class Predicting(Checkpoint):
             raise ConfigError(f"--nbest {options.best} needs a wider beam than {settings['num_beams']}; give --beam")
         if options.power is not None:
             settings["length_penalty"] = options.power
-        if options.max_extra is not None:
-            settings.update(max_new_tokens=options.max_extra + 1, max_length=None)
-        elif not (settings.get("max_length") or settings.get("max_new_tokens")):
-            settings["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
-        if options.exact is not None:
-            settings.update(max_new_tokens=options.exact + 1, min_new_tokens=options.exact + 1, max_length=None)
+        if options.max_extra == 0:
+            raise ConfigError("--max-len-b 0 lets a Hugging Face model write nothing; it must be at least 1")
         language = target_language(self._tokenizer(), model, self.path)
         if language is not None and settings.get("decoder_start_token_id") != language.number:
             settings["forced_bos_token_id"] = language.number
+        forced = sum(settings.get(f"forced_{name}_token_id") is not None for name in ("bos", "eos"))  # no subwords
+        if options.max_extra is not None:
+            settings.update(max_new_tokens=options.max_extra + forced, max_length=None)
+        elif not (settings.get("max_length") or settings.get("max_new_tokens")):
+            settings["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
+        if options.exact is not None:
+            number = options.exact + forced
+            settings.update(max_new_tokens=number, min_new_tokens=number, max_length=None)
         for name in ("temperature", "top_k", "top_p", "typical_p", "min_p"):
             settings.pop(name, None)  # for sampling; transformers warns of them
         if settings["num_beams"] == 1:
