@@ -104,8 +104,8 @@ def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
 
 def _native_tokens(checkpoint: TransformerCheckpoint) -> TranslatorTokens:
     source, target = _vocabulary(checkpoint, "source"), _vocabulary(checkpoint, "target")
-    if source.prefix or source.suffix not in (None, (source.end,)):
-        raise ConfigError("CTranslate2 puts an end behind a source, and this model wants other ids around it")
+    if not (source.only_ends and target.only_ends):
+        raise ConfigError("CTranslate2 puts an end behind a text, and this model wants other ids around it")
     ends = {source.subwords[source.end], target.subwords[target.end]}
     unknown = {own.subwords[0 if own.unknown is None else own.unknown] for own in (source, target)}
     if len(ends) > 1 or len(unknown) > 1:
