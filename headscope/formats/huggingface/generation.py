@@ -105,16 +105,20 @@ class Predicting(Checkpoint):
             raise CheckpointError(f"{self.path} is a {type(self.model).__name__}, which is no classifier")
         inputs, ids, real = self._source(batch.source), batch.source.ids, batch.source.real
         config, pad = text_config(self.config), text_config(self.config).pad_token_id
-        if pad is None:  # a decoder finds the last token by it, and refuses several texts without one
+        end = config.eos_token_id if self.two_sided else None
+        if pad is None or pad == end:  # the last token is found by it: padding must be told from the end of a text
             free = torch.ones(config.vocab_size, dtype=torch.bool, device=ids.device).index_fill_(0, ids[real], False)
             pad = int(free.to(torch.uint8).argmax())
             if not bool(free[pad]):
                 raise CheckpointError(f"{self.path} has no pad_token_id, and the texts of a batch have all others")
         inputs["input_ids"] = ids.masked_fill(~real, pad)
-        with through_attend(self.model), _padded_with(config, pad):
+        changed: dict[str, Any] = {"pad_token_id": pad}
+        if isinstance(end, int):  # BART and T5 read at the last end, and refuse texts with different numbers of them
+            changed["eos_token_id"] = ids.masked_fill(~_last(batch.source.real & (ids == end)), -1)
+        with through_attend(self.model), _changed(config, changed):
             try:
                 scores: Tensor = self.model(**inputs).logits
-            except ValueError as error:  # of BART and T5, where not all texts have as many ends
+            except ValueError as error:  # a text without an end
                 raise CheckpointError(f"{self.path} cannot classify these texts: {reason_of(error)}") from error
         return scores
 
@@ -342,13 +346,19 @@ class Predicting(Checkpoint):
 
 
 @contextmanager
-def _padded_with(config: Any, pad: int) -> Iterator[None]:
-    """Within the block a config has this padding."""
-    before, config.pad_token_id = config.pad_token_id, pad
+def _changed(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block a config has these values, whatever types it allows."""
+    before = {name: vars(config)[name] for name in values}
+    vars(config).update(values)
     try:
         yield
     finally:
-        config.pad_token_id = before
+        vars(config).update(before)
+
+
+def _last(flags: Tensor) -> Tensor:
+    """The last of the flags [b t] in each row."""
+    return flags & (flags.flip(1).cumsum(dim=1).flip(1) == 1)
 
 
 def _target(target: Side) -> dict[str, Any]:
