@@ -129,6 +129,12 @@ def _marian_tokens(checkpoint: Any) -> TranslatorTokens:
         raise ConfigError("a Marian whose sides have vocabularies of their own cannot be written for CTranslate2")
     known = len(tokenizer)
     tokens = [tokenizer.convert_ids_to_tokens(n) if n < known else f"<{n}>" for n in range(config.vocab_size)]
+    for name in ("unk_token", "eos_token"):
+        if (token := getattr(tokenizer, name)) not in tokens:
+            raise ConfigError(
+                f"CTranslate2 needs an {name}, and that of {checkpoint.path} ({token}) is none of its subwords; name "
+                "one in its tokenizer_config.json"
+            )
     return TranslatorTokens(
         source=tokens,
         target=tokens,
