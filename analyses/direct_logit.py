@@ -27,7 +27,8 @@ class DirectLogit(Analysis):
     logit, not counting what later layers make of it. Only for decoders in which heads add to what the last norm
     reads (pre-norm: GPT-2, Llama, T5, mBART); where a norm follows each addition (Marian, BART) nothing a head
     writes reaches the logits unchanged, and masked language models have a layer after the last norm. Factors after
-    the norm (T5) are part of the logit. A fixed linear mixing of heads is folded into W_O.
+    the norm (T5) and on what is added (Granite) are part of the logit. A fixed linear mixing of heads is folded into
+    W_O.
     """
 
     name = "direct_logit"
@@ -72,7 +73,7 @@ class DirectLogit(Analysis):
         self.readout = readout
         for site_layer, matrices in output_slices(checkpoint).items():
             if isinstance(matrices, Tensor):
-                self.slices[site_layer] = matrices
+                self.slices[site_layer] = matrices * readout.written.get(site_layer, 1.0)
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:

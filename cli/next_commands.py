@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
 VALID = tuple(entry.name for entry in fields(ValidatedTextFiles) if entry.name not in TEXT)
-ANALYSED = (*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", "max_sentences", "mask")
-READ = ("max_length", "keep_special", "exclude_sinks")
 STANZA = ("lang", "stanza_dir", "download")
+ANALYSED = (
+    *(*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", *STANZA),
+    *("max_sentences", "mask", "max_length", "keep_special", "exclude_sinks"),
+)
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
 
 
@@ -46,10 +48,9 @@ def after_analysis(finished: FinishedRun) -> str:
     main = main_measure(finished.study)
     if not main:
         again = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
-        stanza = STANZA if options.get("parse") == "stanza" else ()
-        return command_line(
-            *again, options=options, names=(*ANALYSED, *stanza, *READ, *COMPANIONS, *_of_analyses(options))
-        )
+        unused = () if options.get("parse") == "stanza" else STANZA
+        names = tuple(name for name in (*ANALYSED, *COMPANIONS, *_of_analyses(options)) if name not in unused)
+        return command_line(*again, options=options, names=names)
     table = finished.study.tables["importance"]
     rows = table[(table["measure"] == main) & table["value"].notna()]
     if not 1 < len(rows) == len(finished.study.heads):  # one head is not ranked

@@ -156,9 +156,11 @@ def _figures(figure: PlotFigure, paths: list[Path], options: Any, values: Mappin
 
 
 def _page(figure: PlotFigure, paths: list[Path], options: Any, values: Mapping[str, Any]) -> Written:
-    from headscope.report.page.write import check_page, save_page
+    from headscope.report.layout.output import check_page
 
     check_page(values["out"], force=values["force"])
+    from headscope.report.page.write import save_page  # with torch, which takes seconds
+
     page = save_page(figure.drawn(figure.read(paths), options), values["out"], force=values["force"])
     return [([path.resolve().name for path in paths], page)]
 

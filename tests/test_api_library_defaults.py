@@ -62,3 +62,9 @@ def test_weights_that_no_gradient_goes_through_are_refused() -> None:
     model = in_memory("bert")[0]
     with torch.inference_mode(), pytest.raises(ConfigError, match=r"inference_mode\(\).*load it outside"):
         hs.load(copy.deepcopy(model))
+
+
+def test_weights_without_values_are_refused() -> None:
+    model = in_memory("bert")[0]
+    with pytest.raises(ConfigError, match=r"weights of this model are on the meta device.*load it outside of"):
+        hs.load(copy.deepcopy(model).to("meta"))

@@ -61,8 +61,8 @@ def load(
     format: the checkpoint's format; default: found from its content.
     dicts, hp, bpe: files that belong to a fairseq or story-of-heads checkpoint (dictionaries, hyper-parameters, codes
         that split text); default: dictionaries beside the checkpoint, text already split.
-    src_lang, tgt_lang: languages that a model of many reads and writes, as its tokenizer calls them (NLLB: "eng_Latn");
-        default: what its files say.
+    src_lang, tgt_lang: languages that a model of many reads and writes, as its tokenizer or dictionary calls them
+        (NLLB: "eng_Latn"); default: what its files say.
 
     CheckpointError where there is no such checkpoint or it is broken, ConfigError for options that do not fit.
     """
@@ -95,6 +95,12 @@ def _in_memory(source: nn.Module, tokenizer: Any) -> Model:
             "this model was loaded in torch.inference_mode(), and no gradient goes through such weights and buffers; "
             "load it outside of that block"
         )
+    offloads = any(hasattr(part, "_hf_hook") for part in source.modules())  # accelerate's, with the weights elsewhere
+    if empty := [] if offloads else [name for name, weight in source.named_parameters() if weight.is_meta]:
+        raise ConfigError(
+            f"{len(empty)} weights of this model are on the meta device, without values ({empty[0]}); load it outside "
+            'of torch.device("meta") and init_empty_weights(), or give its path'
+        )
     if tokenizer is not None and not hasattr(tokenizer, "all_special_ids"):
         raise ConfigError(
             f"tokenizer: a {type(tokenizer).__name__} is no tokenizer of transformers; give what "
@@ -104,11 +110,6 @@ def _in_memory(source: nn.Module, tokenizer: Any) -> Model:
         raise ConfigError(
             "bitsandbytes packs the 4-bit weights of this model for the CPU, and no gradient goes through them then; "
             "load it by its path"
-        )
-    if any(each.is_inference() for each in source.parameters()):
-        raise ConfigError(
-            "the weights of this model were made within torch.inference_mode(), and no gradient goes through them; "
-            "make or open it outside of that (torch.no_grad() will do)"
         )
     from headscope.formats.huggingface.checkpoint import InMemoryCheckpoint
 

@@ -284,8 +284,7 @@ def plot(
 
     ConfigError for an unknown figure or option, MissingTable where the run has no data for it.
     """
-    from headscope.report.layout.output import FigureStyle, check_path, figure_style, write_figure
-    from headscope.report.page.write import check_page, save_page
+    from headscope.report.layout.output import FigureStyle, check_page, check_path, figure_style, write_figure
     from headscope.report.registry import find_figure
 
     figure = find_figure(name)
@@ -305,6 +304,8 @@ def plot(
         (check_page if figure.page else check_path)(path, force=force)
     read = figure.read([run.run() if isinstance(run, Study) else Path(run) for run in shown])
     if figure.page:
+        from headscope.report.page.write import save_page
+
         assert path is not None
         return save_page(figure.drawn(read, settings), path, force=force)
     _show_in_notebook()

@@ -2,14 +2,14 @@
 
 Direct logit attribution (Elhage et al. 2021) needs a residual stream to which every head only adds, one norm
 after it, and one matrix to the vocabulary. Whether a model has these is read from the graph of the pass: the
-output of every attention must be reached from the final state through additions alone. A norm after the
-addition (BERT, Marian), a norm or a factor on the sublayer (Gemma 2, Granite), or a layer between the last norm and
-the vocabulary (masked language models) is refused with that reason.
+output of every attention must be reached from the final state through additions and constant factors (Granite's
+`residual_multiplier`) alone. A norm after the addition (BERT, Marian), a norm on the sublayer (Gemma 2), or a layer
+between the last norm and the vocabulary (masked language models) is refused with that reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,11 +58,15 @@ class FinalNorm:
 
 @dataclass(frozen=True)
 class Readout:
-    """logits = factor · weight · norm(x) + const, weight [V d]; `norm` None where there is none."""
+    """logits = factor · weight · norm(x) + const, weight [V d]; `norm` None where there is none.
+
+    `written` are the factors by which what a layer's heads write comes into x.
+    """
 
     weight: Tensor
     factor: float
     norm: FinalNorm | None
+    written: Mapping[tuple[Site, int], float]
 
     def direction(self, labels: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The direction [n d] on which a vector added to x [n d] raises the logit of labels [n] over the mean logit.
@@ -93,8 +97,10 @@ def find_readout(checkpoint: Checkpoint) -> Readout | str:
                 norm = read_norm(module, x.detach(), y.detach())
                 if norm is None:
                     return f"its last norm ({type(module).__name__}) is of an unknown kind"
-                return _direct(probe, x) or Readout(weight, factor * share, norm)
-    return _direct(probe, probe.final) or Readout(weight, factor, None)
+                written = _direct(probe, x)
+                return written if isinstance(written, str) else Readout(weight, factor * share, norm, written)
+    written = _direct(probe, probe.final)
+    return written if isinstance(written, str) else Readout(weight, factor, None, written)
 
 
 @dataclass
@@ -102,7 +108,7 @@ class _ReadoutProbe:
     """What hooks record: norms with inputs and outputs, graph nodes of attention outputs, the final state."""
 
     norms: ObservedNorms = field(default_factory=list)
-    outputs: dict[str, Any] = field(default_factory=dict)
+    outputs: dict[tuple[Site, int], Any] = field(default_factory=dict)
     final: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @contextmanager
@@ -111,19 +117,18 @@ class _ReadoutProbe:
         owners = WeightOwners(checkpoint.model)
         with ExitStack() as stack:
             self.norms = stack.enter_context(observed_norms(checkpoint.model))
-            for (site, number), projection in checkpoint.projections.items():
-                if site is not Site.ENCODER_SELF:
-                    name = f"{site}.{number}"
-                    self.outputs[name] = None
+            for place, projection in checkpoint.projections.items():
+                if place[0] is not Site.ENCODER_SELF:
+                    self.outputs[place] = None
                     owner = owners.of(projection.output)
                     if owner is not None:
-                        stack.enter_context(owner[1].register_forward_hook(self._writer(name)))
+                        stack.enter_context(owner[1].register_forward_hook(self._writer(place)))
             stack.enter_context(layer.register_forward_pre_hook(self._end))
             yield
 
-    def _writer(self, name: str) -> Any:
+    def _writer(self, place: tuple[Site, int]) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            self.outputs[name] = output.grad_fn
+            self.outputs[place] = output.grad_fn
 
         return hook
 
@@ -160,21 +165,38 @@ def _probe(checkpoint: Checkpoint) -> Batch:
     return Batch(torch.zeros(1, dtype=torch.long), 0, text, text if checkpoint.two_sided else None)
 
 
-def _direct(probe: _ReadoutProbe, x: Tensor) -> str | None:
-    """None where every attention output is reached from x through additions alone, else the reason."""
-    reached, waiting = set(), [x.grad_fn]
+def _direct(probe: _ReadoutProbe, x: Tensor) -> dict[tuple[Site, int], float] | str:
+    """The factor of every attention output in x where x is reached by additions and factors alone, else why not."""
+    reached: dict[Any, float] = {}
+    waiting: list[tuple[Any, float]] = [(x.grad_fn, 1.0)]
     while waiting:
-        node: Any = waiting.pop()
+        node, factor = waiting.pop()
         if node is None or node in reached:
             continue
-        reached.add(node)
-        kind = type(node).__name__
-        if kind in SHAPES or (kind == "AddBackward0" and node._saved_alpha == 1):
-            waiting += [parent for parent, _ in node.next_functions]
-    unreached = [name for name, node in probe.outputs.items() if node not in reached]
-    if unreached:
-        return f"what {unreached[0]} writes passes more than additions on its way to the last norm (post-norm, say)"
-    return None
+        reached[node] = factor
+        passed = _factor(node)
+        if passed is not None:
+            waiting += [(parent, factor * passed) for parent, _ in node.next_functions]
+    if unreached := [f"{site}.{layer}" for (site, layer), node in probe.outputs.items() if node not in reached]:
+        return (
+            f"what {unreached[0]} writes passes more than additions and constant factors on its way to the last norm "
+            "(post-norm, say)"
+        )
+    return {place: reached[node] for place, node in probe.outputs.items()}
+
+
+def _factor(node: Any) -> float | None:
+    """By what a step of a graph multiplies all that it is given. Returns None if it does something else."""
+    kind = type(node).__name__
+    if kind in SHAPES or (kind == "AddBackward0" and node._saved_alpha == 1):
+        return 1.0
+    if kind not in ("MulBackward0", "DivBackward0"):
+        return None
+    try:
+        number = float(node._saved_other)
+    except (RuntimeError, TypeError):  # a tensor, which is not kept here
+        return None
+    return number if kind == "MulBackward0" else 1 / number
 
 
 def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | None:

@@ -85,7 +85,7 @@ class ResidualStream:
         projections, norm = self.checkpoint.projections[site_layer], self.norms[site_layer]
         slices = output_slices_at(self.checkpoint, site_layer)
         assert isinstance(slices, Tensor), "find_stream has seen them"
-        output, heads = constant(slices), len(slices)
+        output, heads = constant(slices) * self.readout.written[site_layer], len(slices)
         query, key, value = (
             _reading(slices, norm, heads) for slices in (projections.query, projections.key, projections.value)
         )

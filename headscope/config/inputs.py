@@ -34,8 +34,8 @@ class Companions:
 
     src_lang: str | None = option(
         None,
-        "Language that a model of many languages reads, as its tokenizer calls it (NLLB: eng_Latn; M2M-100: en; mBART: "
-        "en_XX); default: what its tokenizer_config.json says.",
+        "Language that a model of many languages reads, as its tokenizer or dictionary calls it (NLLB: eng_Latn; "
+        "M2M-100: en; mBART: en_XX); default: what its files say.",
         metavar="LANGUAGE",
         panel=MODEL,
     )

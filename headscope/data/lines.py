@@ -99,13 +99,13 @@ def _file_lines(path: Path) -> Iterator[str]:
         raise DataError(f"{path} is empty; it must hold one sentence a line")
 
 
-def line_text(raw: bytes, path: Path, number: int) -> str:
+def line_text(raw: bytes, name: str | Path, number: int) -> str:
     """A line of a file as text, without its end; DataError, with the line, for bytes that are not UTF-8."""
     try:
         return decoded(raw, number)
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path}:{number}: byte {error.start + 1} is not UTF-8; convert the file first (iconv -f FROM -t utf-8)"
+            f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert the text first (iconv -f FROM -t utf-8)"
         ) from None
 
 

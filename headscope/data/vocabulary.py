@@ -267,7 +267,8 @@ class Vocabulary:
 
     `subwords` has the subword of every id. `start` is the decoder's first input, `end` ends a text; `unknown`
     is the id of subwords that are not listed, `pad` that of padding; `special` are further ids that are no text.
-    `prefix` and `suffix` are added to a source text (None for suffix: `end`).
+    `prefix` and `suffix` are added to a source text (None for suffix: `end`); a target text begins with `begin`, which
+    the decoder is made to write.
     """
 
     subwords: tuple[str, ...] = field(repr=False)
@@ -279,9 +280,10 @@ class Vocabulary:
     special: frozenset[int] = frozenset()
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] | None = None
+    begin: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        around = (*self.special, *self.prefix, *(self.suffix or ()))
+        around = (*self.special, *self.prefix, *(self.suffix or ()), *self.begin)
         for number in (self.start, self.end, self.unknown, self.pad, *around):
             if number is not None and not 0 <= number < len(self.subwords):
                 raise ConfigError(f"there is no special id {number}; the vocabulary has {len(self.subwords)} subwords")
@@ -294,6 +296,11 @@ class Vocabulary:
         """Ids that are no text; the unknown id is text."""
         ids = {self.start, self.end, self.pad, *self.special} - {None, self.unknown}
         return frozenset(number for number in ids if number is not None)
+
+    @property
+    def only_ends(self) -> bool:
+        """Whether an end behind it is all that is added to a text."""
+        return not (self.prefix or self.begin) and self.suffix in (None, (self.end,))
 
     @property
     def padding(self) -> int:

@@ -127,6 +127,7 @@ def matched(
     there is none and nothing is masked nor, with `altered`, gated.
     """
     check_sides(checkpoint, corpus, target="the references")
+    checkpoint.start_ids()  # a model that reads no text is refused, though no metric may be left to measure
     metrics = choose_metrics(config, checkpoint, against=against.named)
     why = {name: METRICS.get(name).applies(checkpoint, **corpus.comes_with) for name in fitting_metrics(checkpoint)}
     if refused := [name for name in metrics if why[name]]:

@@ -7,8 +7,9 @@ from itertools import islice
 
 from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens, groups
 from headscope.data.encoded import Encoded, UnknownSubwords
+from headscope.data.lines import line_text
 from headscope.distributed import ALONE, Processes
-from headscope.errors import CheckpointError, DataError
+from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions, Translation
 
@@ -20,12 +21,7 @@ NOTHING = [Translation("", 0.0)]
 def decoded_lines(lines: Iterable[bytes], *, name: str = "stdin") -> Iterator[str]:
     """Lines of UTF-8 text, split at line feeds only; DataError names the first that is something else."""
     for number, raw in enumerate(lines, start=1):
-        try:
-            yield raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{name}:{number}: byte {error.start + 1} is not UTF-8; convert the text first (iconv -f FROM -t utf-8)"
-            ) from None
+        yield line_text(raw, name, number)
 
 
 def shared_lines(lines: Iterable[str], processes: Processes, *, window: int) -> Iterator[str]:

@@ -36,7 +36,15 @@ from headscope.model.nonfinite import refuse_damaged_file
 FORMAT, VERSION = "headscope", 1
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
 SIDES = ("source", "target")
-SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix")  # fields that a vocabulary and its table share
+SPECIAL = (
+    "start",
+    "end",
+    "unknown",
+    "pad",
+    "prefix",
+    "suffix",
+    "begin",
+)  # fields that a vocabulary and its table share
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes", "allowed.json")))
 
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)
@@ -54,6 +62,7 @@ class SideTable:
     special: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] | None = None
+    begin: tuple[int, ...] = ()
     codes: bool = False
     allowed: bool = False
 

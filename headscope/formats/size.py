@@ -20,12 +20,14 @@ from headscope.heads import Site
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.interface import through_attend
 from headscope.model.native.transformer import Transformer
+from headscope.model.stored_weights import written_type
 
 
 @dataclass(frozen=True)
 class Size:
     """How large a model is. `flops` are those of one forward pass over the text that was compared on.
 
+    `bytes` are those of weights in the types in which they are written, which a CPU may have widened.
     `cache` are bytes of keys and values for each token of the decoder's own text, `cross_cache` for each token
     of the source. `attention_flops` and `output_flops` are those within attention modules and the output layer,
     `read` the bytes of weights that a step of decoding reads: all but rows of an embedding that is no output layer.
@@ -45,9 +47,10 @@ class Size:
 def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     """Count what a model has, and what it does with `feeds`."""
     model = checkpoint.model
-    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    kept = model.state_dict()
+    tensors = [pair for pair in (*model.named_parameters(), *model.named_buffers()) if pair[0] in kept]
     own, cross = _cache(checkpoint)
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    weights = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
     rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
     table, read = getattr(rows, "weight", None), weights
     if isinstance(table, Tensor) and layer is not None and getattr(layer, "weight", None) is not table:
@@ -56,7 +59,9 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     return Size(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         attention_heads=sum(checkpoint.layout.values()),
-        bytes=weights,
+        bytes=sum(
+            tensor.numel() * written_type(name, tensor, checkpoint.written_in).itemsize for name, tensor in tensors
+        ),
         flops=counts["all"],
         cache=own,
         cross_cache=cross,

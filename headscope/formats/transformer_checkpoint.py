@@ -109,7 +109,7 @@ class TransformerCheckpoint(Checkpoint):
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
         """What the decoder must say after each of the inputs that `encode` gives for targets."""
         vocabulary = self._side("target")
-        return [[*vocabulary.encode(text), vocabulary.end][:limit] for text in texts]
+        return [[*vocabulary.begin, *vocabulary.encode(text), vocabulary.end][:limit] for text in texts]
 
     def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
         return self._side(side).spans(text, ids)
@@ -253,6 +253,7 @@ class TransformerCheckpoint(Checkpoint):
             source.ids,
             _mask(source.real),
             start=target.start,
+            begin=target.begin,
             end=target.end,
             pad=target.pad,
             unknown=target.unknown,
@@ -300,7 +301,7 @@ def probe_logits(model: Transformer, probe: Probe) -> Tensor:
 def _encoded(text: str, vocabulary: Vocabulary, limit: int, *, reading: bool) -> Encoded:
     """Ids of an encoder's text (`reading`), or of a decoder's inputs: the start, then the text shifted right."""
     words = vocabulary.encode(text)
-    before = vocabulary.prefix if reading else (vocabulary.start,)
+    before = vocabulary.prefix if reading else (vocabulary.start, *vocabulary.begin)
     after = () if not reading else (vocabulary.end,) if vocabulary.suffix is None else vocabulary.suffix
     room = max(limit - len(before) - len(after), 0)
     ids = [*before, *words[:room], *after]

@@ -222,15 +222,16 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
     except Exception as error:  # anything that a model's own code may raise
         taken = inspect.signature(base_of(model).forward).parameters
         kinds = {"pixel_values": "pictures", "input_features": "sound", "input_values": "sound"}
-        if beside := " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in taken)):
+        beside = " and ".join(dict.fromkeys(kind for name, kind in kinds.items() if name in taken))
+        if beside and "input_ids" in inputs:
             raise CheckpointError(
                 f"model type {kind!r} reads {beside} beside the text, and headscope gives it text alone, with which it "
                 f"cannot run; {_advice(model)}"
             ) from error
         reason = reason_of(error, most=200)
-        raise CheckpointError(
-            f"model type {kind!r} fails on a probe of {SOURCE_LENGTH} tokens: {reason}; it cannot be analysed"
-        ) from error
+        picture = "×".join(map(str, inputs["pixel_values"].shape[2:])) if "pixel_values" in inputs else ""
+        probe = f"a picture of {picture}, as its image_size says" if picture else f"a probe of {SOURCE_LENGTH} tokens"
+        raise CheckpointError(f"model type {kind!r} fails on {probe}: {reason}; it cannot be analysed") from error
     return output.float()
 
 

@@ -46,13 +46,20 @@ class StoredWeight:
             return matrix
 
 
+def written_type(name: str, tensor: Tensor, written_in: Callable[[str], torch.dtype | None]) -> torch.dtype:
+    """The type in which a tensor of a model is written: the narrower one of the file where it was widened."""
+    stored = written_in(name) if tensor.is_floating_point() else None
+    narrower = stored is not None and torch.promote_types(tensor.dtype, stored) == tensor.dtype
+    return stored if stored is not None and narrower else tensor.dtype
+
+
 def round_weights(model: nn.Module, written_in: Callable[[str], torch.dtype | None]) -> set[torch.dtype]:
     """Round weights, in place, to the narrower types that they are written in; the types of those that change by it."""
     changed = set()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            dtype = written_in(name)
-            if weight.is_meta or dtype is None or torch.promote_types(weight.dtype, dtype) != weight.dtype:
+            dtype = written_type(name, weight, written_in)
+            if weight.is_meta:
                 continue  # offloaded weights, which nothing changes, are on no device
             rounded = weight.to(dtype).to(weight.dtype)
             if not torch.equal(rounded, weight):

@@ -16,6 +16,7 @@ built beside its place and swapped in.
 
 from __future__ import annotations
 
+import copy
 import math
 import shutil
 import time
@@ -42,6 +43,7 @@ from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId
 from headscope.model.removal_plan import plan_removal
+from headscope.model.stored_weights import round_weights, written_type
 from headscope.progress import Progress, no_progress
 from headscope.pruning.closed_form.anchors import second_text
 from headscope.pruning.closed_form.bench import RefitBench
@@ -326,7 +328,7 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
         seed=opened.config.seed,
         moments=None if refit.method == "none" else moments_of(scoring),  # which the ranking has collected
     )
-    opened.sizes.refit = lambda gone: bench.compensated(list(gone)).checkpoint
+    opened.sizes.refit = lambda gone: _as_written(bench.compensated(list(gone)).checkpoint)
     heads, checkpoint = chosen_heads(opened, unpruned, sized, progress=progress), opened.checkpoint
     with progress("removing heads", 2) as step:
         done = shrink(
@@ -343,6 +345,16 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
             done = replace(done, elsewhere=quality_change(checkpoint, done.checkpoint, opened.second))
         step(1)
     return done
+
+
+def _as_written(made: Checkpoint) -> Checkpoint:
+    """A refitted checkpoint with its weights rounded as its files will have them; the same where nothing is rounded."""
+    names = made.model.named_parameters()
+    if all(written_type(name, weight, made.written_in) == weight.dtype for name, weight in names):
+        return made
+    rounded = made.with_model(copy.deepcopy(made.model))  # the bench keeps `made`, and how far outputs move is told
+    round_weights(rounded.model, rounded.written_in)
+    return rounded
 
 
 def _identity(config: ShrinkConfig) -> dict[str, Any]:

@@ -103,6 +103,8 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
         raise ConfigError(f"--init {config.init} is a model for --kind {kind}; --kind is {config.kind}")
     if checkpoint.target is None or (checkpoint.two_sided and checkpoint.source is None):
         raise CheckpointError(f"--init {config.init} has no vocabularies, so it cannot read text")
+    if checkpoint.target.begin:
+        raise CheckpointError(f"--init {config.init} begins translations with a language, which training does not know")
     if config.tokenizer is not None:
         raise ConfigError("--init brings its own vocabularies; leave out --tokenizer")
     stack = checkpoint.model.config.decoder

@@ -99,6 +99,28 @@ def test_norms_without_parameters_are_norms() -> None:
     assert study.heads.copying.iloc[-1] == pytest.approx(expected, abs=1e-6)
 
 
+def test_factors_of_what_is_added_are_part_of_it() -> None:
+    """Granite's `residual_multiplier`: as if the output projections held it."""
+    sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
+    ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
+    factors = {"embedding_multiplier": 3.0, "logits_scaling": 0.5, "attention_multiplier": 0.4}
+    found = []
+    for factor in (0.25, 1.0):
+        torch.manual_seed(3)
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "residual_multiplier": factor}
+        config = AutoConfig.for_model("granite", **sizes, **ids, **factors, **heads)
+        model = AutoModelForCausalLM.from_config(config).double().eval()
+        for layer in model.model.layers if factor == 1 else ():
+            for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
+                weight.data *= 0.25
+        opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
+        found.append(opened.analyze(["ah aj bl", "aj ah"], only="copying,composition,direct_logit", bootstrap=10))
+        assert not found[-1].left_out
+    multiplied, folded = (study.heads[["copying", "composition_v", "direct_logit"]] for study in found)
+    np.testing.assert_allclose(multiplied, folded, rtol=1e-6)
+    assert multiplied.direct_logit.abs().max() > 1e-3
+
+
 def test_only_the_strongest_earlier_heads_are_listed() -> None:
     few = run(speakers.checkpoint("llama"), "llama", "composition", composition_partners=2).tables["composition"]
     every: Any = study("llama").tables["composition"].groupby(["layer", "head", "kind"]).score

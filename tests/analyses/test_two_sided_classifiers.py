@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import headscope as hs
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, ConfigError
 from headscope.heads import Site
 from tests.oracles import classifiers, tiny
@@ -91,6 +92,22 @@ def test_prompts_have_classes_as_answers() -> None:
         clean=["ah aj bl"], corrupt=["ah bl bl"], answer=[("LABEL_0", "LABEL_1")], only="patching", bootstrap=10
     )
     assert (study.heads.patching != 0).any()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pad", [tiny.PAD, tiny.END], ids=["pad", "end"])
+def test_a_batch_is_its_texts_however_many_ends_they_have(kind: str, pad: int) -> None:
+    """Ends within a text, and padding that looks like one."""
+    checkpoint: Any = opened(kind).checkpoint
+    rows = [[2, 5, 3, 11, 3], [2, 7, 3], [2, 3, 3, 14, 9, 3]]
+    theirs = torch.cat([checkpoint.model(torch.tensor([row])).logits for row in rows])
+    checkpoint.model.config.pad_token_id = pad
+    sides = [pad_side([Encoded.plain(row) for row in part]) for part in (rows, *([row] for row in rows))]
+    whole, *single = [checkpoint.class_scores(Batch(torch.arange(len(side.ids)), 0, side, None)) for side in sides]
+    torch.testing.assert_close(whole, theirs)
+    torch.testing.assert_close(torch.cat(single), theirs)
+    assert (checkpoint.model.config.pad_token_id, checkpoint.model.config.eos_token_id) == (pad, tiny.END)
 
 
 def test_a_text_without_an_end_is_one_line() -> None:

@@ -197,6 +197,9 @@ def test_a_vision_model_is_shown_but_reads_no_text(headscope: Command, text: Pat
     assert status == 0 and "encoder-self   2        3" in shown
     ran = headscope("analyze", tmp_path / "vit", "--source", text, "--out", tmp_path / "run")
     refused(ran, r"model type 'vit'\) takes pixel_values, not text")
+    refused(
+        headscope("evaluate", tmp_path / "vit", "--source", text), r"model type 'vit'\) takes pixel_values, not text"
+    )
 
 
 def test_broken_parses_and_missing_stanza_models(headscope: Command, text: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,21 @@ def plot(*words: object) -> str:
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
+
+
+@pytest.mark.parametrize("command", ["report", "heads", "training"])
+def test_a_wrong_ending_is_refused_before_torch_is_imported(command: str) -> None:
+    code = f"""
+import sys
+from headscope.cli import main
+sys.argv = ["headscope", "plot", "{command}", "none", "--out", "page.txt"]
+try:
+    main.run()
+finally:
+    assert "torch" not in sys.modules
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "end the name with" in ended.stderr, ended.stderr
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from headscope.formats.fairseq.config import ARCHITECTURES
 from headscope.formats.fairseq.format import FAIRSEQ, FairseqCheckpoint
 from headscope.formats.pickles import read_tensors, read_torch
 from headscope.heads import Site
+from headscope.model.native.beams import SearchConfig
 from headscope.model.native.shrink import fold_mixings
 from tests.makers.fairseq_layouts import MADE, PREVIOUS, SOURCE, TIED, computed
 from tests.oracles import fairseq
@@ -304,6 +305,69 @@ def test_dictionaries_are_found(tmp_path: Path, where: str) -> None:
     assert checkpoint.encode(["c"], side="target", limit=9)[0].ids == [2, 6]
     assert checkpoint.translate(["a@@ c", "d"])[1][0].ids[-1] == 2
     assert (checkpoint.limit, checkpoint.vocabulary) == (29, fairseq.SOURCE)
+
+
+MANY: dict[str, Any] = {"task": "translation_multi_simple_epoch", "lang_pairs": ["de-en"], "langs": "de,en"}
+PRETRAINED: dict[str, Any] = {"task": "translation_from_pretrained_bart", "langs": "de,en"}
+# Options, the ids around a source, what a decoder reads first and is made to write; added subwords are the last ids.
+OF_LANGUAGES = {
+    "source": (MANY | {"encoder_langtok": "src", "decoder_langtok": True}, ([21], [2]), [2, 18], 2),
+    "target": (MANY | {"encoder_langtok": "tgt"}, ([22], [2]), [2], 2),
+    "langtoks": (MANY | {"langtoks": {"main": ("src", "tgt")}}, ([21], [2]), [2, 18], 2),
+    "replaced": (
+        MANY | {"encoder_langtok": "tgt", "decoder_langtok": True, "lang_tok_replacing_bos_eos": True},
+        ([], [22]),
+        [18],
+        2,
+    ),
+    "without": (MANY, ([], [2]), [2], 2),
+    "pretrained": (PRETRAINED, ([], [2, 20]), [17], 3),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", OF_LANGUAGES)
+def test_languages_stand_where_their_task_puts_them(tmp_path: Path, kind: str) -> None:
+    """As fairseq writes them: in front of a source, as the first token of a translation, or in the place of an end."""
+    task, (before, after), begin, added = OF_LANGUAGES[kind]
+    languages = {} if kind == "pretrained" else {"source_lang": None, "target_lang": None}
+    options = fairseq.BASE | languages | task
+    weights = fairseq.state(options, seed=3)
+    path = fairseq.write(tmp_path / "c.pt", options, weights)
+    for file in fairseq.dictionaries(tmp_path).glob("dict.*.txt"):
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(lines[: len(lines) - added]), encoding="utf-8")
+    checkpoint = opened(path)
+    FAIRSEQ.save(checkpoint, tmp_path / "again")
+    for each in (checkpoint, opened(tmp_path / "again" / "c.pt")):
+        source = [*before, 6, 7, *after]
+        assert each.encode(["c d"], side="source", limit=9)[0].ids == source
+        assert each.encode(["c"], side="target", limit=9)[0].ids == [*begin, 6]
+        assert each.labels(["c"], limit=9) == [[*begin[1:], 6, 2]]
+        ids = list(begin)
+        for number, step in enumerate(range(5), start=len(begin) - 1):
+            log_p = fairseq.logits(options, weights, source, ids)[-1].double().log_softmax(-1)
+            log_p[1] = -torch.inf
+            log_p[2] = -torch.inf if number == 0 else log_p[2]
+            ids.append(int(log_p.argmax()) if step < 4 else 2)
+            if ids[-1] == 2:
+                break
+        config = SearchConfig(beam=1, max_extra=len(begin) + 3)
+        [[found]] = each.translate(["c d"], config)
+        assert list(found.ids) == ids[1:]
+        assert each.target is not None and not {"[en]", "__en__"} & set(each.target.decode(found.ids).split())
+
+
+def test_languages_that_a_dictionary_lacks_are_named(tmp_path: Path) -> None:
+    options = fairseq.BASE | MANY | {"encoder_langtok": "src", "langs": None, "lang_dict": "list.txt"}
+    path = fairseq.write(tmp_path / "c.pt", options, fairseq.state(options))
+    fairseq.dictionaries(tmp_path)
+    with pytest.raises(CheckpointError, match=r"__de__ around source texts.*dict\.de\.txt.*--src-lang"):
+        opened(path).encode(["c"], side="source", limit=9)
+    fairseq.write(path, options | {"source_lang": None, "lang_pairs": ["de-en", "en-de"]}, fairseq.state(options))
+    with pytest.raises(CheckpointError, match="give --src-lang"):
+        opened(path).encode(["c"], side="source", limit=9)
+    assert opened(path, companions=Companions(src_lang="de", tgt_lang="en")).target is not None
 
 
 def test_codes_split_raw_text(tmp_path: Path) -> None:

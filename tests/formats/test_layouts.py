@@ -15,6 +15,8 @@ from transformers import (
     CLIPConfig,
     CLIPForImageClassification,
     CLIPModel,
+    ConvNextConfig,
+    ConvNextModel,
     PreTrainedModel,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
@@ -175,3 +177,9 @@ def test_a_model_that_writes_text_for_pictures_is_refused_with_what_opens() -> N
 
 def test_a_classifier_of_pictures_is_probed_with_a_picture_of_its_size() -> None:
     assert set(find_attention(clip(CLIPForImageClassification)).layout.values()) == {5}
+
+
+def test_a_model_of_pictures_that_fails_on_one_is_not_said_to_read_text() -> None:
+    model = ConvNextModel(ConvNextConfig(hidden_sizes=[8] * 4, depths=[1] * 4, image_size=7))
+    with pytest.raises(CheckpointError, match=r"'convnext' fails on a picture of 7×7, as its image_size says: .*size"):
+        find_attention(model)

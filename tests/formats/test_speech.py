@@ -142,7 +142,7 @@ def test_what_it_writes_down_is_the_likeliest_token_after_token(folder: Path, be
     written = checkpoint.translations(names, TranslateOptions(beam=1, max_extra=6, scores=True, keep_pieces=True))
     for name, [best] in zip(names, written, strict=True):
         source, ids, score = pad_side(checkpoint.encode([name], side="source", limit=9)), [1, 5][:first], 0.0
-        while len(ids) < first + 7 and ids[first:][-1:] != [2]:
+        while len(ids) < first + 6 and ids[first:][-1:] != [2]:
             target = pad_side([Encoded(ids, [False] * len(ids))])
             with torch.no_grad():
                 last = checkpoint.logits(Batch(torch.arange(1), 0, source, target))[0, -1].log_softmax(-1)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.formats.base import open_checkpoint, write_checkpoint
@@ -249,6 +249,25 @@ def test_weights_keep_the_type_that_the_file_had(tmp_path: Path) -> None:
     assert found.verified.difference <= 1e-5
     whole = load_file(tmp_path / "whole" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(state["model.layers.0.self_attn.q_proj.weight"], whole[30:])
+
+
+def test_every_weight_keeps_its_own_type(tmp_path: Path) -> None:
+    """Norms and biases in single precision among halves, of a model and of one that was saved without its head."""
+    heads = "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2"
+    for name, prefix in (("whole", "model."), ("bare", "")):
+        build(BY_NAME["llama"]).bfloat16().save_pretrained(tmp_path / name)
+        file = tmp_path / name / "model.safetensors"
+        weights = {key: its.float() if "norm" in key else its for key, its in load_file(file).items()}
+        if not prefix:
+            weights = {key.removeprefix("model."): its for key, its in weights.items()}
+        save_file(weights, file, {"format": "pt"})
+        found = removed(tmp_path / name, tmp_path / f"small-{name}", heads)
+        state = load_file(tmp_path / f"small-{name}" / "model.safetensors")
+        assert {key.removeprefix("model."): its.dtype for key, its in state.items()} == {
+            key.removeprefix("model."): its.dtype for key, its in weights.items()
+        }
+        assert found.after.bytes == sum(its.nbytes for its in state.values())
+        assert found.before.bytes == sum(its.nbytes for its in weights.values())
 
 
 # Opening what others may have written.

@@ -102,4 +102,4 @@ def test_translations_of_a_transformers_model_have_it_too(monkeypatch: pytest.Mo
     monkeypatch.setattr(its.model, "generate", generate)
     its.translations(["ah"], TranslateOptions(beam=2, exact=7))
     (config,) = asked
-    assert (config.min_new_tokens, config.max_new_tokens, config.max_length) == (8, 8, None)
+    assert (config.min_new_tokens, config.max_new_tokens, config.max_length) == (7, 7, None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertModel
 
 import headscope as hs
@@ -194,6 +195,31 @@ def test_heads_are_allocated_no_further_than_to_the_sizes_that_are_tried(
     status, _, error = command(*asked(tmp_path, "--keep", 6 - len(removed), *search[:2], "--out", tmp_path / "asked"))
     assert status == 0, error
     assert record(tmp_path / "asked")["removed"] == removed
+
+
+def test_sizes_are_judged_as_they_are_stored(
+    folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refits are computed in float32; of a file in half precision what counts is what it will hold."""
+    half = shutil.copytree(folder / "encoder", tmp_path / "half") / "model.safetensors"
+    save_file({name: values.bfloat16() for name, values in load_file(half).items()}, half, {"format": "pt"})
+    exact, run = [], cells.run_cell
+
+    def watched(context: cells.SweepContext, cell: Any) -> Any:
+        if cell.keep is not None:
+            assert context.refit is not None
+            made = context.refit(cells.ranked_out(context, cell)).model
+            exact.append(all(torch.equal(its, its.bfloat16().float()) for its in made.parameters()))
+        return run(context, cell)
+
+    monkeypatch.setattr(shrink, "run_cell", watched)
+    search = ("--max-drop", "20%", "--by", "magnitude", "--allocate", "global", "--valid-source", folder / "text")
+    command_line = asked(folder, *search, "--out", tmp_path / "small")
+    command_line[2] = half.parent
+    status, _, error = command(*command_line)
+    assert status == 0, error
+    assert exact and all(exact)
+    assert any("rounded to bfloat16" in note for note in record(tmp_path / "small")["notes"])
 
 
 @pytest.mark.parametrize("options", [["--keep", 3, "--max-sentences", 8], []])

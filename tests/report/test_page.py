@@ -17,6 +17,8 @@ import pandas as pd
 import pytest
 
 import headscope as hs
+from headscope.engine.declarations import measure_of
+from headscope.engine.evidence.need import agreement_table
 from headscope.engine.rank_correlation import ranked
 from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
@@ -143,6 +145,19 @@ def test_what_the_page_holds_is_what_the_files_say(run: Path) -> None:
     assert data["relations"]["labels"] and len(data["relations"]["rows"]["0"]) == 8
     assert data["similar"]["rows"]["cka"]["0"][0][0] in (1, 2)  # a head of the same layer, not itself
     assert data["importance"]["measures"] == ["ablation", "gradient"]
+
+
+@pytest.mark.parametrize("count", [2, 9])
+def test_importances_agree_as_the_run_says(run: Path, count: int) -> None:
+    """The median of the same correlations as in `importance_agreement.csv`, also where two heads have both numbers."""
+    table = pd.read_csv(run / "heads.csv", keep_default_na=False)
+    table.loc[count:, "gradient"] = np.nan
+    table.to_csv(run / "heads.csv", index=False)
+    pairs = agreement_table(table.astype({"gradient": float}), [measure_of("ablation"), measure_of("gradient")])
+    (data,) = gather([run])["analyses"]
+    assert data["importance"]["median"] == pytest.approx(pairs["spearman"].median(), abs=1e-4)
+    assert data["importance"]["agreement"][0][1] == data["importance"]["agreement"][1][0] is not None
+    assert any("median rank correlation" in line for line in data["findings"])
 
 
 def test_findings_are_computed_and_say_what_matters(run: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -131,12 +131,75 @@ def read_settings(path: str, content: Mapping[str, Any]) -> Settings:
         for name in ("task", "model"):
             values |= _flat(section(parts.get(name)))
         values.setdefault("arch", values.get("_name"))
+        values.setdefault("task", section(parts.get("task")).get("_name"))
     arch = values.get("arch")
     if not isinstance(arch, str) or not arch.startswith("transformer"):
         raise CheckpointError(
             f"{path}: its arch is {shown(arch)}; headscope reads fairseq's transformer* and transformer_lm* models"
         )
     return Settings(path, values, arch, args is not None)
+
+
+# Tasks of many languages, which put subwords around texts that say of which language they are.
+
+MULTILINGUAL, PRETRAINED = "translation_multi_simple_epoch", "translation_from_pretrained_bart"
+STYLES = {"multilingual": "__{}__", "mbart": "[{}]"}
+
+
+def in_languages(settings: Settings, source: str | None, target: str | None) -> Settings:
+    """With the languages that are read and written: those given, the options' own, or the only pair of the training."""
+    pairs = _listed(settings.get("lang_pairs"))
+    only = pairs[0].split("-") if len(pairs) == 1 and pairs[0].count("-") == 1 else (None, None)
+    main = section(settings.get("langtoks")).get("main")
+    marks = main if isinstance(main, (list, tuple)) and len(main) == 2 else (None, None)
+    values = {
+        "source_lang": source or settings.text("source_lang") or only[0],
+        "target_lang": target or settings.text("target_lang") or only[1],
+        "encoder_langtok": marks[0],
+        "decoder_langtok": marks[1],
+    }
+    return replace(settings, values={**settings.values, **{key: value for key, value in values.items() if value}})
+
+
+def around_texts(settings: Settings, side: str) -> dict[str, tuple[str, ...]]:
+    """The subwords that a task of many languages puts around the texts of a side, by the field of the vocabulary.
+
+    Deviation: translations of a pretrained BART end with `</s>`; in fairseq the language comes once more behind it.
+    """
+    reading = side == "source"
+    if settings.text("task") == PRETRAINED:
+        mark, begin = _style(settings).format(settings.text(f"{side}_lang")), ("<s>",) * settings.on("prepend_bos")
+        return {"prefix": begin, "suffix": ("</s>", mark)} if reading else {"start": (mark,), "begin": begin}
+    said = settings.get("encoder_langtok" if reading else "decoder_langtok")
+    if settings.text("task") != MULTILINGUAL or not said:
+        return {}
+    of_source = isinstance(said, str) and said.startswith("src")
+    mark = _style(settings).format(settings.text("source_lang" if of_source else "target_lang"))
+    if settings.on("lang_tok_replacing_bos_eos"):
+        return {"suffix" if reading else "start": (mark,)}
+    return {"prefix" if reading else "begin": (mark,)}
+
+
+def added_subwords(settings: Settings, listed: str | None) -> tuple[str, ...]:
+    """What fairseq adds to the dictionaries of such a task; `listed` is the content of the file `lang_dict`."""
+    if settings.text("task") not in (MULTILINGUAL, PRETRAINED):
+        return ()
+    languages = _listed(settings.get("langs")) if listed is None else listed.split()
+    if not languages and not settings.on("lang_dict"):
+        languages = sorted({part for pair in _listed(settings.get("lang_pairs")) for part in pair.split("-")})
+    style = _style(settings)
+    return (*map(style.format, languages), *(["<mask>"] if style == STYLES["mbart"] else []))
+
+
+def _style(settings: Settings) -> str:
+    style = "mbart" if settings.text("task") == PRETRAINED else settings.text("lang_tok_style")
+    return STYLES.get(style or "multilingual", STYLES["multilingual"])
+
+
+def _listed(value: Any) -> list[str]:
+    """The texts of a list, or of a text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (list, tuple)) else ()
+    return [part for part in parts if isinstance(part, str) and part]
 
 
 def section(value: Any) -> dict[str, Any]:

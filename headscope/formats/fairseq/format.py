@@ -10,7 +10,7 @@ import argparse
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,14 @@ from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
 from headscope.formats.exports import Conversion, Probe
-from headscope.formats.fairseq.config import Settings, read_settings, transformer_config
+from headscope.formats.fairseq.config import (
+    Settings,
+    added_subwords,
+    around_texts,
+    in_languages,
+    read_settings,
+    transformer_config,
+)
 from headscope.formats.fairseq.from_native import (
     SPECIAL,
     end_difference,
@@ -84,7 +91,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
 
     name = "fairseq"
     summary = "a .pt file of fairseq or of its fork MHR, with dict.*.txt beside it or in --dicts"
-    takes = frozenset({"dicts", "bpe"})
+    takes = frozenset({"dicts", "bpe", "src_lang", "tgt_lang"})
     converts = True
 
     def recognise(self, path: Path) -> bool:
@@ -94,7 +101,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         content = _content(Path(path))
         raw = read_tensors(Path(path), content["model"])
         refuse_damaged_file(path, raw)
-        settings = read_settings(path, content)
+        settings = in_languages(read_settings(path, content), companions.src_lang, companions.tgt_lang)
         state = upgraded(raw)
         config = transformer_config(settings, state)
         weights = _completed(path, config, native_weights(path, state))
@@ -285,7 +292,16 @@ def _dictionaries(settings: Settings, config: TransformerConfig, companions: Com
             missing[side] = _missing(name, side, folders, companions)
         else:
             start = START if config.encoder is None and settings.on("add_bos_token") else END
-            vocabularies[side] = read_dictionary(path, stack.vocabulary, codes, owner=settings.path, start=start)
+            added = added_subwords(settings, _listing(settings, path.parent))
+            own = read_dictionary(path, stack.vocabulary, codes, owner=settings.path, start=start, added=added)
+            around = around_texts(settings, side)
+            if lacking := [name for names in around.values() for name in names if own.id_of(name) is None]:
+                missing[side] = (
+                    f"its task {settings.text('task')} puts {lacking[0]} around {side} texts, which {path.name} does "
+                    "not list; --src-lang and --tgt-lang name other languages"
+                )
+            else:
+                vocabularies[side] = _with_marks(own, around, added)
             files.append(path)
     if companions.dicts is not None and missing:
         raise CheckpointError(f"{settings.path}: {next(iter(missing.values()))}")
@@ -311,14 +327,33 @@ def _folders(settings: Settings, companions: Companions) -> list[Path]:
 
 def _missing(name: str | None, side: SideName, folders: list[Path], companions: Companions) -> str:
     if name is None:
-        return f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown"
+        option = "--src-lang" if side == "source" else "--tgt-lang"
+        return f"it does not say its {side}_lang, so the name of its {side} dictionary is unknown; give {option}"
     if companions.dicts is not None:
         return f"the {side} dictionary {name} is not in {folders[0]}, which --dicts names"
     return f"there is no {side} dictionary {name} beside it; give its folder with --dicts"
 
 
-def read_dictionary(path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END) -> Vocabulary:
-    """A dict.*.txt: `subword count` a line after four special ids; CheckpointError where it does not have `size`."""
+def _listing(settings: Settings, folder: Path) -> str | None:
+    """The file of languages that the options name, beside the dictionaries. Returns None if there is none."""
+    name = Path(settings.text("lang_dict") or "").name
+    return read_text(folder / name, name=str(folder / name)) if name and (folder / name).is_file() else None
+
+
+def _with_marks(own: Vocabulary, around: Mapping[str, tuple[str, ...]], added: tuple[str, ...]) -> Vocabulary:
+    """A vocabulary with what a task puts around texts; neither that nor other languages are text."""
+    ids: dict[str, Any] = {name: tuple(map(own.subwords.index, names)) for name, names in around.items()}
+    special = own.special | set().union(*ids.values()) | {own.subwords.index(name) for name in added}
+    return replace(own, special=special, **ids | ({"start": ids["start"][0]} if "start" in ids else {}))
+
+
+def read_dictionary(
+    path: Path, size: int, codes: bytes | None, *, owner: str, start: int = END, added: tuple[str, ...] = ()
+) -> Vocabulary:
+    """A dict.*.txt: `subword count` a line after four special ids; CheckpointError where it does not have `size`.
+
+    Subwords that are `added` and not listed come last.
+    """
     lines = read_text(path, name=f"the dictionary {path}").split("\n")
     subwords, id_of = list(SPECIAL), {subword: number for number, subword in enumerate(SPECIAL)}
     for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
@@ -334,6 +369,7 @@ def read_dictionary(path: Path, size: int, codes: bytes | None, *, owner: str, s
             subwords[id_of[subword]] += "#overwritten"  # the later id is meant wherever the subword is written
         id_of[subword] = len(subwords)
         subwords.append(subword)
+    subwords += [subword for subword in added if subword not in id_of]
     if len(subwords) != size:
         raise CheckpointError(
             f"{owner}: the dictionary {path} has {len(subwords)} subwords, special ones included, and the model's "

@@ -168,7 +168,7 @@ def _lacking(own: Vocabulary, side: str) -> list[str]:
         reasons.append(
             f"its {LANGUAGES[side]} vocabulary has subwords that no dictionary can list ({(odd or ['two alike'])[0]!r})"
         )
-    if own.prefix or own.suffix not in (None, (own.end,)):
+    if not own.only_ends:
         reasons.append(f"its {LANGUAGES[side]} texts have other ids around them than an end")
     return reasons
 

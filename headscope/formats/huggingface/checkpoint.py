@@ -17,7 +17,7 @@ from headscope.formats.base import SideName
 from headscope.formats.huggingface.folder import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.merging import pooled_model
-from headscope.formats.huggingface.selfcontained import is_narrowed, stored_dtype
+from headscope.formats.huggingface.selfcontained import is_narrowed, stored_types
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
 from headscope.model.discovery import is_two_sided, text_config
 from headscope.model.interface import reads_sound
@@ -82,11 +82,13 @@ class HuggingFaceCheckpoint(Predicting):
 
     def written_in(self, name: str) -> torch.dtype | None:
         computed = getattr(self.model, "_keys_to_ignore_on_save", None) or ()  # Marian's positions
-        return None if name in computed else self._stored_dtype
+        within = f"{getattr(self.model, 'base_model_prefix', '')}."  # files may be of the model without its head
+        names = () if name in computed else (name, name.removeprefix(within), within + name, "")
+        return next((self._stored_types[key] for key in names if key in self._stored_types), None)
 
     @cached_property
-    def _stored_dtype(self) -> torch.dtype | None:
-        return stored_dtype(self.path)
+    def _stored_types(self) -> dict[str, torch.dtype]:
+        return stored_types(self.path)
 
     @property
     def two_sided(self) -> bool:

@@ -105,16 +105,20 @@ class Predicting(Checkpoint):
             raise CheckpointError(f"{self.path} is a {type(self.model).__name__}, which is no classifier")
         inputs, ids, real = self._source(batch.source), batch.source.ids, batch.source.real
         config, pad = text_config(self.config), text_config(self.config).pad_token_id
-        if pad is None:  # a decoder finds the last token by it, and refuses several texts without one
+        end = config.eos_token_id if self.two_sided else None
+        if pad is None or pad == end:  # the last token is found by it: padding must be told from the end of a text
             free = torch.ones(config.vocab_size, dtype=torch.bool, device=ids.device).index_fill_(0, ids[real], False)
             pad = int(free.to(torch.uint8).argmax())
             if not bool(free[pad]):
                 raise CheckpointError(f"{self.path} has no pad_token_id, and the texts of a batch have all others")
         inputs["input_ids"] = ids.masked_fill(~real, pad)
-        with through_attend(self.model), _padded_with(config, pad):
+        changed: dict[str, Any] = {"pad_token_id": pad}
+        if isinstance(end, int):  # BART and T5 read at the last end, and refuse texts with different numbers of them
+            changed["eos_token_id"] = ids.masked_fill(~_last(batch.source.real & (ids == end)), -1)
+        with through_attend(self.model), _changed(config, changed):
             try:
                 scores: Tensor = self.model(**inputs).logits
-            except ValueError as error:  # of BART and T5, where not all texts have as many ends
+            except ValueError as error:  # a text without an end
                 raise CheckpointError(f"{self.path} cannot classify these texts: {reason_of(error)}") from error
         return scores
 
@@ -268,15 +272,19 @@ class Predicting(Checkpoint):
             raise ConfigError(f"--nbest {options.best} needs a wider beam than {settings['num_beams']}; give --beam")
         if options.power is not None:
             settings["length_penalty"] = options.power
-        if options.max_extra is not None:
-            settings.update(max_new_tokens=options.max_extra + 1, max_length=None)
-        elif not (settings.get("max_length") or settings.get("max_new_tokens")):
-            settings["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
-        if options.exact is not None:
-            settings.update(max_new_tokens=options.exact + 1, min_new_tokens=options.exact + 1, max_length=None)
+        if options.max_extra == 0:
+            raise ConfigError("--max-len-b 0 lets a Hugging Face model write nothing; it must be at least 1")
         language = target_language(self._tokenizer(), model, self.path)
         if language is not None and settings.get("decoder_start_token_id") != language.number:
             settings["forced_bos_token_id"] = language.number
+        forced = sum(settings.get(f"forced_{name}_token_id") is not None for name in ("bos", "eos"))  # no subwords
+        if options.max_extra is not None:
+            settings.update(max_new_tokens=options.max_extra + forced, max_length=None)
+        elif not (settings.get("max_length") or settings.get("max_new_tokens")):
+            settings["max_new_tokens"] = min(LONGEST, (self.limit or LONGEST + 1) - 1)
+        if options.exact is not None:
+            number = options.exact + forced
+            settings.update(max_new_tokens=number, min_new_tokens=number, max_length=None)
         for name in ("temperature", "top_k", "top_p", "typical_p", "min_p"):
             settings.pop(name, None)  # for sampling; transformers warns of them
         if settings["num_beams"] == 1:
@@ -338,13 +346,19 @@ class Predicting(Checkpoint):
 
 
 @contextmanager
-def _padded_with(config: Any, pad: int) -> Iterator[None]:
-    """Within the block a config has this padding."""
-    before, config.pad_token_id = config.pad_token_id, pad
+def _changed(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block a config has these values, whatever types it allows."""
+    before = {name: vars(config)[name] for name in values}
+    vars(config).update(values)
     try:
         yield
     finally:
-        config.pad_token_id = before
+        vars(config).update(before)
+
+
+def _last(flags: Tensor) -> Tensor:
+    """The last of the flags [b t] in each row."""
+    return flags & (flags.flip(1).cumsum(dim=1).flip(1) == 1)
 
 
 def _target(target: Side) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from headscope.formats.huggingface.narrowing import Narrowed, narrow
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.model.attention import attend
 from headscope.model.removal_plan import RemovalPlan, padded_plan
+from headscope.model.stored_weights import written_type
 
 MODULE = "modeling_headscope"
 EMPTY = "headscope-no-heads"
@@ -118,7 +119,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
 
     Returns whether there is a modelling file too, because the class in transformers cannot hold the model.
     """
-    model: Any = stored_copy(checkpoint).model
+    model: Any = stored_copy(checkpoint, mixed=True).model
     config = model.config
     narrowed = is_narrowed(config)
     if narrowed:
@@ -147,31 +148,41 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
     return narrowed
 
 
-def stored_copy(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint in the type that it stores, a copy where it was widened to compute with it."""
-    stored, computed = stored_dtype(checkpoint.path), checkpoint.dtype
-    if stored is None or stored == computed or torch.promote_types(stored, computed) != computed:
+def stored_copy(checkpoint: Checkpoint, *, mixed: bool = False) -> Checkpoint:
+    """The checkpoint in the type that it stores, a copy where it was widened to compute with it.
+
+    `mixed`: also where types differ from weight to weight; with such a copy nothing can be computed.
+    """
+    types = {
+        name: written_type(name, part, checkpoint.written_in) for name, part in checkpoint.model.named_parameters()
+    }
+    if {*types.values()} == {checkpoint.dtype} or (len({*types.values()}) > 1 and not mixed):
         return checkpoint
-    return checkpoint.with_model(copy.deepcopy(checkpoint.model).to(stored))
+    model = copy.deepcopy(checkpoint.model)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        tensor.data = tensor.data.to(written_type(name, tensor, checkpoint.written_in))
+    return checkpoint.with_model(model)
 
 
-def stored_dtype(path: str) -> torch.dtype | None:
-    """The one type of all weights in safetensors, what config.json says of others; None if there are several."""
+def stored_types(path: str) -> dict[str, torch.dtype]:
+    """The types of weights in safetensors by their names, or of all by "": what config.json says of other files."""
     from transformers import AutoConfig
 
     folder = local_folder(path)
     if files := [] if folder is None else list(folder.glob("*.safetensors")):
-        dtypes = set()
+        found: dict[str, torch.dtype] = {}
         for file in files:
             with safe_open(file, framework="pt") as opened:
-                dtypes |= {opened.get_slice(key).get_dtype() for key in opened.keys()}  # noqa: SIM118
-        return STORED.get(dtypes.pop()) if len(dtypes) == 1 else None
+                types = {key: STORED.get(opened.get_slice(key).get_dtype()) for key in opened.keys()}  # noqa: SIM118
+                found |= {key: dtype for key, dtype in types.items() if dtype is not None}
+        kinds = {*found.values()}
+        return {"": kinds.pop()} if len(kinds) == 1 else found
     try:
         with quiet_transformers():
             dtype = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True).dtype
     except (OSError, ValueError):
-        return None
-    return dtype if isinstance(dtype, torch.dtype) else None
+        return {}
+    return {"": dtype} if isinstance(dtype, torch.dtype) else {}
 
 
 WIDTHS = ("d_kv", "head_dim")

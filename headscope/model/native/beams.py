@@ -8,6 +8,7 @@ only finished hypotheses are handled one by one.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar, get_args
 
@@ -328,6 +329,7 @@ def search(
     source_mask: Tensor | None = None,
     *,
     start: int,
+    begin: Sequence[int] = (),
     end: int,
     pad: int | None = None,
     unknown: int | None = None,
@@ -336,14 +338,17 @@ def search(
 ) -> list[list[Hypothesis]]:
     """The best hypotheses of every sentence of source [b s], best first.
 
-    `start` is the decoder's first input, `pad` is never chosen. `lengths` [b] are the source lengths for the length
+    `start` is the decoder's first input, `begin` what it is made to write first, which counts in scores and lengths as
+    fairseq's prefixes do; `pad` is never chosen. `lengths` [b] are the source lengths for the length
     limits: by default the number of real tokens, so that the result does not depend on the batch. Deviation:
     fairseq-generate takes the padded length, which matters for `max_ratio`.
     """
     b, s = source.shape
     if lengths is None:
         lengths = source.new_full((b,), s) if source_mask is None else source_mask.long().sum(dim=1)
-    rule = RULES[config.rule](config, length_limits(config, lengths.to(source.device)), end=end)
+    limits = length_limits(config, lengths.to(source.device))
+    limits = limits._replace(maximum=limits.maximum.clamp_min(len(begin)))
+    rule = RULES[config.rule](config, limits, end=end)
     state = model.begin(source, source_mask)
     ids = source.new_full((b,), start)
     for step in range(int(rule.limits.maximum.max()) + 2):
@@ -351,6 +356,8 @@ def search(
         normaliser = logits.logsumexp(dim=-1, keepdim=True)
         if pad is not None:
             logits[:, pad] = -torch.inf
+        if step < len(begin):
+            logits[:, : begin[step]] = logits[:, begin[step] + 1 :] = -torch.inf
         if unknown is not None and config.unknown_penalty:
             logits[:, unknown] -= config.unknown_penalty
         next_inputs = rule.advance(step, logits, normaliser)

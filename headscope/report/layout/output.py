@@ -172,6 +172,13 @@ def check_path(path: Path, *, force: bool = False) -> Path:
     return path
 
 
+def check_page(out: Path, *, force: bool = False) -> None:
+    """As `check_path`, for a page."""
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"--out {out}: the report is one HTML page; end the name with .html")
+    check_file(out, force=force)
+
+
 def write_figure(figure: Figure, path: Path, *, dpi: int | None = None, force: bool = False) -> Path:
     """Write the figure in the format of the path's extension; never leaves half a file.
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headscope.report.layout.legend import functions_of
-from headscope.report.page.importance import best_ranking, head_names, importances, median_agreement, needed, numbers
+from headscope.report.page.importance import best_ranking, head_names, importances, needed, numbers
 from headscope.report.page.numbers import LOSS, counted, with_interval, words
 
 Data = Mapping[str, Any]
@@ -177,8 +177,8 @@ def _importance(data: Data) -> Iterator[str]:
     if said:
         yield f"{said[0].upper()}{said[1:]}."
     yield from _zero(measure, data.get("importance") or {})
-    agreement = median_agreement(data["importance"]) if data.get("importance") else float("nan")
-    if np.isfinite(agreement):
+    agreement = (data.get("importance") or {}).get("median")
+    if agreement is not None:
         count = len(data["importance"]["measures"])
         yield f"The {count} importances order heads alike with a median rank correlation of {words(agreement)}."
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from headscope.engine.declarations import measure_of
 from headscope.engine.evidence.function_need import function_need_sentence, need_over_models
+from headscope.engine.evidence.need import agreement_table
 from headscope.report.figures.faithfulness import METRICS
 from headscope.report.page.numbers import rounded, rounded_all, spearman
 from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
@@ -46,7 +47,7 @@ def needed(measure: Data) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def importance_data(run: AnalysisRun, data: Data) -> dict[str, Any] | None:
-    """Names of the importances and Spearman's correlations of every two; None where the run has none.
+    """Names of the importances, Spearman's correlations of every two and their median; None where the run has none.
 
     `functions` says how much the heads of every function are needed. `zero` has, of those that were tested against
     zero, the adjusted p of every head.
@@ -54,12 +55,17 @@ def importance_data(run: AnalysisRun, data: Data) -> dict[str, Any] | None:
     measures = importances(data)
     if not measures:
         return None
-    columns = [numbers(measure) * (1 if measure["keep"] == "highest" else -1) for measure in measures]
+    columns = {measure["name"]: numbers(measure) for measure in measures}
+    pairs = agreement_table(pd.DataFrame(columns), [measure_of(name) for name in columns])
+    matrix = pd.DataFrame(np.eye(len(columns)), index=[*columns], columns=[*columns])
+    for first, second, rho in pairs[["first", "second", "spearman"]].itertuples(index=False):
+        matrix.loc[first, second] = matrix.loc[second, first] = rho
     return {
-        "measures": [measure["name"] for measure in measures],
-        "agreement": [[rounded(spearman(x, y)[0], 3) for y in columns] for x in columns],
-        "zero": _tests(run, [measure["name"] for measure in measures]),
-        "functions": _function_need(run, [measure["name"] for measure in measures]),
+        "measures": [*columns],
+        "agreement": [rounded_all(row, 3) for row in matrix.to_numpy()],
+        "median": rounded(pairs["spearman"].median(), 4),
+        "zero": _tests(run, [*columns]),
+        "functions": _function_need(run, [*columns]),
     }
 
 
@@ -122,14 +128,6 @@ def _tests(run: AnalysisRun, names: Sequence[str]) -> dict[str, list[Any]]:
         if own["p_adjusted"].notna().any():
             adjusted[name] = rounded_all(own["p_adjusted"])
     return adjusted
-
-
-def median_agreement(importance: Data) -> float:
-    """The median of the correlations between different importances; NaN where there is one only."""
-    matrix = np.array([[np.nan if v is None else v for v in row] for row in importance["agreement"]], dtype=float)
-    others = matrix[~np.eye(len(matrix), dtype=bool)]
-    others = others[np.isfinite(others)]
-    return float(np.median(others)) if others.size else float("nan")
 
 
 def faithfulness_data(run: AnalysisRun) -> dict[str, Any] | None:

@@ -18,13 +18,12 @@ from typing import Any
 
 import pandas as pd
 
-from headscope.errors import ConfigError
-from headscope.files.output_checks import check_file
 from headscope.files.reading import read_record
 from headscope.files.tables import Example
 from headscope.files.writing import write_atomically
 from headscope.heads import SITES
 from headscope.report.layout.legend import contrast, functions_of, method_style
+from headscope.report.layout.output import check_page
 from headscope.report.page.analysis import analysis_data, examples_data, functions_present, marks
 from headscope.report.page.cards import cards_data
 from headscope.report.page.findings import compared, findings, pruned, trained
@@ -154,14 +153,6 @@ SCRIPTS = (
 )
 HEAD_NAME = re.compile(rf"\b(?:{'|'.join(site.value for site in SITES)})\.\d+\.\d+\b")
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
-ENDINGS = (".html", ".htm")
-
-
-def check_page(out: Path, *, force: bool = False) -> None:
-    """ConfigError for a name that is none of a page, OutputError for a file that must not be replaced."""
-    if out.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"--out {out}: the report is one HTML page; end the name with .html")
-    check_file(out, force=force)
 
 
 def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), force: bool = True) -> Path:

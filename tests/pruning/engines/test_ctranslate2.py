@@ -31,6 +31,7 @@ from headscope.pruning.removal.remove import run_removal
 from headscope.training.data import tokenizers
 from tests.makers.shared import SHIPPED
 from tests.makers.translators import WORDS, around, changed, trained_here
+from tests.oracles import tiny
 
 pytestmark = pytest.mark.slow
 
@@ -218,6 +219,15 @@ def test_a_marian_has_one_width_of_heads_for_each_stack(tmp_path: Path) -> None:
     """Heads of 12 and 4: one width for both would be another model."""
     path = marian(tmp_path / "whole", encoder_attention_heads=2, decoder_attention_heads=6)
     assert converted(open_checkpoint(str(path), device="cpu"), tmp_path / "out") < 1e-4
+
+
+def test_a_marian_without_an_unknown_token_is_one_line(tmp_path: Path) -> None:
+    its: Any = open_checkpoint(str(marian(tmp_path / "whole")), device="cpu")
+    its.tokenizer = tiny.tokenizer([], [tiny.END])
+    its.tokenizer.unk_token = None
+    with pytest.raises(ConfigError, match="CTranslate2 needs an unk_token"):
+        converted(its, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def notes(checkpoint: Checkpoint, out: Path) -> tuple[str, ...]:

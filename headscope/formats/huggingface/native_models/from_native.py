@@ -54,6 +54,11 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     import transformers
 
     config = unmixed(checkpoint.model.config)
+    if not all(own.only_ends for own in (checkpoint.source, checkpoint.target) if own is not None):
+        raise CheckpointError(
+            f"{checkpoint.path} puts other ids than an end around texts (languages), which `convert --to huggingface` "
+            "does not write"
+        )
     ids = special_ids(checkpoint)
     target = choose_architecture(config, ids)
     state = _weights(target, config, folded_weights(checkpoint.model))

@@ -104,8 +104,8 @@ def _vocabulary(checkpoint: TransformerCheckpoint, side: str) -> Vocabulary:
 
 def _native_tokens(checkpoint: TransformerCheckpoint) -> TranslatorTokens:
     source, target = _vocabulary(checkpoint, "source"), _vocabulary(checkpoint, "target")
-    if source.prefix or source.suffix not in (None, (source.end,)):
-        raise ConfigError("CTranslate2 puts an end behind a source, and this model wants other ids around it")
+    if not (source.only_ends and target.only_ends):
+        raise ConfigError("CTranslate2 puts an end behind a text, and this model wants other ids around it")
     ends = {source.subwords[source.end], target.subwords[target.end]}
     unknown = {own.subwords[0 if own.unknown is None else own.unknown] for own in (source, target)}
     if len(ends) > 1 or len(unknown) > 1:
@@ -129,6 +129,12 @@ def _marian_tokens(checkpoint: Any) -> TranslatorTokens:
         raise ConfigError("a Marian whose sides have vocabularies of their own cannot be written for CTranslate2")
     known = len(tokenizer)
     tokens = [tokenizer.convert_ids_to_tokens(n) if n < known else f"<{n}>" for n in range(config.vocab_size)]
+    for name in ("unk_token", "eos_token"):
+        if (token := getattr(tokenizer, name)) not in tokens:
+            raise ConfigError(
+                f"CTranslate2 needs an {name}, and that of {checkpoint.path} ({token}) is none of its subwords; name "
+                "one in its tokenizer_config.json"
+            )
     return TranslatorTokens(
         source=tokens,
         target=tokens,
