@@ -52,7 +52,7 @@ class ExplainedShares(Analysis):
 
     A description is a log-linear model of the weights, p(k|q) ∝ exp Σ_f θ_f[φ_f(q, k)]. Its groups are added one after
     the other: *position* (offset in steps, first key, special keys), *token* (each of the 300 most frequent keys, bands
-    of frequency of others), *classes* (class of the query × class of the key: universal tags where there is a parse,
+    of frequency of others), *classes* (class of the query × class of the key: universal tags where a parse has them,
     else what tokens show; same word, token or lemma), *lexical* (pairs of tokens: (E[q] U)·(E[k] V) of rank 16 over the
     static input embeddings E, each of length 1), *syntax* (the relation between the two words and its direction, or a
     common parent; where there is a parse). With U the mean ln of the number of visible keys, H the mean entropy of the

@@ -104,10 +104,18 @@ def _ending(overview: dict[str, Any], options: Mapping[str, Any]) -> Iterator[An
         text["dicts"] = Path("DIR")
     parts = ", ".join(f"{count} {site}" for site, count in counts.items())
     yield from console.ending(
-        [f"{sum(counts.values())} heads ({parts}); {fitting} analyses fit"],
+        [f"{sum(counts.values())} heads ({parts}); {fitting} analyses fit", *_shared(overview["sites"])],
         "",
         command_line(*analyze, options={**options, **text}, names=(*TEXT, *COMPANIONS)) if reads else "",
     )
+
+
+def _shared(sites: list[dict[str, Any]]) -> Iterator[str]:
+    """Which layers have one set of weights, so that their heads can only go together."""
+    for site in sites:
+        for layers in site["shared"]:
+            named = ", ".join(map(str, layers))
+            yield f"{site['site']}: layers {named} share one set of weights: a head goes from all of them or from none"
 
 
 def _short(value: Any) -> str:

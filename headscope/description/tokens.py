@@ -32,7 +32,8 @@ class Tokens:
     `text` without the tokenizer's marks; `word` is the number of the word, −1 of special tokens; `starts` says which
     begin one. `tag` is the universal tag where there is a parse, else what the token shows (`shape`); `lemma` the
     lemma, else the word in lower case. `parent` is the number of the word that the word depends on (−1: none),
-    `relation` how. `segment` numbers the texts of a pair. `parsed` says whether there is a parse.
+    `relation` how. `segment` numbers the texts of a pair. `parsed` says whether there is a parse, `tagged`
+    whether it has tags.
     """
 
     ids: Numbers
@@ -46,6 +47,7 @@ class Tokens:
     relation: Strings
     segment: Numbers
     parsed: bool
+    tagged: bool = True
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -163,7 +165,8 @@ def _with_words(
         for name, head, dependent in reversed(aligned.relations):
             parent[word == dependent], relation[word == dependent] = head, name
     lemma = _lemmas(text, word, aligned)
-    return Tokens(ids, special, text, starts, word, tag, lemma, parent, relation, segment, aligned is not None)
+    parsed, tagged = aligned is not None, aligned is not None and any(aligned.tags)
+    return Tokens(ids, special, text, starts, word, tag, lemma, parent, relation, segment, parsed, tagged)
 
 
 def _lemmas(text: Strings, word: Numbers, aligned: Aligned | None) -> Strings:

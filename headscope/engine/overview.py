@@ -36,6 +36,11 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
                     "heads": [attention_site.heads for attention_site in attention_sites],
                     "width": [attention_site.width for attention_site in attention_sites],
                     "groups": [attention_site.groups for attention_site in attention_sites],
+                    "shared": [
+                        [call.layer for call in calls]
+                        for calls in checkpoint.attention_sites.modules
+                        if len(calls) > 1 and calls[0].site is site
+                    ],
                 }
             )
     return {

@@ -11,6 +11,7 @@ import numpy as np
 from headscope.bootstrap import LEVEL, Array, Bootstrap
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus
+from headscope.data.encoded import count_unknown
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.evaluation.margin import MARGIN, Margin
@@ -95,7 +96,8 @@ class Question:
 class QualityChange:
     """The metric of both models with 95 % intervals, `loss` in nats (None where the metric says as much).
 
-    `verdict` is the test of non-inferiority; None where the first model is no baseline, as `why` says.
+    `verdict` is the test of non-inferiority; None where the first model is no baseline, as `why` says. `unread` warns
+    of a text many of whose subwords the vocabulary lacks.
     """
 
     metric: str
@@ -108,6 +110,7 @@ class QualityChange:
     margin: str
     verdict: NonInferiority | None
     why: str = ""
+    unread: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -147,6 +150,7 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
         baseline = float(metric.of(first.sum(axis=0)[None])[0])
         worse = losses_left_out(metric, second, first)
         verdict = judge(worse, margin=asked.margin.of(baseline), baseline=baseline or 1.0)
+    unread = None if before.reads_sound else count_unknown(before, numbered, limit=min(limits), sentences=corpus.count)
     old_loss, new_loss = (float(total / count) for total, count in (each.loss.sum(axis=0) for each in scores))
     return QualityChange(
         metric=metric.name,
@@ -159,6 +163,7 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
         margin=str(asked.margin),
         verdict=verdict,
         why=why or "",
+        unread=() if unread is None else tuple(unread.warnings(before)),
     )
 
 

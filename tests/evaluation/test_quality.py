@@ -15,19 +15,21 @@ import pandas as pd
 import pytest
 import torch
 
+import headscope as hs
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError, OutputError
 from headscope.evaluation import each_head, opened, quality
+from headscope.evaluation.before_after import quality_change, question
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads, select_heads
 from headscope.model.taps import masked
-from tests.oracles import checkpoints, tiny
+from tests.oracles import checkpoints, speakers, tiny
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
 HYPOTHESES = ["The cat sat on a mat.", "A dog runs, quickly!", "nothing"]
@@ -443,3 +445,11 @@ def test_a_mask_is_the_context_manager_of_the_library(run: Evaluate) -> None:
         by_hand = run(checkpoint, SOURCES, TARGETS)
     assert by_name.nll == by_hand.nll
     assert by_name.sentences["hypothesis"].tolist() == by_hand.sentences["hypothesis"].tolist()
+
+
+def test_a_change_measured_on_a_text_that_the_vocabulary_lacks_is_warned_of() -> None:
+    checkpoint = speakers.checkpoint("bert")
+    for lines, warned in (["ah bi ah", "ch"], False), (["ah wx yz ah", "Cl"], True):
+        change = quality_change(checkpoint, checkpoint, question(checkpoint, hs.Texts(lines).corpus()))
+        assert bool(change.unread) is warned, "as evaluate does"
+    assert change.unread[0].startswith("warning: 60.0% of the source's subwords are unknown")

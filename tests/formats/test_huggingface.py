@@ -114,6 +114,24 @@ def test_a_saved_model_opens_as_it_was_with_its_task_head_and_in_silence(
     assert torch.equal(logits(checkpoint.model, inputs), logits(build(BY_NAME[name]), inputs))
 
 
+@pytest.mark.parametrize("name", ["bert", "albert", "roberta"])
+def test_a_config_that_names_no_class_opens_with_the_head_that_the_weights_have(
+    copied: Callable[..., Path], name: str
+) -> None:
+    """As many configs of 2019 and 2020."""
+    folder = copied(name)
+    edit(architectures=None)(folder)
+    inputs = inputs_of(BY_NAME[name])
+    assert torch.equal(logits(opened(folder).model, inputs), logits(build(BY_NAME[name]), inputs))
+
+
+def test_without_a_head_it_is_the_plain_model(copied: Callable[..., Path]) -> None:
+    folder = copied()
+    build(BY_NAME["bert"]).bert.save_pretrained(folder)
+    edit(architectures=None)(folder)
+    assert type(opened(folder).model).__name__ == "BertModel"
+
+
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "headscope"])
 def test_a_model_that_transformers_loads_with_any_implementation_is_captured(
     saved: Callable[[str], Path], implementation: str
@@ -419,7 +437,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "a config that is not JSON": (write("config.json", "{model_type: bert"), "config.json' is not a valid JSON"),
     "a config that is not UTF-8": (lambda f: (f / "config.json").write_bytes(b'{"\xff"}'), "cannot be loaded"),
     "a config that is a list": (write("config.json", '["model_type"]'), NO_FORMAT),
-    "a config without model_type": (write("config.json", '{"hidden_size": 15}'), NO_FORMAT),
+    "a config without model_type": (write("config.json", '{"hidden_size": 15}'), r'no model_type; add .*: "bert"$'),
     "an unknown model_type": (edit(model_type="bart2"), "model type 'bart2' is unknown to transformers 5"),
     "an architecture that is no model": (edit(architectures=["AutoTokenizer"]), "AutoTokenizer, which is no model"),
     "an architecture of another type": (

@@ -18,6 +18,7 @@ import headscope as hs
 from headscope.data.corpus import Corpus, Sentence
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, SideName, open_checkpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.anchors import (
@@ -42,7 +43,7 @@ from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import Refit, RefitOptions
 from tests.oracles import closed_form as oracle
-from tests.oracles import speakers
+from tests.oracles import speakers, tiny
 
 pytestmark = pytest.mark.slow
 
@@ -257,16 +258,32 @@ def test_the_least_harm_on_the_worse_text() -> None:
 
 def test_cheap_texts() -> None:
     checkpoint, corpus = speakers.checkpoint("marian"), text("marian")
-    shuffled = shuffled_text(corpus)
+    shuffled = shuffled_text(checkpoint, corpus)
     for side in ("source", "target"):
         before, after = ([getattr(each, side).split() for each in part] for part in (corpus, shuffled))
         assert list(map(len, before)) == list(map(len, after)) and before != after
         assert sorted(chain(*before)) == sorted(chain(*after))
-    lines = [Sentence(0, "abcdef"), Sentence(1, "ghi")]
-    assert [len(each.source) for each in shuffled_text(Corpus("", 2, "", lambda: iter(lines)))] == [6, 3]
+    lines = [Sentence(0, "abcdef"), Sentence(1, "mno")]
+    assert [len(each.source) for each in shuffled_text(checkpoint, Corpus("", 2, "", lambda: iter(lines)))] == [6, 3]
     drawn = random_text(checkpoint, corpus)
     assert drawn.count == corpus.count and drawn.has_target and list(drawn) == list(random_text(checkpoint, corpus))
     assert list(drawn) != list(random_text(checkpoint, corpus, seed=2)) and all(each.target for each in drawn)
+
+
+def test_cheap_texts_of_lines_that_are_one_word() -> None:
+    """Reactions: what is written is read as what it was made of, bracket atoms too, though one line has a space."""
+    plain = speakers.checkpoint("bert")
+    checkpoint = HuggingFaceCheckpoint(path="", model=plain.model, tokenizer=tiny.smiles_tokenizer(), digest="0" * 64)
+    read = hs.Texts(["CC(=O)Cl.[Na+].[O-]c1c2c1>>CC(=O)O", "Br.ClC=C.[O-]>>BrC(Cl)C.[Na+]"] * 9 + ["CBr CCl"]).corpus()
+
+    def ids(corpus: Corpus) -> list[list[int]]:
+        return [each.ids for each in checkpoint.encode([line.source for line in corpus], side="source", limit=97)]
+
+    before, after = ids(read), ids(shuffled_text(checkpoint, read))
+    assert before[0] != after[0] and list(map(len, before)) == list(map(len, after))
+    assert sorted(chain(*before)) == sorted(chain(*after))
+    for made in (random_text(checkpoint, read), noised_text(checkpoint, read, share=0.3)):
+        assert list(chain(*ids(made))).count(tiny.UNKNOWN) < 0.1 * sum(map(len, ids(made)))
 
 
 def test_noised_texts() -> None:

@@ -121,7 +121,8 @@ def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[s
     with pytest.raises(CheckpointError, match=r"removal, pruning.json\), .*give one that lies in it: .*out/best\.pt$"):
         open_checkpoint(str(tmp_path / "out"))
     assert not any("alphas" in key for key in small.origin.keys)
-    assert len(found.notes) == (2 if alphas else 1) and "open it with headscope" in found.notes[-1]
+    notes = [note for note in found.notes if not note.startswith("warning: ")]  # that the vocabulary lacks subwords
+    assert len(notes) == (2 if alphas else 1) and "open it with headscope" in notes[-1]
     blind = {key: value.double() for key, value in weights.items()}
     gone = {"encoder.layers.0.self_attn": [1], "encoder.layers.1.self_attn": [0, 1, 2]}
     for name, heads in (gone | {"decoder.layers.1.encoder_attn": [0, 2]}).items():

@@ -22,6 +22,8 @@ from headscope.model.removal_plan import RemovalPlan
 if TYPE_CHECKING:
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
+SAVED = ("pytorch_model*.bin", "model*.safetensors")
+"""Weights as transformers names them."""
 OPENS_OWN_CODE = (
     "transformers, with the modelling file beside the weights: `from_pretrained(FOLDER, trust_remote_code=True)`",
     "headscope, which runs no code of the folder",
@@ -79,7 +81,8 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
             config = read_json(config_file)
         except DataError:
             return True  # not JSON: `load` says so
-        return isinstance(config, dict) and "model_type" in config
+        weights = any(file for name in SAVED for file in config_file.parent.glob(name))
+        return isinstance(config, dict) and ("model_type" in config or weights)  # `load` says what is missing
 
     def recognise_name(self, name: str) -> bool:
         return re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name) is not None

@@ -16,7 +16,7 @@ import re
 import traceback
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -55,6 +55,14 @@ INDEX = "*.index.json"
 UNMERGEABLE = ("PROMPT", "P_TUNING", "PREFIX", "ADAPTION_PROMPT", "CPT")
 """Beginnings of the kinds of PEFT that add virtual tokens instead of changing weights."""
 WEIGHTS = ("*.safetensors", "*.bin")
+HEADS = (
+    transformers.AutoModelForMaskedLM,
+    transformers.AutoModelForSeq2SeqLM,
+    transformers.AutoModelForCausalLM,
+    transformers.AutoModelForSequenceClassification,
+    transformers.AutoModelForTokenClassification,
+)
+"""What a model may be whose config does not say it."""
 # Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word.
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 # Weights that a checkpoint may lack without any head being affected: the pooler is trained with a task.
@@ -78,16 +86,22 @@ def open_model(
         _forget_kernels(config)
         quantised = check_quantisation(path, config) is not None
         placed = stack.enter_context(placement(device, device_map, quantised=quantised))
-        plain = _model_class(path, config)
-        model, info = (narrowed_class(plain) if is_narrowed(config) else plain).from_pretrained(
-            path,
-            config=config,
-            dtype=_dtype(dtype, config, "" if device_map else device),
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused below, with their names
-            **placed,
-            **options,
-        )
+        stored = _dtype(dtype, config, "" if device_map else device)
+
+        def load(cls: Any) -> Any:
+            return (narrowed_class(cls) if is_narrowed(config) else cls).from_pretrained(
+                path,
+                config=config,
+                dtype=stored,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, with their names
+                **placed,
+                **options,
+            )
+
+        model, info = load(_model_class(path, config))
+        if not config.architectures and info["unexpected_keys"]:
+            model, info = _with_head(load, config) or (model, info)
         weakref.finalize(model, stack.pop_all().close)
     _check_weights(path, info, absent)
     if model.dtype == torch.float64:
@@ -228,7 +242,7 @@ def _forget_kernels(config: Any) -> None:
 
 
 def _model_class(path: str, config: Any) -> Any:
-    """The class that config.json names (with its task head), or the plain model where it names none."""
+    """The class that config.json names (with its task head), or the plain model where it names none that there is."""
     architectures = config.architectures or [None]
     architecture: Any = getattr(transformers, str(architectures[0]), None) if isinstance(architectures, list) else None
     if architecture is None:
@@ -236,6 +250,19 @@ def _model_class(path: str, config: Any) -> Any:
     if not (inspect.isclass(architecture) and issubclass(architecture, PreTrainedModel)):
         raise CheckpointError(f"{path}: config.json names the architecture {architectures[0]}, which is no model")
     return architecture
+
+
+def _with_head(load: Callable[[Any], Any], config: Any) -> tuple[Any, dict[str, Any]] | None:
+    """The model with the task head that its files have, of a config that names no class; None where they have none.
+
+    Such are many checkpoints of 2019 and 2020 (SciBERT, BioBERT), which would be encoders that predict nothing.
+    """
+    for auto in HEADS:
+        if type(config) in auto._model_mapping:
+            model, info = load(auto)
+            if not (info["missing_keys"] or info["mismatched_keys"]):
+                return model, info
+    return None
 
 
 def _dtype(name: str, config: Any, device: str) -> torch.dtype:
@@ -335,6 +362,8 @@ def _one_line(error: Exception) -> str:
         return "it needs program code of its own, which headscope never runs; take a model type of transformers"
     if unknown := re.search(r"model type `(.*?)` but Transformers does not recognize", text):
         return f"model type {unknown[1]!r} is unknown to transformers {transformers.__version__}"
+    if "should have a `model_type`" in text.lower():
+        return 'its config.json says no model_type; add that of its architecture, such as "model_type": "bert"'
     if foreign := re.search(r"GLOBAL (\S+)", text):
         return (
             f"its weights file holds a Python object ({foreign[1]}), and headscope runs nothing that a "

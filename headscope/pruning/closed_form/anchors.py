@@ -15,16 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle, islice, takewhile
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headscope.assets import sample, varied
 from headscope.data.corpus import Corpus, open_corpus
+from headscope.data.encoded import MANY
 from headscope.data.lines import read_lines
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint, SideName
 from headscope.pruning.closed_form.damage import lines, spread
 from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name, sides
 
+T = TypeVar("T")
 LENGTHS = (6, 30)
 """Subwords of a random text, from and to."""
 NOISES = {"noised 15": 0.15, "noised 30": 0.3, "noised 60": 0.6}
@@ -71,7 +73,7 @@ def anchor_texts(
         "random": lambda: capped(
             checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
         ),
-        "shuffled": lambda: shuffled_text(corpus, seed=seed, recordings=checkpoint.reads_sound),
+        "shuffled": lambda: shuffled_text(checkpoint, corpus, seed=seed),
         "text": lambda: opened(anchor, like=corpus, name="--anchor"),
     }
     general = general_text(checkpoint, corpus) if "sample" in names else None
@@ -105,8 +107,8 @@ def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count:
         ids, made, start = checkpoint.plain_ids(side), list[str](), opening(like)
         while len(made) < count:
             text = _written(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
-            made += [start + text] if text else []
-        return made
+            made += [text] if text else []
+        return [start + line for line in _legible(checkpoint, made, side)]
 
     target = lines(_targets(corpus), "target") if corpus.has_target else None
     sources = _sources(corpus)
@@ -147,6 +149,22 @@ def _written(checkpoint: Checkpoint, ids: Sequence[int], side: SideName) -> str:
     return " ".join(checkpoint.decode(ids, side=side).encode(errors="ignore").decode().split())
 
 
+def _legible(checkpoint: Checkpoint, lines: list[str], side: SideName) -> list[str]:
+    """Lines that were written, without the spaces where these would be read as unknown subwords.
+
+    Tokenizers of SMILES and other text without spaces may write them between subwords, and know none.
+    """
+    closed = ["".join(line.split()) for line in lines]
+    spaces_unknown = _unknown_share(checkpoint, lines, side) > _unknown_share(checkpoint, closed, side) + MANY
+    return closed if spaces_unknown else lines
+
+
+def _unknown_share(checkpoint: Checkpoint, lines: Sequence[str], side: SideName) -> float:
+    """Share of unknown subwords."""
+    encoded = checkpoint.encode(lines, side=side, limit=512)
+    return sum(each.unknown for each in encoded) / max(sum(len(each.ids) for each in encoded), 1)
+
+
 def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: int = 1) -> Corpus:
     """A corpus of which a share of the subwords is drawn at random from the vocabulary, on every side."""
     draws = random.Random(seed)
@@ -157,7 +175,7 @@ def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: i
         for line, encoded in zip(lines, checkpoint.encode(lines, side=side, limit=512), strict=True):
             drawn = [draws.choice(ids) if draws.random() < share else each for each in encoded.ids if each in plain]
             made.append(_written(checkpoint, drawn, side) or line)
-        return made
+        return _legible(checkpoint, made, side)
 
     name = f"{corpus.name}, {share:.0%} of its subwords drawn at random"
     return _rewritten(corpus, noised, name=name, recordings=checkpoint.reads_sound)
@@ -187,22 +205,34 @@ def with_lines(corpus: Corpus, other: Corpus) -> Corpus:
     return replace(corpus, count=len(lines), read=lambda: iter(lines))
 
 
-def shuffled_text(corpus: Corpus, *, seed: int = 1, recordings: bool = False) -> Corpus:
-    """The words of a corpus in random order, as many to a line as before; characters where it has no spaces.
+def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
+    """The words of a corpus in random order, as many to a line as before; recordings stay.
 
-    Where its sources are recordings they stay.
+    Where most lines have no spaces, its characters; its subwords where the tokenizer does not know many of those, as
+    `l` of `Cl` in SMILES.
     """
     draws = random.Random(seed)
 
-    def shuffled(lines: list[str], _: SideName) -> list[str]:
-        mark = " " if any(" " in line for line in lines) else ""
-        split = [line.split() if mark else list(line.strip()) for line in lines]
-        words = [word for line in split for word in line]
-        draws.shuffle(words)
-        rest = iter(words)
-        return [mark.join(next(rest) for _ in line) for line in split]
+    def reordered(split: list[list[T]]) -> list[list[T]]:
+        units = [unit for line in split for unit in line]
+        draws.shuffle(units)
+        rest = iter(units)
+        return [[next(rest) for _ in line] for line in split]
 
-    return _rewritten(corpus, shuffled, name=f"{corpus.name}, its words in random order", recordings=recordings)
+    def shuffled(lines: list[str], side: SideName) -> list[str]:
+        words = [line.split() for line in lines]
+        if 2 * sum(len(line) > 1 for line in words) >= len(lines):
+            return [" ".join(line) for line in reordered(words)]
+        made = ["".join(line) for line in reordered([list(line.strip()) for line in lines])]
+        if _unknown_share(checkpoint, made, side) <= _unknown_share(checkpoint, lines, side) + MANY:
+            return made
+        plain = set(checkpoint.plain_ids(side))
+        ids = [[each for each in line.ids if each in plain] for line in checkpoint.encode(lines, side=side, limit=512)]
+        written = [_written(checkpoint, new, side) or old for new, old in zip(reordered(ids), lines, strict=True)]
+        return _legible(checkpoint, written, side)
+
+    name = f"{corpus.name}, its words in random order"
+    return _rewritten(corpus, shuffled, name=name, recordings=checkpoint.reads_sound)
 
 
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:
@@ -283,11 +313,10 @@ def _common() -> list[tuple[str, frozenset[str]]]:
 
 def _readable(checkpoint: Checkpoint, corpus: Corpus) -> bool:
     """Whether the subwords of a sample are in the vocabulary."""
-    lines: dict[SideName, list[str]] = {"source": [sentence.source for sentence in corpus]}
+    lines: dict[SideName, list[str]] = {"source": _sources(corpus)}
     if corpus.has_target:
-        lines["target"] = [sentence.target or "" for sentence in corpus]
-    encoded = [each for side, texts in lines.items() for each in checkpoint.encode(texts, side=side, limit=512)]
-    return sum(each.unknown for each in encoded) <= UNREADABLE * sum(len(each.ids) for each in encoded)
+        lines["target"] = _targets(corpus)
+    return all(_unknown_share(checkpoint, texts, side) <= UNREADABLE for side, texts in lines.items())
 
 
 def capped(checkpoint: Checkpoint, corpus: Corpus, *, positions: int, fewest: int = 1) -> Corpus:

@@ -326,6 +326,7 @@ def write_shrunk(
             *done.rounded,
             *([done.unmeasured] if done.unmeasured else []),
             *(() if done.compensated is None else done.compensated.remarks()),
+            *(() if done.quality is None else done.quality.unread),
             *(note for file in files for note in file.notes),
             *untimed,
         ),
