@@ -60,6 +60,7 @@ class Composition(Analysis):
     """
 
     name = "composition"
+    version = 2
     order = 141
     default = False
     passes = frozenset()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.readout import Readout, find_readout
+from headscope.attribution.readout import Norm, Readout, find_readout
 from headscope.attribution.residual_stream import output_slices
 from headscope.bootstrap import Ratio
 from headscope.data.encoded import IGNORED
@@ -16,6 +16,7 @@ from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
 from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.model.attention import precise
 
 
 @analysis
@@ -27,8 +28,9 @@ class DirectLogit(Analysis):
     logit, not counting what later layers make of it. Only for decoders in which heads add to what the last norm
     reads (pre-norm: GPT-2, Llama, T5, mBART); where a norm follows each addition (Marian, BART) nothing a head
     writes reaches the logits unchanged, and masked language models have a layer after the last norm. Factors after
-    the norm (T5) and on what is added (Granite) are part of the logit. A fixed linear mixing of heads is folded into
-    W_O.
+    the norm (T5) and on what is added (Granite) are part of the logit. Where a layer has a norm on what its heads write
+    together (Gemma 3, OLMo 2), o_h is what that makes of it with its own σ held. A fixed linear mixing of heads
+    is folded into W_O.
     """
 
     name = "direct_logit"
@@ -54,6 +56,7 @@ class DirectLogit(Analysis):
         super().__init__(run)
         self.readout: Readout | None = None
         self.slices: dict[tuple[Site, int], Tensor] = {}
+        self.scales: dict[tuple[Site, int], Tensor] = {}
         self.last: tuple[Tensor, Tensor] | None = None
         self.directions: tuple[Tensor, Tensor] | None = None
 
@@ -72,33 +75,41 @@ class DirectLogit(Analysis):
         assert isinstance(readout, Readout)
         self.readout = readout
         for site_layer, matrices in output_slices(checkpoint).items():
-            if isinstance(matrices, Tensor):
-                self.slices[site_layer] = matrices * readout.written.get(site_layer, 1.0)
+            if site_layer in readout.written and isinstance(matrices, Tensor):
+                self.slices[site_layer] = readout.written[site_layer].folded(matrices)
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
-        """The last norm's input and output, pass by pass."""
+        """The last norm's input and output, and 1/σ of norms on what layers write [b t 1], pass by pass."""
         assert self.readout is not None
-        if self.readout.norm is None:
-            yield
-            return
 
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def end(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             self.last = (inputs[0].detach(), output.detach())
 
-        handle = self.readout.norm.module.register_forward_hook(hook)
-        try:
+        def wrote(place: tuple[Site, int], norm: Norm) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+            def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+                self.scales[place] = norm.scale(precise(inputs[0].detach()), precise(output.detach()))
+
+            return hook
+
+        with ExitStack() as stack:
+            if self.readout.norm is not None:
+                stack.enter_context(self.readout.norm.module.register_forward_hook(end))
+            for place, written in self.readout.written.items():
+                if (norm := written.norm) is not None:
+                    stack.enter_context(norm.module.register_forward_hook(wrote(place, norm)))
             yield
-        finally:
-            handle.remove()
-            self.last = self.directions = None
+        self.last = self.directions = None
+        self.scales.clear()
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         labels = heads.batch.labels
         assert labels is not None, "the batch was read without labels"
         counted = labels != IGNORED  # [b t]
-        towards = self._towards(labels, counted, heads.context.dtype)
-        per_head = torch.einsum("btd,hkd->bhtk", towards, self.slices[heads.site, heads.layer].to(towards.dtype))
+        towards, place = self._towards(labels, counted, heads.context.dtype), (heads.site, heads.layer)
+        if place in self.scales:
+            towards = towards * self.scales[place].to(towards.dtype)
+        per_head = torch.einsum("btd,hkd->bhtk", towards, self.slices[place].to(towards.dtype))
         values = torch.einsum("bhtk,bhtk->bh", heads.context, per_head)
         return {"direct_logit": Ratio(values, counted.sum(dim=-1, keepdim=True))}
 

@@ -67,6 +67,7 @@ class HeadVocabulary(Analysis):
     """
 
     name = "vocabulary"
+    version = 2
     order = 144
     default = False
     passes = frozenset()

@@ -3,8 +3,9 @@
 Direct logit attribution (Elhage et al. 2021) needs a residual stream to which every head only adds, one norm
 after it, and one matrix to the vocabulary. Whether a model has these is read from the graph of the pass: the
 output of every attention must be reached from the final state through additions and constant factors (Granite's
-`residual_multiplier`) alone. A norm after the addition (BERT, Marian), a norm on the sublayer (Gemma 2), or a layer
-between the last norm and the vocabulary (masked language models) is refused with that reason.
+`residual_multiplier`) alone, but for one norm that an attention module may have to itself (Gemma 3, OLMo 2). A
+norm after the addition (BERT, Marian) or a layer between the last norm and the vocabulary (masked language models) is
+refused with that reason.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ObservedNorms = list[tuple[nn.Module, Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
-class FinalNorm:
+class Norm:
     """y = gain · (x − mean) / σ + shift; `centred` says whether the mean is subtracted (LayerNorm, not RMSNorm)."""
 
     module: nn.Module
@@ -57,16 +58,29 @@ class FinalNorm:
 
 
 @dataclass(frozen=True)
+class StreamWriting:
+    """How what the heads of a layer write together comes into the stream: factor · norm(o); `norm` None: factor · o."""
+
+    factor: float = 1.0
+    norm: Norm | None = None
+
+    def folded(self, slices: Tensor) -> Tensor:
+        """Slices of W_O [h k d] that write as it comes into the stream, but for the norm's 1/σ and shift."""
+        slices = slices * self.factor
+        return slices if self.norm is None else self.norm.centre(slices) * self.norm.gain.to(slices.dtype)
+
+
+@dataclass(frozen=True)
 class Readout:
     """logits = factor · weight · norm(x) + const, weight [V d]; `norm` None where there is none.
 
-    `written` are the factors by which what a layer's heads write comes into x.
+    `written` says of every layer of the decoder's heads how what they write comes into x.
     """
 
     weight: Tensor
     factor: float
-    norm: FinalNorm | None
-    written: Mapping[tuple[Site, int], float]
+    norm: Norm | None
+    written: Mapping[tuple[Site, int], StreamWriting]
 
     def direction(self, labels: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The direction [n d] on which a vector added to x [n d] raises the logit of labels [n] over the mean logit.
@@ -165,24 +179,38 @@ def _probe(checkpoint: Checkpoint) -> Batch:
     return Batch(torch.zeros(1, dtype=torch.long), 0, text, text if checkpoint.two_sided else None)
 
 
-def _direct(probe: _ReadoutProbe, x: Tensor) -> dict[tuple[Site, int], float] | str:
-    """The factor of every attention output in x where x is reached by additions and factors alone, else why not."""
-    reached: dict[Any, float] = {}
-    waiting: list[tuple[Any, float]] = [(x.grad_fn, 1.0)]
+def _direct(probe: _ReadoutProbe, x: Tensor) -> dict[tuple[Site, int], StreamWriting] | str:
+    """How every attention output comes into x, where that is by additions, factors and at most a norm of its own."""
+    norms = {given.grad_fn: (module, read, given) for module, read, given in probe.norms}
+    outputs = {node: place for place, node in probe.outputs.items() if node is not None}
+    found = dict[tuple[Site, int], StreamWriting]()
+    reached, waiting = set[Any](), [(x.grad_fn, 1.0)]
     while waiting:
         node, factor = waiting.pop()
         if node is None or node in reached:
             continue
-        reached[node] = factor
-        passed = _factor(node)
-        if passed is not None:
+        reached.add(node)
+        if node in outputs:
+            found[outputs[node]] = StreamWriting(factor)
+        elif node in norms and (place := _reshaped(norms[node][1].grad_fn, outputs)):
+            module, read, given = norms[node]
+            if norm := read_norm(module, read.detach(), given.detach()):
+                found[place] = StreamWriting(factor, norm)
+        elif (passed := _factor(node)) is not None:
             waiting += [(parent, factor * passed) for parent, _ in node.next_functions]
-    if unreached := [f"{site}.{layer}" for (site, layer), node in probe.outputs.items() if node not in reached]:
+    if unreached := [f"{site}.{layer}" for site, layer in probe.outputs if (site, layer) not in found]:
         return (
-            f"what {unreached[0]} writes passes more than additions and constant factors on its way to the last norm "
-            "(post-norm, say)"
+            f"what {unreached[0]} writes passes more than additions, constant factors and a norm of its own on its way "
+            "to the last norm (post-norm, say)"
         )
-    return {place: reached[node] for place, node in probe.outputs.items()}
+    return found
+
+
+def _reshaped(node: Any, outputs: Mapping[Any, tuple[Site, int]]) -> tuple[Site, int] | None:
+    """Whose output this step of a graph is, or gives another shape or type; None for anything else."""
+    while node not in outputs and type(node).__name__ in SHAPES:
+        node = node.next_functions[0][0]
+    return outputs.get(node)
 
 
 def _factor(node: Any) -> float | None:
@@ -199,14 +227,14 @@ def _factor(node: Any) -> float | None:
     return number if kind == "MulBackward0" else 1 / number
 
 
-def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | None:
+def read_norm(module: nn.Module, x: Tensor, y: Tensor) -> Norm | None:
     """Gain, shift and kind of a norm, from its outputs for a few states; None if they do not give y [… d] for x."""
     far = FAR * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)).to(x.dtype)  # [d]
     shift = module(torch.zeros_like(far))
     for centred in (True, False):
         centre = far - far.mean() if centred else far
         gain = (module(far) - shift) * centre.square().mean().sqrt() / centre
-        norm = FinalNorm(module, gain, shift, centred)
+        norm = Norm(module, gain, shift, centred)
         if _near(norm.gain * norm.centre(x) * norm.scale(x, y) + shift, y):
             return norm
     return None

@@ -1,8 +1,10 @@
 """How the heads of a decoder read from its residual stream and write to it, from the weights alone.
 
 A head reads norm(x) W and writes z W_O. The gain of the norm before the layer is folded into W_Q, W_K and W_V, that
-of the last norm into W_U, and where a norm subtracts the mean so do the folded matrices (Elhage et al. 2021,
-"Handling Layer Normalization"); what is left of a norm, its 1/σ, is one factor for each position. Shifts and biases
+of a norm on what the layer writes (Gemma 3) into W_O, that of the last norm into W_U, and where a norm subtracts the
+mean so do the folded matrices (Elhage et al. 2021, "Handling Layer Normalization"); the gain of a norm on each head's
+queries or keys before they are rotated (Qwen3, Gemma 3) is folded into W_Q or W_K. What is left of a norm, its 1/σ, is
+one factor for each position. Shifts and biases
 are left out: they are the same for every token. Matrices are those of row vectors, x W.
 """
 
@@ -18,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.readout import PROBE, FinalNorm, Readout, find_readout, observed_norms, proportion, read_norm
+from headscope.attribution.readout import PROBE, Norm, Readout, find_readout, observed_norms, proportion, read_norm
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
@@ -53,13 +55,14 @@ class HeadFactors:
 class ResidualStream:
     """The self attention of a decoder, seen from its residual stream.
 
-    `norms` are the norms before each layer's projections (None: it reads the stream itself), `table` [V e] times
-    `scale` are the embeddings, or `table` says why they cannot be told.
+    `norms` are the norms before each layer's projections (None: it reads the stream itself), `of_heads` those of its
+    queries and of its keys; `table` [V e] times `scale` are the embeddings, or `table` says why they cannot be told.
     """
 
     checkpoint: Checkpoint
     readout: Readout
-    norms: dict[SiteLayer, FinalNorm | None]
+    norms: dict[SiteLayer, Norm | None]
+    of_heads: dict[SiteLayer, tuple[Norm | None, Norm | None]]
     table: Tensor | str
     scale: float
 
@@ -85,9 +88,11 @@ class ResidualStream:
         projections, norm = self.checkpoint.projections[site_layer], self.norms[site_layer]
         slices = output_slices_at(self.checkpoint, site_layer)
         assert isinstance(slices, Tensor), "find_stream has seen them"
-        output, heads = constant(slices) * self.readout.written[site_layer], len(slices)
+        output, heads = self.readout.written[site_layer].folded(constant(slices)), len(slices)
+        parts = (projections.query, projections.key, projections.value)
         query, key, value = (
-            _reading(slices, norm, heads) for slices in (projections.query, projections.key, projections.value)
+            _reading(slices, norm, heads, after)
+            for slices, after in zip(parts, (*self.of_heads[site_layer], None), strict=True)
         )
         return HeadFactors(query, key, value, output, norm is not None and norm.centred)
 
@@ -178,13 +183,14 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
     with torch.no_grad(), eval_mode(checkpoint.model), through_attend(checkpoint.model):
         probe = _Probe(checkpoint, sorted(site_layers, key=lambda site_layer: site_layer[1]))
         norms = {site_layer: probe.norm(site_layer) for site_layer in site_layers}
+        of_heads = {place: (probe.head_norm(place, "query"), probe.head_norm(place, "key")) for place in site_layers}
         table, scale = probe.embeddings()
     if unknown := [site_layer for site_layer, norm in norms.items() if isinstance(norm, str)]:
         return f"{unknown[0][0]}.{unknown[0][1]}: {norms[unknown[0]]}"
     if embeddings and isinstance(table, str):
         return table
     known = {site_layer: norm for site_layer, norm in norms.items() if not isinstance(norm, str)}
-    return ResidualStream(checkpoint, readout, known, table, scale)
+    return ResidualStream(checkpoint, readout, known, of_heads, table, scale)
 
 
 def output_slices(checkpoint: Checkpoint) -> dict[SiteLayer, Tensor | str]:
@@ -284,13 +290,16 @@ def _seen_input(module: nn.Module, seen: list[Tensor]) -> Iterator[None]:
         yield
 
 
-def _reading(slices: Slices | None, norm: FinalNorm | None, heads: int) -> Tensor:
-    """A head's matrix of a projection, the norm's gain folded in: [h d k]."""
+def _reading(slices: Slices | None, norm: Norm | None, heads: int, after: Norm | None) -> Tensor:
+    """A head's matrix of a projection, the gain of the norm before it and of one after it folded in: [h d k]."""
     assert slices is not None
     matrices = constant(slices.matrices())  # [g k d]
     if norm is not None:
         matrices = norm.centre(matrices * constant(norm.gain))
-    return matrices.transpose(1, 2).repeat_interleave(heads // len(matrices), dim=0)
+    matrices = matrices.transpose(1, 2)
+    if after is not None:
+        matrices = after.centre(matrices) * constant(after.gain)
+    return matrices.repeat_interleave(heads // len(matrices), dim=0)
 
 
 def constant(values: Tensor) -> Tensor:
@@ -302,9 +311,10 @@ class _Probe:
     """One pass of two short texts: norms with what they read and give, and what the embeddings and the layers get."""
 
     def __init__(self, checkpoint: Checkpoint, site_layers: list[SiteLayer]) -> None:
-        model = checkpoint.model
+        model, self.projections = checkpoint.model, checkpoint.projections
         self.tables: list[tuple[Tensor, Tensor]] = []
         self.inputs: dict[SiteLayer, Tensor] = {}
+        self.products: dict[tuple[SiteLayer, str], Tensor] = {}
         self.entries: dict[SiteLayer, list[Tensor]] = {site_layer: [] for site_layer in site_layers}
         owners = WeightOwners(model)
         common = checkpoint.common_ids()[: 3 * PROBE]
@@ -318,22 +328,38 @@ class _Probe:
                     stack.enter_context(module.register_forward_hook(self._table))
             for site_layer, entry in self.entries.items():
                 stack.enter_context(_seen_input(layer_block(model, checkpoint, site_layer), entry))
-                owner = owners.of(checkpoint.projections[site_layer].value)
-                if owner is not None:
-                    stack.enter_context(owner[1].register_forward_pre_hook(self._reader(site_layer)))
+                for name in ("query", "key", "value"):
+                    owner = owners.of(getattr(self.projections[site_layer], name))
+                    if owner is not None:
+                        stack.enter_context(owner[1].register_forward_hook(self._reader(site_layer, name)))
             checkpoint.logits(Batch(torch.arange(2), 0, text, text if checkpoint.two_sided else None))
 
     def _table(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         if inputs and isinstance(inputs[0], Tensor) and torch.equal(inputs[0], self.ids):
             self.tables.append((matrix_of(module), inputs[0]))
 
-    def _reader(self, site_layer: SiteLayer) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            self.inputs.setdefault(site_layer, inputs[0])
+    def _reader(self, site_layer: SiteLayer, name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            if name == "value":
+                self.inputs.setdefault(site_layer, inputs[0])
+            self.products.setdefault((site_layer, name), output)
 
         return hook
 
-    def norm(self, site_layer: SiteLayer) -> FinalNorm | str | None:
+    def head_norm(self, site_layer: SiteLayer, name: str) -> Norm | None:
+        """The norm that each head's queries or keys [b t h k] pass as they come from their projection."""
+        product = self.products.get((site_layer, name))
+        if product is None or product.ndim != 3:
+            return None
+        units = torch.stack(getattr(self.projections[site_layer], name).units)  # [h k]
+        states = product[..., units.to(product.device)]
+        for module, x, y in self.norms:
+            for read in (x, x.transpose(1, 2)) if x.ndim == 4 else ():
+                if read.shape == states.shape and torch.equal(read, states):
+                    return read_norm(module, x, y)
+        return None
+
+    def norm(self, site_layer: SiteLayer) -> Norm | str | None:
         """The norm whose output a layer's values are projected from. Returns None if that is no norm's."""
         if site_layer not in self.inputs:
             return "what its projections read cannot be told"

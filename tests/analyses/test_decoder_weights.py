@@ -15,11 +15,12 @@ import headscope as hs
 from headscope.analyses.composition import compositions, spectra
 from headscope.analyses.copying import ov_spectra
 from headscope.analyses.successor import ordered_tokens, read_sequences
-from headscope.attribution.residual_stream import HeadFactors
+from headscope.attribution.residual_stream import HeadFactors, stream_of
 from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
 from tests.oracles import full_circuits, speakers, tiny
 from tests.oracles.run_options import run_options
@@ -119,6 +120,71 @@ def test_factors_of_what_is_added_are_part_of_it() -> None:
     multiplied, folded = (study.heads[["copying", "composition_v", "direct_logit"]] for study in found)
     np.testing.assert_allclose(multiplied, folded, rtol=1e-6)
     assert multiplied.direct_logit.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "olmo2"])
+def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
+    """By hand, from what passes through the model: o_h over σ of all heads together, times the gain of its norm."""
+    sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
+    ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 10}
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **ids, **heads)).double().eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data += 0.4 * torch.randn_like(parameter)
+    tokenizer = tiny.tokenizer([tiny.START], [])
+    study = hs.load(model, tokenizer=tokenizer).analyze(["ah aj bl"], only="direct_logit", bootstrap=10)
+    seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    layers = model.model.layers
+    watched = {"end": model.model.norm}
+    for number, layer in enumerate(layers):
+        watched |= {f"W_O {number}": layer.self_attn.o_proj, f"norm {number}": layer.post_attention_layernorm}
+    for name, module in watched.items():
+        module.register_forward_hook(lambda _, read, gave, name=name: seen.update({name: (read[0][0], gave[0])}))
+    tokens = tokenizer("ah aj bl", return_tensors="pt").input_ids
+    with torch.no_grad():
+        model(tokens)
+        weight = model.get_output_embeddings().weight
+        towards = weight[tokens[0, 1:]] - weight.mean(dim=0)
+        expected = []
+        for number, head in [(0, 0), (0, 1), (1, 0), (1, 1)]:
+            part, (z, _) = slice(10 * head, 10 * head + 10), seen[f"W_O {number}"]
+            written = z[:, part] @ layers[number].self_attn.o_proj.weight[:, part].T
+            for name in (f"norm {number}", "end"):
+                read, gave = seen[name]
+                written = written * gave / read  # an RMSNorm: gain over σ
+            expected.append((written[:-1] * towards).sum(dim=-1).mean().item())
+    np.testing.assert_allclose(study.heads.direct_logit, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "plus"), [("gemma3_text", 1), ("qwen3", 0)])
+def test_norms_around_a_heads_projections_are_folded_into_them(kind: str, plus: int) -> None:
+    """Gains of what the layer reads, of its queries and keys before they are rotated, and of what it writes."""
+    sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
+    ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **ids, **heads)).double().eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data += 0.4 * torch.randn_like(parameter)
+    opened = HuggingFaceCheckpoint(path="memory", model=model, tokenizer=tiny.tokenizer([tiny.START], []), digest=None)
+    layer, made = model.model.layers[1], stream_of(opened, embeddings=True).factors((Site.DECODER_SELF, 1))
+    of = {name: getattr(layer.self_attn, f"{name}_proj").weight.detach() for name in "qkvo"}
+    gains = {name: (norm.weight + plus).detach() for name, norm in layer.self_attn.named_modules() if "norm" in name}
+    read = (layer.input_layernorm.weight + plus).detach()
+    wrote = (layer.post_attention_layernorm.weight + plus).detach() if plus else torch.ones(20).double()
+    for head in range(4):
+        own, group = slice(6 * head, 6 * head + 6), slice(6 * (head // 2), 6 * (head // 2) + 6)
+        wanted = {
+            "query": (of["q"][own] * read).T * gains["q_norm"],
+            "key": (of["k"][group] * read).T * gains["k_norm"],
+            "value": (of["v"][group] * read).T,
+            "output": of["o"][:, own].T * wrote,
+        }
+        for name, matrix in wanted.items():
+            assert torch.allclose(getattr(made, name)[head], matrix), name
 
 
 def test_only_the_strongest_earlier_heads_are_listed() -> None:

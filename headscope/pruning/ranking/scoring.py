@@ -23,7 +23,7 @@ from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments,
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.refit import RefitOptions, anchor_name
 from headscope.pruning.ranking.criterion import ScoringContext
 
 
@@ -154,7 +154,7 @@ def _measuring(context: ScoringContext) -> tuple[ModuleMoments, list[DamageMeter
     moments = moments_of(context)
     assert corpus is not None, "moments_of refuses this"
     objective = context.options.objective
-    key = "allocation", id(checkpoint), id(corpus), context.batching, objective, seed, context.anchor
+    key = "allocation", id(checkpoint), id(corpus), context.batching, objective, seed, anchor_name(context.anchor)
     if key not in context.measured:
         of_texts = AnchoredMoments(checkpoint, corpus, **reading, moments=moments)
         beside = of_texts.texts(context.anchor)
