@@ -475,8 +475,9 @@ def test_options_that_make_no_sense(texts: Path, options: dict[str, Any], messag
 
 
 def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
-    short, empty = tmp_path / "short", tmp_path / "empty"
+    short, empty, long = tmp_path / "short", tmp_path / "empty", tmp_path / "long"
     short.write_text("a b\nc d\n", encoding="utf-8")
+    long.write_text(3 * f"{'abba ' * 40}\n", encoding="utf-8")
     empty.write_text("", encoding="utf-8")
     for options, message in (
         ({"target": short}, "lines"),
@@ -484,7 +485,8 @@ def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
         ({"source": tmp_path / "none"}, str(tmp_path / "none")),
         ({"vocab_size": 5000}, r"--vocab-size 5000.*\d+"),
         ({"vocab_size": 7}, r"--vocab-size 7.*\d+"),
-        ({"max_length": 2}, "150.*--max-length 2"),
+        ({"max_length": 2}, "150 training.*--max-length 2"),
+        ({"max_length": 50, "valid_source": long, "valid_target": long}, "all 3 validation.*--max-length 50"),
         ({"tokenizer": short, "vocab_size": 8000}, "--tokenizer .*short"),
     ):
         with pytest.raises(DataError, match=message):

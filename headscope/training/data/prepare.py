@@ -117,10 +117,11 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
         if config.kind == "translation":
             sources, targets = _lines(config, valid)
             texts = (list(sources()), list(targets()))
-    if not len(train):
-        raise DataError(
-            f"all {corpus.count} training sentences are longer than --max-length {config.max_length} subwords"
-        )
+    for part, text, pairs in (("training", corpus, train), ("validation", valid, checked)):
+        if text is not None and not pairs:
+            raise DataError(
+                f"all {text.count} {part} sentences are longer than --max-length {config.max_length} subwords"
+            )
     return Prepared(train, checked, source, target, texts, dropped, digest)
 
 
