@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
 from headscope.data.lines import read_lines
 from headscope.data.vocabulary import Splitter, Vocabulary
@@ -412,6 +413,16 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(texts: Path,
     assert isinstance(checkpoint, TransformerCheckpoint)
     assert all(bool(torch.isfinite(each).all()) for each in checkpoint.model.parameters())
     assert [row["update"] for row in rows(config.out)] == ["2"]
+
+
+@pytest.mark.parametrize("more", [{}, {"kind": "lm", "target": None, "valid_target": None, "block": 7}])
+def test_lines_are_those_of_the_file_where_a_share_of_it_is_read(
+    texts: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    data = make_run(small(texts, out=tmp_path / "run", fraction=0.3, **more), baseline()).data
+    taken = [sentence.number + 1 for sentence in open_corpus(texts / "source").share(0.3, seed=1)]
+    found = data.train.lines.tolist()
+    assert max(taken) > 100 and (set(found) <= set(taken) and len(found) > 20 if more else found == taken)
 
 
 class Counts(Variant):
