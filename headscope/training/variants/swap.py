@@ -254,6 +254,8 @@ class SwapHeads(Variant):
         timing = self.options.timing(site)
         if timing.end is not None and timing.end < timing.start:
             return f"--dynamic-end {timing.end} is before --dynamic-start {timing.start}"
+        if not per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]:
+            return "--dynamic-max-switches is 0 there"
         if timing.start > last:
             return f"the first swap comes before epoch {timing.start}, and the run ends after epoch {last}"
         return f"{self.options.ways[site]} swaps find no two heads there" if ended else None
