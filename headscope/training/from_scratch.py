@@ -122,8 +122,8 @@ def read_recipe(
     The validation text is the recipe's own, where it still lies there: what models are compared on must not choose
     the checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.
     """
-    recorded = _recorded(recipe, checkpoint)
-    values = _typed({**preset(recorded.get("preset")), **recorded})
+    recorded = _typed(_recorded(recipe, checkpoint))
+    values = {**preset(recorded.get("preset")), **recorded}
     values = {name: value for name, value in values.items() if name not in NOT_THE_RECIPES}
     texts = [values.get(name) for name in ("valid_source", "valid_target")]
     if not all(text is None or text.is_file() for text in texts):
