@@ -102,6 +102,9 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     assert found.difference_high == pytest.approx(np.quantile(apart, 0.975))
     same = compare_scores(metric, mine, mine, bootstrap)
     assert (same.p, same.difference, same.difference_low) == (1.0, 0.0, 0.0)
+    one = next(n for n in range(13) if mine[n, 0] != other[n, 0])
+    alone = compare_scores(metric, mine[[one]], other[[one]], bootstrap)
+    assert alone.difference and math.isnan(alone.p), "one sentence tells nothing of others"
 
 
 def test_p_is_about_twice_that_of_sacrebleus_one_tailed_test() -> None:
