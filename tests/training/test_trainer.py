@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headscope.config import flag
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
 from headscope.data.lines import read_lines
@@ -371,6 +372,11 @@ def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path,
     assert mine.target == theirs.target
     with pytest.raises(ConfigError, match="--kind translation"):
         make_run(small(texts, kind="lm", target=None, valid_target=None, **more), baseline())
+    for name, value in (("encoder_layers", 5), ("tie_output", False), ("vocabulary", "separate")):
+        with pytest.raises(ConfigError, match=f"{flag(name)} (1|True|joint), not {value}; leave it out"):
+            make_run(small(texts, **{**more, name: value}), baseline())
+    with pytest.raises(ConfigError, match="own vocabularies; leave out --tokenizer-kind"):
+        make_run(small(texts, tokenizer_kind="unigram", **more), baseline())
 
 
 def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
