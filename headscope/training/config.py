@@ -70,7 +70,7 @@ class TrainConfig:
     )
     normalise: Normalise = option(
         "none",
-        "none, lowercase (part of the tokenizer), moses or moses-lowercase (punctuation, tokens; docs/training.md).",
+        "none, lowercase, moses or moses-lowercase (punctuation, tokens; docs/training.md).",
         panel=TEXT,
     )
     source_lang: str = option(

@@ -379,6 +379,16 @@ def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path,
         make_run(small(texts, tokenizer_kind="unigram", **more), baseline())
 
 
+def test_text_is_lower_cased_for_a_tokenizer_that_is_given(texts: Path, tmp_path: Path) -> None:
+    first = make_run(small(texts, out=tmp_path / "first"), baseline()).data
+    loud = tmp_path / "loud"
+    loud.write_text((texts / "source").read_text(encoding="utf-8").upper(), encoding="utf-8")
+    options = {"source": loud, "tokenizer": tmp_path / "first" / "data" / "source.model", "vocab_size": 8000}
+    data = make_run(small(texts, out=tmp_path / "run", normalise="lowercase", **options), baseline()).data
+    assert data.unknown.unknown["source"] == 0 and data.train.source is not None and first.train.source is not None
+    assert data.train.source.ids.tolist() == first.train.source.ids.tolist()
+
+
 def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
     class Told(Silent):
         def remarked(self, text: str) -> None:

@@ -127,8 +127,9 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
 
 def _lines(config: TrainConfig, corpus: Corpus) -> tuple[Callable[[], Iterator[str]], Callable[[], Iterator[str]]]:
     """The normalised lines of both sides, again and again."""
+    learnt = config.tokenizer is None and config.init is None
     of_source, of_target = (
-        normaliser(config.normalise, language) for language in (config.source_lang, config.target_lang)
+        normaliser(config.normalise, language, learnt=learnt) for language in (config.source_lang, config.target_lang)
     )
     return (lambda: (of_source(pair.source) for pair in corpus)), (
         lambda: (of_target(pair.target or "") for pair in corpus)
