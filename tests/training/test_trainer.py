@@ -512,7 +512,7 @@ def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
         ({"source": tmp_path / "none"}, str(tmp_path / "none")),
         ({"vocab_size": 5000}, r"--vocab-size 5000.*\d+"),
         ({"vocab_size": 7}, r"--vocab-size 7.*\d+"),
-        ({"max_length": 2}, "150 training.*--max-length 2"),
+        ({"max_length": 2}, "150 training.*--max-length 2 subwords, the closing one included"),
         ({"max_length": 50, "valid_source": long, "valid_target": long}, "all 3 validation.*--max-length 50"),
         ({"tokenizer": short, "vocab_size": 8000}, "--tokenizer .*short"),
     ):

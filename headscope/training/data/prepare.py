@@ -120,7 +120,8 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
     for part, text, pairs in (("training", corpus, train), ("validation", valid, checked)):
         if text is not None and not pairs:
             raise DataError(
-                f"all {text.count} {part} sentences are longer than --max-length {config.max_length} subwords"
+                f"all {text.count} {part} sentences are longer than --max-length {config.max_length} subwords, the "
+                "closing one included"
             )
     return Prepared(train, checked, source, target, texts, dropped, digest)
 
