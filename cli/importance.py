@@ -84,6 +84,8 @@ def importance_answers(study: AnalysisResult) -> Iterator[str]:
             f"{zero} of {len(tested)} heads cannot be told from zero, each by itself (5 % false discoveries, corrected "
             "for all heads); together they may matter"
         )
+    elif (ranked["value"] < 0).any():
+        yield f"{main} is not tested against zero, which takes numbers of two sentences at least"
     else:
         yield f"{main} is never negative here, so that no head can be tested against zero"
     from headscope.engine.evidence.function_need import function_need_sentence

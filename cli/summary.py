@@ -63,7 +63,7 @@ def _function_answer(finished: FinishedRun) -> Iterator[str]:
     weak = sum(map(len, study.unsupported.values()))
     yield f"{len(study.labels)} of {len(study.heads)} heads have a function" + (f": {named}" if named else "")
     if weak:
-        yield f"{weak} more labels lack evidence; labels.csv says what is missing"
+        yield f"{weak} more label{' lacks' if weak == 1 else 's lack'} evidence; labels.csv says what is missing"
 
 
 def _functions(finished: FinishedRun) -> Table:
@@ -155,7 +155,8 @@ def _rankings(finished: FinishedRun) -> Table:
 
 def _remarks(finished: FinishedRun) -> Iterator[str]:
     study = finished.study
-    yield f"{study.sentences} sentences, {len(study.heads)} heads, {finished.seconds:.1f} s in all"
+    plural = "s" * (study.sentences != 1)
+    yield f"{study.sentences} sentence{plural}, {len(study.heads)} heads, {finished.seconds:.1f} s in all"
     if study.streamed:
         whole = "" if study.streamed == study.sentences else f" for {study.streamed} sentences, dense for the others"
         yield f"attention: streamed{whole}"

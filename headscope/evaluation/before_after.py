@@ -40,8 +40,9 @@ def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Boo
     """Paired bootstrap over groups of sentences [g c]: percentile intervals, and a two-sided p-value of the difference.
 
     p is the share of resampled differences, less their mean, that are at least as far from 0 as the one observed,
-    with one added to both counts (Riezler & Maxwell 2005, bootstrap with shift); 1 where all sentences are the same.
-    sacreBLEU's paired bootstrap counts the upper tail alone, about half as many.
+    with one added to both counts (Riezler & Maxwell 2005, bootstrap with shift); 1 where all sentences are the same,
+    NaN where resamples do not vary, as of one sentence. sacreBLEU's paired bootstrap counts the upper tail alone, about
+    half as many.
     """
     return compare(*(resampled(metric, rows, bootstrap) for rows in (sums, reference)))
 
@@ -70,8 +71,9 @@ def compare(values: Array, others: Array) -> Comparison:
         differences[0] = 0.0  # also where both are infinite
     shifted = differences[1:] - differences[1:].mean()
     beyond = int((np.abs(shifted) >= abs(differences[0]) - 1e-12).sum())
+    varies = bool(beyond) or float(np.abs(shifted).max()) > 1e-12
     low, high, least, most = (_quantile(numbers[1:], share) for numbers in (values, differences) for share in _TAILS)
-    p = (1 + beyond) / (1 + len(shifted)) if np.isfinite(shifted).all() else float("nan")
+    p = (1 + beyond) / (1 + len(shifted)) if varies and np.isfinite(shifted).all() else float("nan")
     return Comparison(float(values[0]), low, high, float(differences[0]), least, most, p)
 
 

@@ -105,9 +105,11 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
         raise CheckpointError(f"--init {config.init} has no vocabularies, so it cannot read text")
     if checkpoint.target.begin:
         raise CheckpointError(f"--init {config.init} begins translations with a language, which training does not know")
-    if config.tokenizer is not None:
-        raise ConfigError("--init brings its own vocabularies; leave out --tokenizer")
-    stack = checkpoint.model.config.decoder
+    for name in ("tokenizer", "tokenizer_kind"):
+        if getattr(config, name) != default_of(config, name):
+            raise ConfigError(f"--init brings its own vocabularies; leave out {flag(name)}")
+    shape = checkpoint.model.config
+    stack = shape.decoder
     own: dict[str, Any] = {
         "d_model": stack.d_model,
         "d_ffn": stack.d_ffn,
@@ -115,7 +117,10 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
         "norm": stack.norm,
     }
     own |= {"activation": stack.activation, "positions": stack.positions, "decoder_layers": stack.layers}
-    own["vocab_size"] = len(checkpoint.target)
+    own |= {"vocab_size": len(checkpoint.target), "tie_output": shape.tie_output}
+    if shape.encoder is not None:
+        own |= {"encoder_layers": shape.encoder.layers}
+        own |= {"vocabulary": "joint" if shape.share_embeddings else "separate"}
     for name, value in own.items():
         given = getattr(config, name)
         if given not in (value, default_of(config, name)):

@@ -55,7 +55,10 @@ class TrainConfig:
         maximum=1,
     )
     max_length: int = option(
-        512, "Subwords a side may have; longer sentences are left out and counted.", panel=DATA, minimum=2
+        512,
+        "Subwords a side may have, the closing one included; longer sentences are left out and counted.",
+        panel=DATA,
+        minimum=2,
     )
 
     tokenizer: Path | None = option(
@@ -70,7 +73,7 @@ class TrainConfig:
     )
     normalise: Normalise = option(
         "none",
-        "none, lowercase (part of the tokenizer), moses or moses-lowercase (punctuation, tokens; docs/training.md).",
+        "none, lowercase, moses or moses-lowercase (punctuation, tokens; docs/training.md).",
         panel=TEXT,
     )
     source_lang: str = option(

@@ -47,6 +47,7 @@ NOT_THE_RECIPES = {
         "vocab_size",
     ),  # the model's own
 }
+MODELS_OWN = {"encoder_layers", "tie_output", "vocabulary", "tokenizer_kind"}  # too; digests have their defaults
 FREE = NOT_THE_RECIPES | {"valid_source", "valid_target"}  # files, which may move
 OF_VALIDATION = {"valid_source", "valid_target", "best_by", "patience", "bleu_sentences"}
 FRESH, RUN = "fresh", "scratch"  # directories of the model before training, and of the run
@@ -122,9 +123,9 @@ def read_recipe(
     The validation text is the recipe's own, where it still lies there: what models are compared on must not choose
     the checkpoint. ConfigError where there is no recipe, and for options that `headscope train` does not have.
     """
-    recorded = _recorded(recipe, checkpoint)
-    values = _typed({**preset(recorded.get("preset")), **recorded})
-    values = {name: value for name, value in values.items() if name not in NOT_THE_RECIPES}
+    recorded = _typed(_recorded(recipe, checkpoint))
+    values = {**preset(recorded.get("preset")), **recorded}
+    values = {name: value for name, value in values.items() if name not in NOT_THE_RECIPES | MODELS_OWN}
     texts = [values.get(name) for name in ("valid_source", "valid_target")]
     if not all(text is None or text.is_file() for text in texts):
         values = {name: value for name, value in values.items() if name not in OF_VALIDATION}

@@ -160,7 +160,7 @@ def _mirrored(scored: SwapScores, layers: range, heads: int) -> list[Swap]:
 
 def _ends(ranked: list[HeadId], k: int, location: str) -> list[Swap]:
     _check_k(2 * k, len(ranked), location)
-    return [Swap(strong, weak) for strong, weak in zip(ranked[len(ranked) - k :], ranked[k - 1 :: -1], strict=True)]
+    return [Swap(strong, weak) for strong, weak in zip(ranked[len(ranked) - k :], reversed(ranked[:k]), strict=True)]
 
 
 def _check_k(needed: int, heads: int, location: str) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from headscope.config import check_options, plain_options
+from headscope.config.option import identity
 from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.writing import ending_signals, note, write_json
@@ -102,7 +103,8 @@ def _train(
 ) -> TrainingResult:
     begun = time.time()
     options = plain_options(variant.options)
-    settings = {**config.plain(), "variant": variant.name, **{f"{variant.name}.{k}": v for k, v in options.items()}}
+    own = {f"{variant.name}.{name}": value for name, value in identity(variant.options).items()}
+    settings = {**config.plain(), "variant": variant.name, **own}
     if state is not None:
         check_settings(state, settings, config.out)
     run = make_run(config, variant, processes)

@@ -57,6 +57,10 @@ def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Pat
     words[words.index("--out") + 1] = str(tmp_path / "pruned")
     status, shown, _ = command(*words)
     assert status == 0 and "next: headscope prune remove" in shown.splitlines()[-1]
+    alone = ("--out", tmp_path / "one", "--only", "ablation", "--max-sentences", 1, *given[4:])
+    status, shown, errors = command("analyze", hs.assets.trained(), *text, *alone)
+    assert status == 0 and " 1 sentence, 72 heads" in shown + errors, "of one sentence nothing is tested"
+    assert "ablation is not tested against zero, which takes numbers of two sentences at least" in shown
 
 
 def test_functions_say_what_lacks_evidence(command: Command, few: tuple[Path, Path], tmp_path: Path) -> None:

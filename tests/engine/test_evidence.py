@@ -206,6 +206,7 @@ def test_differences_from_zero_and_agreement_of_ranks() -> None:
         freedom = counts.sum() ** 2 / (counts**2).sum() - 1
         assert p[head] == pytest.approx(2 * evidence.tail(abs(mean) / error, freedom, steps=20_000), rel=1e-3)
     assert p[2] == pytest.approx(1)
+    assert np.isnan(p_of_difference(torch.tensor([[0.3, 0.0]]), torch.ones(1, 2))).all()  # one sentence has no variance
     first, second = luck.integers(0, 6, (2, 25)).astype(float)
     pairs = [(i, j) for i in range(25) for j in range(i)]
     signs = [(np.sign(first[i] - first[j]), np.sign(second[i] - second[j])) for i, j in pairs]

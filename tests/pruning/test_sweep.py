@@ -43,7 +43,7 @@ from headscope.pruning.sweep.sweep import Sweep, run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned
-from headscope.training.from_scratch import config_without
+from headscope.training.from_scratch import config_without, read_recipe
 from tests.makers.ranks import forked
 from tests.makers.sweeps import config, evaluated, letters, lines, made_words
 from tests.oracles import checkpoints, classifiers, non_inferiority, tiny
@@ -102,6 +102,9 @@ def test_comparisons_equal_plain_loops(name: str) -> None:
     assert found.difference_high == pytest.approx(np.quantile(apart, 0.975))
     same = compare_scores(metric, mine, mine, bootstrap)
     assert (same.p, same.difference, same.difference_low) == (1.0, 0.0, 0.0)
+    one = next(n for n in range(13) if mine[n, 0] != other[n, 0])
+    alone = compare_scores(metric, mine[[one]], other[[one]], bootstrap)
+    assert alone.difference and math.isnan(alone.p), "one sentence tells nothing of others"
 
 
 def test_p_is_about_twice_that_of_sacrebleus_one_tailed_test() -> None:
@@ -253,6 +256,14 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     longer = lines(tmp_path, "longer.toml", ["max-updates = 5", "max-tokens = 61", "warmup = 1", "average = 0"])
     with pytest.raises(ConfigError, match="recipe"):
         run_sweep(config(words, tmp_path / "out", **options | {"recipe": longer, "seeds": 3}))
+
+
+def test_a_recipe_whose_preset_is_no_text(tmp_path: Path) -> None:
+    recipe = lines(tmp_path, "recipe.toml", ['preset = ["tiny"]'])
+    with pytest.raises(ConfigError, match=r"--recipe: preset is .* of the wrong type"):
+        read_recipe(
+            recipe, checkpoint="", two_sided=False, source=recipe, target=None, max_sentences=None, device="cpu"
+        )
 
 
 def test_language_models_and_classifiers(tmp_path: Path) -> None:

@@ -320,6 +320,13 @@ def test_compare_with_other_layouts_has_no_difference(runs: dict[str, AnalysisRu
     assert "percentiles (layouts differ)" in texts(figure)
 
 
+def test_compare_leaves_out_a_site_without_heads(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
+    other = load_run(make_run(tmp_path / "pruned", {"encoder-self": [0, 0], "decoder-self": [2]}))
+    whole = load_run(make_run(tmp_path / "whole", {"encoder-self": [2, 2], "decoder-self": [2]}))
+    titles = [axes.get_title(loc="left") for axes in compare_figure(whole, other).axes]
+    assert any("decoder-self" in title for title in titles) and not any("encoder-self" in title for title in titles)
+
+
 def test_compare_without_a_common_site(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
     other = load_run(make_run(tmp_path / "gpt", {"decoder-self": [3]}))
     with pytest.raises(ConfigError, match=r"small and gpt.*encoder-self and decoder-self"):

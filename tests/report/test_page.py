@@ -172,6 +172,10 @@ def test_findings_are_computed_and_say_what_matters(run: Path) -> None:
     assert f"It needs least: {names[order[0]]} " in lines
     zero = int(((table["ablation_low"] <= 0) & (table["ablation_high"] >= 0)).sum())
     assert f"{zero} of 9 heads have an interval that includes zero" in lines
+    alone = table.assign(**{f"ablation_{end}": table["ablation"] - 1 for end in ("low", "high")})  # of one sentence
+    alone.to_csv(run / "heads.csv", index=False)
+    assert not any("includes zero" in line for line in gather([run])["analyses"][0]["findings"])
+    table.to_csv(run / "heads.csv", index=False)
     p = [0.2, 0.01, 0.06, *[0.04] * 6]
     tests = table[["site", "layer", "head"]].assign(measure="ablation", p_adjusted=p)
     tests.to_csv(run / "importance.csv", index=False)

@@ -217,6 +217,22 @@ def test_the_table_is_filtered(reader: Reader, runs: dict[str, Path]) -> None:
     assert len(reader.names()) == 15
 
 
+def test_a_run_without_the_site_that_was_filtered_by_shows_its_heads(
+    chromium: Any, runs: dict[str, Path], tmp_path: Path
+) -> None:
+    other = make_run(tmp_path / "decoder", {"decoder-self": [0, 3]}, seed=1)
+    write_page([runs["first"], other], tmp_path / "page.html")
+    reader = Reader(chromium.new_page(), tmp_path / "page.html")
+    fields, run = (reader.page.locator(f"#{part} .controls").first for part in ("table", "heads"))
+    for site, label in (("cross", ""), ("decoder-self", "sink")):
+        fields.get_by_label("Site", exact=True).select_option(label=site)
+        fields.get_by_label("Function", exact=True).select_option(label)
+        run.get_by_label("Run", exact=True).select_option("1")
+        assert len(reader.names()) == 3
+        run.get_by_label("Run", exact=True).select_option("0")
+    assert reader.heard == []
+
+
 def test_a_click_on_a_map_shows_the_head(reader: Reader, runs: dict[str, Path]) -> None:
     page = reader.page
     page.locator('#heads .map [aria-label^="cross.1.0:"]').click()

@@ -13,6 +13,7 @@ from headscope.cli.main import app
 from headscope.errors import ConfigError
 from headscope.report.figures.training import load_history, training_figure
 from headscope.report.readers.run import RunError
+from headscope.training.files.outputs import History
 
 HEAD = (
     "update,epoch,sentences,tokens,seconds,tokens_per_second,lr,loss,nll,gradient_norm,"
@@ -42,6 +43,13 @@ def runs(folder: Path) -> list[Path]:
         course(folder / "swap", "swap", "swaps.cross,swapped.cross", (",0,0", ",2,2", ",4,0")),
         course(folder / "mae", "mae", "gate_entropy,gate_steps,own_number", (",,0,5", ",1.9,0,6", ",1.8,3,7")),
     ]
+
+
+def test_the_norm_of_a_gradient_that_overflowed_is_left_empty(tmp_path: Path) -> None:
+    history = History(course(tmp_path / "half", "baseline"), update=150, tensorboard=False)
+    history.add({"update": 200, "tokens": 9, "seconds": 1.0, "nll": 0.5, "gradient_norm": np.inf})
+    metrics = load_history(tmp_path / "half").metrics
+    assert metrics["gradient_norm"].isna().tolist() == [False] * 3 + [True] and metrics["nll"].iloc[-1] == 0.5
 
 
 def test_a_panel_for_every_quantity_and_a_line_for_every_run(tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ UPDATES = {"max_epochs": None, "max_updates": 3}  # within the first epoch, whic
         ("swap", {"dynamic": ("hard",)}, {"max_epochs": 2}, None, None),
         (
             "swap",
+            {"dynamic": ("hard",), "compat": "fork", "dynamic_end": (9,), "dynamic_max_switches": (0,)},
+            {"max_epochs": 2},
+            "--dynamic-max-switches is 0",
+            "--dynamic-max-switches is 0",
+        ),
+        (
+            "swap",
             {"dynamic": ("hard",), "dynamic_start": (3,), "dynamic_end": (2,)},
             {"max_epochs": 4},
             "--dynamic-end 2 is before --dynamic-start 3",

@@ -266,6 +266,7 @@ def test_which_heads_are_chosen() -> None:
     ends = [head for each in drawn for head in each.split("-")]
     assert len(set(ends)) == len(ends) == 16
     assert drawn != pairs("hard", 8)
+    assert all(pairs(name, 0, fork=True) == [] for name in FORK_SELECTIONS)
 
 
 def fork_scores(oracles: Path, score: str) -> Mapping[Site, Mapping[int, torch.Tensor]]:

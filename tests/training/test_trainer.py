@@ -16,6 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headscope.config import flag
+from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED
 from headscope.data.lines import read_lines
 from headscope.data.vocabulary import Splitter, Vocabulary
@@ -370,6 +372,21 @@ def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path,
     assert mine.target == theirs.target
     with pytest.raises(ConfigError, match="--kind translation"):
         make_run(small(texts, kind="lm", target=None, valid_target=None, **more), baseline())
+    for name, value in (("encoder_layers", 5), ("tie_output", False), ("vocabulary", "separate")):
+        with pytest.raises(ConfigError, match=f"{flag(name)} (1|True|joint), not {value}; leave it out"):
+            make_run(small(texts, **{**more, name: value}), baseline())
+    with pytest.raises(ConfigError, match="own vocabularies; leave out --tokenizer-kind"):
+        make_run(small(texts, tokenizer_kind="unigram", **more), baseline())
+
+
+def test_text_is_lower_cased_for_a_tokenizer_that_is_given(texts: Path, tmp_path: Path) -> None:
+    first = make_run(small(texts, out=tmp_path / "first"), baseline()).data
+    loud = tmp_path / "loud"
+    loud.write_text((texts / "source").read_text(encoding="utf-8").upper(), encoding="utf-8")
+    options = {"source": loud, "tokenizer": tmp_path / "first" / "data" / "source.model", "vocab_size": 8000}
+    data = make_run(small(texts, out=tmp_path / "run", normalise="lowercase", **options), baseline()).data
+    assert data.unknown.unknown["source"] == 0 and data.train.source is not None and first.train.source is not None
+    assert data.train.source.ids.tolist() == first.train.source.ids.tolist()
 
 
 def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path, tmp_path: Path) -> None:
@@ -412,6 +429,16 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_batch(texts: Path,
     assert isinstance(checkpoint, TransformerCheckpoint)
     assert all(bool(torch.isfinite(each).all()) for each in checkpoint.model.parameters())
     assert [row["update"] for row in rows(config.out)] == ["2"]
+
+
+@pytest.mark.parametrize("more", [{}, {"kind": "lm", "target": None, "valid_target": None, "block": 7}])
+def test_lines_are_those_of_the_file_where_a_share_of_it_is_read(
+    texts: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    data = make_run(small(texts, out=tmp_path / "run", fraction=0.3, **more), baseline()).data
+    taken = [sentence.number + 1 for sentence in open_corpus(texts / "source").share(0.3, seed=1)]
+    found = data.train.lines.tolist()
+    assert max(taken) > 100 and (set(found) <= set(taken) and len(found) > 20 if more else found == taken)
 
 
 class Counts(Variant):
@@ -475,8 +502,9 @@ def test_options_that_make_no_sense(texts: Path, options: dict[str, Any], messag
 
 
 def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
-    short, empty = tmp_path / "short", tmp_path / "empty"
+    short, empty, long = tmp_path / "short", tmp_path / "empty", tmp_path / "long"
     short.write_text("a b\nc d\n", encoding="utf-8")
+    long.write_text(3 * f"{'abba ' * 40}\n", encoding="utf-8")
     empty.write_text("", encoding="utf-8")
     for options, message in (
         ({"target": short}, "lines"),
@@ -484,7 +512,8 @@ def test_texts_that_cannot_be_used(texts: Path, tmp_path: Path) -> None:
         ({"source": tmp_path / "none"}, str(tmp_path / "none")),
         ({"vocab_size": 5000}, r"--vocab-size 5000.*\d+"),
         ({"vocab_size": 7}, r"--vocab-size 7.*\d+"),
-        ({"max_length": 2}, "150.*--max-length 2"),
+        ({"max_length": 2}, "150 training.*--max-length 2 subwords, the closing one included"),
+        ({"max_length": 50, "valid_source": long, "valid_target": long}, "all 3 validation.*--max-length 50"),
         ({"tokenizer": short, "vocab_size": 8000}, "--tokenizer .*short"),
     ):
         with pytest.raises(DataError, match=message):

@@ -40,9 +40,10 @@ def p_values(total: Tensor, baseline: Tensor, counts: Tensor, *, threshold: floa
 
 
 def p_of_difference(total: Tensor, counts: Tensor) -> Array:
-    """Two-sided p of Σ total / Σ counts = 0, for sums of sentences [g *cells]; 1 where all are 0."""
+    """Two-sided p of Σ total / Σ counts = 0, for sums of sentences [g *cells]; 1 where all are 0, NaN of just one."""
     mean, differences, freedom = _ratio(total, counts)
     statistic = torch.where(mean == 0, 0.0, mean.abs() / _variance(differences, counts).sqrt())
+    statistic = torch.where((counts > 0).sum(dim=0) > 1, statistic, torch.nan)
     return np.minimum(2 * student_upper_tail(statistic.numpy(), freedom.expand(mean.shape).numpy()), 1.0)
 
 

@@ -126,13 +126,16 @@ def compare_figure(
 def _parts(
     run_a: AnalysisRun, run_b: AnalysisRun, measure: str, norm: Normalize
 ) -> tuple[list[Map | Scatter], list[int]]:
-    """The maps and scatters in order, and where each site starts; sites without a value in either run are left out."""
+    """The maps and scatters in order, and where each site starts.
+
+    Sites that have no value in either run, or no head in one of them, are left out.
+    """
     cmap = measure_of(measure).cmap
-    sides = [{grid.site: grid for grid in grids_of(run, measure)} for run in (run_a, run_b)]
+    sides = [{grid.site: grid for grid in grids_of(run, measure) if grid.values.size} for run in (run_a, run_b)]
     pairs = [(site, sides[0][site], sides[1][site]) for site in sides[0] if site in sides[1]]
     if not pairs:
         raise ConfigError(
-            f"runs {run_a.name} and {run_b.name} share no site: {', '.join(run_a.layout)} and {', '.join(run_b.layout)}"
+            f"runs {run_a.name} and {run_b.name} share no site: {', '.join(sides[0])} and {', '.join(sides[1])}"
         )
     valued = [pair for pair in pairs if any(np.isfinite(grid.values).any() for grid in pair[1:])]
     pairs = valued or pairs

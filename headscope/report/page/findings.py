@@ -207,7 +207,7 @@ def _zero(measure: Data, importance: Data) -> Iterator[str]:
         )
         return
     low, high = numbers(measure, "low"), numbers(measure, "high")
-    if measure["bounds"] is not None and (low < 0).any():
+    if measure["bounds"] is not None and (low < np.minimum(high, 0)).any():  # of one sentence they have no width
         zero = int(((low <= 0) & (high >= 0)).sum())
         of = counted(len(low), "head")
         yield f"{zero:,} of {of} have an interval that includes zero; together they may matter."

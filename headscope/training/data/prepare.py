@@ -117,17 +117,20 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
         if config.kind == "translation":
             sources, targets = _lines(config, valid)
             texts = (list(sources()), list(targets()))
-    if not len(train):
-        raise DataError(
-            f"all {corpus.count} training sentences are longer than --max-length {config.max_length} subwords"
-        )
+    for part, text, pairs in (("training", corpus, train), ("validation", valid, checked)):
+        if text is not None and not pairs:
+            raise DataError(
+                f"all {text.count} {part} sentences are longer than --max-length {config.max_length} subwords, the "
+                "closing one included"
+            )
     return Prepared(train, checked, source, target, texts, dropped, digest)
 
 
 def _lines(config: TrainConfig, corpus: Corpus) -> tuple[Callable[[], Iterator[str]], Callable[[], Iterator[str]]]:
     """The normalised lines of both sides, again and again."""
+    learnt = config.tokenizer is None and config.init is None
     of_source, of_target = (
-        normaliser(config.normalise, language) for language in (config.source_lang, config.target_lang)
+        normaliser(config.normalise, language, learnt=learnt) for language in (config.source_lang, config.target_lang)
     )
     return (lambda: (of_source(pair.source) for pair in corpus)), (
         lambda: (of_target(pair.target or "") for pair in corpus)
@@ -140,10 +143,11 @@ def _pairs(
     """Ids of a corpus, and how many sentences were too long."""
     source, target = vocabularies
     sources, targets = _lines(config, corpus)
+    lines = np.array([sentence.number + 1 for sentence in corpus], dtype=np.int64)
     if source is None:
         targets_ids = tokenizers.encode(target, list(sources()))
         if config.block is not None:
-            return _blocks(targets_ids, target, config.block), 0
+            return _blocks(targets_ids, target, config.block, lines), 0
         sources_ids: list[list[int]] | None = None
     else:
         sources_ids, targets_ids = (
@@ -153,8 +157,8 @@ def _pairs(
     longest = [max(len(ids), len(sources_ids[n]) if sources_ids else 0) for n, ids in enumerate(targets_ids)]
     keep = [n for n, length in enumerate(longest) if length < config.max_length]
     source_texts = None if sources_ids is None else TokenizedTexts.of([sources_ids[n] for n in keep])
-    lines = np.array(keep, dtype=np.int64) + 1
-    pairs = pairs_of(source_texts, TokenizedTexts.of([targets_ids[n] for n in keep]), lines, source, target)
+    target_texts = TokenizedTexts.of([targets_ids[n] for n in keep])
+    pairs = pairs_of(source_texts, target_texts, lines[keep], source, target)
     return pairs, len(targets_ids) - len(keep)
 
 
@@ -179,12 +183,12 @@ def pairs_of(
     )
 
 
-def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int) -> TrainingPairs:
-    """All texts, each closed, one after another, in blocks of as many ids; `lines` say where each begins."""
+def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, numbers: Numbers) -> TrainingPairs:
+    """All texts, lines of these numbers, each closed, one after another, in blocks of as many ids."""
     stream = [number for ids in texts for number in (*ids, vocabulary.end)]
     ends = np.cumsum([len(ids) + 1 for ids in texts])
     starts = np.arange(0, len(stream), block)
-    lines = np.searchsorted(ends, starts, side="right") + 1
+    lines = numbers[np.searchsorted(ends, starts, side="right")]
     return pairs_of(
         None, TokenizedTexts.of([stream[n : n + block] for n in starts]), lines, None, vocabulary, closed=False
     )

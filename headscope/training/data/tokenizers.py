@@ -100,14 +100,14 @@ def _learning_problem(message: str, size: int) -> str:
     )
 
 
-def normaliser(method: Normalise, language: str) -> Callable[[str], str]:
-    """What is done to every line before it is split into subwords; "lowercase" is done by the tokenizer itself.
+def normaliser(method: Normalise, language: str, *, learnt: bool = True) -> Callable[[str], str]:
+    """What is done to every line before it is split into subwords; a tokenizer that was `learnt` lower-cases itself.
 
     "moses": Moses's punctuation normalisation, then its tokenizer (without escapes for XML), by sacremoses;
     "moses-lowercase" lower-cases first, as Multi30k's task-1 text is made (lowercase, normalise, tokenise).
     """
     if not method.startswith("moses"):
-        return lambda text: text
+        return str.lower if method == "lowercase" and not learnt else str
     low = method == "moses-lowercase"
     split = _moses(language)
     return lambda text: split(text.lower() if low else text)

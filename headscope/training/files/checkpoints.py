@@ -227,7 +227,7 @@ def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder
     defaults = {option.name: plain_value(option.default) for option in fields(TrainConfig)}
     before = defaults | state["settings"]  # an older state lacks newer options
     changed = [
-        f"{flag(name)} (was {before.get(name)}, is {value})"
+        f"{flag(name.rpartition('.')[2])} (was {before.get(name)}, is {value})"
         for name, value in settings.items()
         if name not in MAY_CHANGE and before.get(name) != value
     ]

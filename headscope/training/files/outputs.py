@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -42,7 +43,7 @@ class History:
         self.board = _board(folder, update) if tensorboard else None
 
     def add(self, row: Mapping[str, float | int | None]) -> None:
-        """Write a line; NaN and None stay empty."""
+        """Write a line; what is no finite number stays empty, as the norm of a gradient that overflowed in fp16."""
         if not self.columns:
             self.columns = [*COLUMNS, *(name for name in row if name not in COLUMNS)]
             write_atomically(self.path, lambda path: path.write_text(_line(self.columns), encoding="utf-8"))
@@ -73,7 +74,7 @@ class History:
 
 
 def _cell(value: float | int | None) -> str:
-    if value is None or value != value:
+    if value is None or not math.isfinite(value):
         return ""
     return str(value) if isinstance(value, int) else f"{value:.7g}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headscope.config import NoOptions, option
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, shortlist
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.position import TrainingPosition
 from headscope.training.variant import Variant, per_site, variant
@@ -128,6 +128,7 @@ class SwapHeads(Variant):
         self.schedule: Mapping[int, Sequence[Swap | ForkSwap]] = {}
         self.histories: dict[Site, SwapHistory] = {}
         self.scheduled = 0
+        self.made: list[str] | None = []
 
     def check(self, config: TrainConfig) -> None:
         if self.options.swap_schedule is None and not self.options.ways:
@@ -174,10 +175,24 @@ class SwapHeads(Variant):
             )
         return schedule
 
+    def resumed(self, run: TrainingRun) -> None:
+        """ConfigError where the schedule has other swaps for the epochs that have begun; those to come may be new."""
+        if self.made is not None and self.made != (planned := self._until(run.position.last_epoch)):
+            before, now = (shortlist(swaps) if swaps else "none" for swaps in (self.made, planned))
+            raise ConfigError(
+                f"--resume: until epoch {run.position.last_epoch} the run swapped {before}, and --swap-schedule "
+                f"{self.options.swap_schedule} has {now}; give the same swaps for these epochs, or another --out"
+            )
+
+    def _until(self, epoch: int) -> list[str]:
+        """The scheduled swaps of all epochs up to this one, in order."""
+        return [str(swap) for number in sorted(self.schedule) if number <= epoch for swap in self.schedule[number]]
+
     def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         if planned := self.schedule.get(position.epoch):
             self._swap(run, planned)
             self.scheduled += len(planned)
+            self.made = self._until(position.epoch)
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         from headscope.training.swap_scores import Phase, decide
@@ -254,6 +269,8 @@ class SwapHeads(Variant):
         timing = self.options.timing(site)
         if timing.end is not None and timing.end < timing.start:
             return f"--dynamic-end {timing.end} is before --dynamic-start {timing.start}"
+        if not per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]:
+            return "--dynamic-max-switches is 0 there"
         if timing.start > last:
             return f"the first swap comes before epoch {timing.start}, and the run ends after epoch {last}"
         return f"{self.options.ways[site]} swaps find no two heads there" if ended else None
@@ -275,13 +292,13 @@ class SwapHeads(Variant):
             }
             for site, history in self.histories.items()
         }
-        return {"scheduled": self.scheduled, "histories": histories}
+        return {"scheduled": self.scheduled, "made": self.made, "histories": histories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         from headscope.training.swap_scores import Phase
         from headscope.training.swaps import Swap
 
-        self.scheduled = state["scheduled"]
+        self.scheduled, self.made = state["scheduled"], state.get("made")  # which older states lack
         for name, site_state in state.get("histories", state.get("courses")).items():  # the latter in older ones
             swapped = site_state["swapped"] if "swapped" in site_state else site_state["exchanges"]
             pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in site_state["pending"])

@@ -23,7 +23,7 @@ function matching(data) {
   const fits = (row) => {
     const name = `${headName(data, row)} ${data.functions[row].join(' ')}`.toLowerCase();
     if (!words.every((word) => name.includes(word))) return false;
-    if (filters.site !== '' && data.site[row] !== Number(filters.site)) return false;
+    if (filters.site && siteNames(data)[data.site[row]] !== filters.site) return false;
     const kinds = data.functions[row].map((label) => markOf(label).name);
     if (filters.label === 'none' ? kinds.length : filters.label && !kinds.includes(filters.label)) return false;
     if (!measure || (least === null && most === null)) return true;
@@ -118,10 +118,12 @@ function filterFields(data, show) {
   const chosen = (label, key, options) => choice(label, options, filters[key], (value) => { filters[key] = value; show(); });
   const present = new Set(data.functions.flat().map((label) => markOf(label).name));
   const kinds = report.families.filter((family) => present.has(family.name)).map((family) => [family.name, family.name]);
+  if (!siteNames(data).includes(filters.site)) filters.site = ''; // another run had them
+  if (!present.has(filters.label) && filters.label !== 'none') filters.label = '';
   const every = make('input', { type: 'checkbox', checked: filters.every, change: (event) => { filters.every = event.target.checked; show(); } });
   return [
     typed('Filter by name or function', 'words', { id: 'filter', placeholder: 'encoder-self.2 nsubj' }),
-    siteNames(data).length > 1 ? chosen('Site', 'site', [['', 'all'], ...siteNames(data).map((name, site) => [site, name])]) : null,
+    siteNames(data).length > 1 ? chosen('Site', 'site', [['', 'all'], ...siteNames(data).map((name) => [name, name])]) : null,
     chosen('Function', 'label', [['', 'all'], ...kinds, ['none', 'no label']]),
     chosen('Number', 'measure', [['', 'none'], ...measureChoices(data)]),
     typed('at least', 'least', { type: 'text', inputmode: 'decimal', class: 'short' }),
