@@ -75,13 +75,13 @@ def model_of(name: str, one_sided: bool) -> tuple[Checkpoint, Corpus]:
 @pytest.fixture(scope="module")
 def measured_once() -> Iterator[None]:
     """An analysis that has several columns runs once for all of them."""
-    found: dict[Any, AnalysisResult] = {}
+    found: dict[Any, tuple[AnalysisResult, Checkpoint]] = {}
 
     def remembered(checkpoint: Checkpoint, *given: Any, analyses: list[Any], **options: Any) -> AnalysisResult:
         key = (id(checkpoint), *(cls.name for cls in analyses))
-        if key not in found:
-            found[key] = analyze(checkpoint, *given, analyses=analyses, **options)
-        return found[key]
+        if key not in found:  # with the checkpoint, whose id no other gets then
+            found[key] = analyze(checkpoint, *given, analyses=analyses, **options), checkpoint
+        return found[key][0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(criterion_module, "analyze", remembered)
