@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headscope.analyses.copying import exact
-from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream_of, why_no_stream
+from headscope.attribution.residual_stream import UNTOLD, HeadFactors, SiteLayer, stream_of, why_no_stream
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
@@ -91,15 +91,13 @@ class Composition(Analysis):
         stream = stream_of(checkpoint, embeddings=False)
         written: dict[SiteLayer, Tensor] = {}
         for later in stream.site_layers:
-            reader, parts = stream.factors(later), [(kind, list[PairScores]()) for kind in KINDS]
+            reader, parts = stream.factors(later), dict[str, list[PairScores]]()
             for earlier, spectrum in written.items():
-                scores = compositions(stream.factors(earlier), reader, spectrum)
-                for kind, part in parts:
-                    part.append(scores[kind])
+                for kind, scores in compositions(stream.factors(earlier), reader, spectrum).items():
+                    parts.setdefault(kind, []).append(scores)
             heads = [HeadId(*earlier, head) for earlier in written for head in range(checkpoint.layout[earlier])]
-            if heads:
-                for kind, part in parts:
-                    self.compositions[later, kind] = LayerComposition(heads, PairScores.joined(part))
+            for kind, part in parts.items():
+                self.compositions[later, kind] = LayerComposition(heads, PairScores.joined(part))
             written[later] = spectra(reader.value, centred_output(reader))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
@@ -126,7 +124,9 @@ class Composition(Analysis):
                 baseline=baseline,
             )
         tests.conclude(report)
-        report.columns = [Column(f"composition_{kind}", estimates) for kind, estimates in columns.items()]
+        report.columns = [Column(f"composition_{kind}", found) for kind, found in columns.items() if found]
+        if {kind for _, kind in self.compositions} == {"v"}:
+            report.remarks = [f"composition: of values alone, {UNTOLD}"]
         report.tables["composition"] = pd.DataFrame(list(self._rows()))
         return report
 
@@ -204,12 +204,13 @@ class LayerComposition:
 
 
 def compositions(writer: HeadFactors, reader: HeadFactors, spectrum: Tensor) -> dict[str, PairScores]:
-    """Q-, K- and V-composition of an earlier layer's heads, with their `spectra` [e k], with a later layer's."""
-    rights = {
-        "q": (reader.query, reader.key),
-        "k": (reader.key, reader.query),
-        "v": (reader.value, centred_output(reader).transpose(1, 2)),
-    }
+    """Q-, K- and V-composition of an earlier layer's heads, with their `spectra` [e k], with a later layer's.
+
+    V alone where the heads' rows of queries or keys cannot be told.
+    """
+    rights = {"v": (reader.value, centred_output(reader).transpose(1, 2))}
+    if reader.query is not None and reader.key is not None:
+        rights = {"q": (reader.query, reader.key), "k": (reader.key, reader.query), **rights}
     output, value_gram = centred_output(writer), _gram(writer.value)
     n = output.shape[-1] - reader.centred
     scores = {}

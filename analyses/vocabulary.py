@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headscope.analyses.copying import exact
 from headscope.attribution.residual_stream import (
+    UNTOLD,
     HeadFactors,
     ResidualStream,
     SiteLayer,
@@ -94,26 +95,30 @@ class HeadVocabulary(Analysis):
         named = [words.find(token) for token in self.options.vocabulary_tokens]
         for site_layer in stream.site_layers:
             heads = stream.factors(site_layer)
-            found: dict[str, list[float]] = {"ov": [], "qk": []}
-            for head in range(len(heads.query)):
+            found: dict[str, list[float]] = {}
+            for head in range(len(heads.value)):
                 about = {"site": site_layer[0].value, "layer": site_layer[1], "head": head}
                 for circuit, svd in circuits(heads, head).items():
                     rows = words.directions(circuit, svd, self.options.vocabulary_directions)
                     self.directions += [about | row for row in rows]
-                    found[circuit].append(svd.rank)
+                    found.setdefault(circuit, []).append(svd.rank)
                 self.named += [about | row for token in named for row in words.named(token, heads, head)]
             for circuit, values in found.items():
                 self.ranks[f"{circuit}_rank"][site_layer] = exact(torch.tensor(values, dtype=torch.float64))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         report = AnalysisReport()
-        report.columns = [Column(name, values) for name, values in self.ranks.items()]
+        report.columns = [Column(name, values) for name, values in self.ranks.items() if values]
         report.tables["vocabulary"] = pd.DataFrame(self.directions)
         if self.named:
             report.tables["vocabulary_tokens"] = pd.DataFrame(self.named)
         shared = sum(row["group"] > 1 and row["end"] == "±" for row in self.directions)
         if shared:
-            report.remarks = [f"vocabulary: {shared} groups of directions have equal singular values: no single ones"]
+            report.remarks.append(
+                f"vocabulary: {shared} groups of directions have equal singular values: no single ones"
+            )
+        if self.ranks["ov_rank"] and not self.ranks["qk_rank"]:
+            report.remarks.append(f"vocabulary: what heads write alone, {UNTOLD}")
         return report
 
     def signature(self) -> dict[str, str]:
@@ -154,11 +159,11 @@ def decomposed(first: Tensor, second: Tensor) -> Decomposed:
 
 
 def circuits(heads: HeadFactors, head: int) -> dict[str, Decomposed]:
-    """The OV and the QK circuit of a head of a layer."""
-    return {
-        "ov": decomposed(heads.value[head], heads.output[head].T),
-        "qk": decomposed(heads.query[head], heads.key[head]),
-    }
+    """The OV and the QK circuit of a head of a layer; OV alone where its rows of queries or keys cannot be told."""
+    found = {"ov": decomposed(heads.value[head], heads.output[head].T)}
+    if heads.query is not None and heads.key is not None:
+        found["qk"] = decomposed(heads.query[head], heads.key[head])
+    return found
 
 
 class _Words:
@@ -205,12 +210,11 @@ class _Words:
 
     def named(self, token: int, heads: HeadFactors, head: int) -> Iterator[dict[str, Any]]:
         """Lines of vocabulary_tokens.csv about a token, by its place in the vocabulary."""
-        own = self.embeddings[token]
-        found = {
-            "looks at": self.read(heads.key[head] @ (own @ heads.query[head])[:, None]),
-            "is looked at by": self.read(heads.query[head] @ (own @ heads.key[head])[:, None]),
-            "raises": self.written(((own @ heads.value[head]) @ heads.output[head])[:, None]),
-        }
+        own, found = self.embeddings[token], dict[str, Tensor]()
+        if heads.query is not None and heads.key is not None:
+            found["looks at"] = self.read(heads.key[head] @ (own @ heads.query[head])[:, None])
+            found["is looked at by"] = self.read(heads.query[head] @ (own @ heads.key[head])[:, None])
+        found["raises"] = self.written(((own @ heads.value[head]) @ heads.output[head])[:, None])
         name = self.reader.named(int(self.plain[token]))
         yield from (
             {"token": name, "relation": relation, "tokens": self.top(of[:, 0])} for relation, of in found.items()

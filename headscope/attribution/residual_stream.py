@@ -34,6 +34,8 @@ from headscope.model.stored_weights import matrix_of
 from headscope.model.taps import gated
 
 SiteLayer = tuple[Site, int]
+UNTOLD = "for the heads' rows of the projections of queries and keys cannot be told (a norm of all heads together, say)"
+"""Why there is nothing about queries and keys."""
 CHUNK = 8192  # rows of the vocabulary that are multiplied at a time
 
 
@@ -41,11 +43,12 @@ CHUNK = 8192  # rows of the vocabulary that are multiplied at a time
 class HeadFactors:
     """The matrices of every query head of one layer, its norm folded in: query, key, value [h d k], output [h k d].
 
+    Query and key are None where their heads' rows cannot be told, as behind a norm of all heads together (OLMo 2).
     `centred` says whether the layer's norm subtracts the mean of what it reads.
     """
 
-    query: Tensor
-    key: Tensor
+    query: Tensor | None
+    key: Tensor | None
     value: Tensor
     output: Tensor
     centred: bool
@@ -89,10 +92,11 @@ class ResidualStream:
         slices = output_slices_at(self.checkpoint, site_layer)
         assert isinstance(slices, Tensor), "find_stream has seen them"
         output, heads = self.readout.written[site_layer].folded(constant(slices)), len(slices)
-        parts = (projections.query, projections.key, projections.value)
-        query, key, value = (
-            _reading(slices, norm, heads, after)
-            for slices, after in zip(parts, (*self.of_heads[site_layer], None), strict=True)
+        assert projections.value is not None, "find_stream has seen it"
+        value, asked = _reading(projections.value, norm, heads, None), (projections.query, projections.key)
+        query, key = (
+            None if slices is None else _reading(slices, norm, heads, after)
+            for slices, after in zip(asked, self.of_heads[site_layer], strict=True)
         )
         return HeadFactors(query, key, value, output, norm is not None and norm.centred)
 
@@ -172,8 +176,8 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
             if isinstance(slices, str):
                 return f"{site_layer[0]}.{site_layer[1]}: {slices}"
             parts = checkpoint.projections[site_layer]
-            if parts.query is None or parts.key is None or parts.value is None:
-                return f"{site_layer[0]}.{site_layer[1]}: its heads' rows of the projections cannot be told"
+            if parts.value is None:
+                return f"{site_layer[0]}.{site_layer[1]}: its heads' rows of the projection of values cannot be told"
             if parts.value.weight.shape[1 - parts.value.axis] != slices.shape[-1]:
                 return f"{site_layer[0]}.{site_layer[1]}: its heads read a part of the stream only"
             site_layers.append(site_layer)
@@ -290,9 +294,8 @@ def _seen_input(module: nn.Module, seen: list[Tensor]) -> Iterator[None]:
         yield
 
 
-def _reading(slices: Slices | None, norm: Norm | None, heads: int, after: Norm | None) -> Tensor:
+def _reading(slices: Slices, norm: Norm | None, heads: int, after: Norm | None) -> Tensor:
     """A head's matrix of a projection, the gain of the norm before it and of one after it folded in: [h d k]."""
-    assert slices is not None
     matrices = constant(slices.matrices())  # [g k d]
     if norm is not None:
         matrices = norm.centre(matrices * constant(norm.gain))
@@ -348,11 +351,10 @@ class _Probe:
 
     def head_norm(self, site_layer: SiteLayer, name: str) -> Norm | None:
         """The norm that each head's queries or keys [b t h k] pass as they come from their projection."""
-        product = self.products.get((site_layer, name))
-        if product is None or product.ndim != 3:
+        product, slices = self.products.get((site_layer, name)), getattr(self.projections[site_layer], name)
+        if slices is None or product is None or product.ndim != 3:
             return None
-        units = torch.stack(getattr(self.projections[site_layer], name).units)  # [h k]
-        states = product[..., units.to(product.device)]
+        states = product[..., torch.stack(slices.units).to(product.device)]
         for module, x, y in self.norms:
             for read in (x, x.transpose(1, 2)) if x.ndim == 4 else ():
                 if read.shape == states.shape and torch.equal(read, states):

@@ -158,6 +158,26 @@ def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
     np.testing.assert_allclose(study.heads.direct_logit, expected, rtol=1e-6)
 
 
+def test_a_norm_of_all_heads_together_leaves_what_they_write() -> None:
+    """OLMo 2's queries and keys: no head's rows can be told, and nothing is said of them."""
+    sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
+    ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
+    torch.manual_seed(3)
+    config = AutoConfig.for_model("olmo2", **sizes, **ids, num_attention_heads=2, num_key_value_heads=2)
+    opened = hs.load(AutoModelForCausalLM.from_config(config).eval(), tokenizer=tiny.tokenizer([tiny.START], []))
+    study = opened.analyze(
+        ["ah aj bl"], only="copying,composition,vocabulary,copy_suppression", vocabulary_tokens=["ah"], bootstrap=10
+    )
+    assert not study.left_out and set(study.table("composition").kind) == {"v"}
+    assert {"composition_v", "ov_rank", "copying"} <= {*study.heads} and not {"composition_q", "qk_rank"} & {
+        *study.heads
+    }
+    assert set(study.table("vocabulary").circuit) == {"ov"} and set(study.table("vocabulary_tokens").relation) == {
+        "raises"
+    }
+    assert sum("cannot be told" in remark for remark in study.remarks) == 2
+
+
 @pytest.mark.parametrize(("kind", "plus"), [("gemma3_text", 1), ("qwen3", 0)])
 def test_norms_around_a_heads_projections_are_folded_into_them(kind: str, plus: int) -> None:
     """Gains of what the layer reads, of its queries and keys before they are rotated, and of what it writes."""
@@ -240,6 +260,7 @@ def rotations(count: int, d: int) -> torch.Tensor:
 def test_baseline_and_p_of_composition_are_those_of_rotations() -> None:
     """1/√d is the root mean square over rotations of one head, whatever the two are; p is near uniform in its tail."""
     writer, reader = factors(1), factors(2)
+    assert writer.query is not None and writer.key is not None
     query, key, value = (part.expand(4000, -1, -1) for part in (writer.query, writer.key, writer.value))
     turned = HeadFactors(query, key, value, writer.output @ rotations(4000, 23), centred=False)
     for kind, scores in compositions(turned, reader, spectra(turned.value, turned.output)).items():
