@@ -34,7 +34,7 @@ from headscope.model.stored_weights import matrix_of
 from headscope.model.taps import gated
 
 SiteLayer = tuple[Site, int]
-UNTOLD = "for the heads' rows of the projections of queries and keys cannot be told (a norm of all heads together, say)"
+UNTOLD = "for the heads' rows of queries and keys, with their norms, cannot be told (a norm of all heads together, say)"
 """Why there is nothing about queries and keys."""
 CHUNK = 8192  # rows of the vocabulary that are multiplied at a time
 
@@ -43,7 +43,8 @@ CHUNK = 8192  # rows of the vocabulary that are multiplied at a time
 class HeadFactors:
     """The matrices of every query head of one layer, its norm folded in: query, key, value [h d k], output [h k d].
 
-    Query and key are None where their heads' rows cannot be told, as behind a norm of all heads together (OLMo 2).
+    Query and key are None where their heads' rows cannot be told, as behind a norm of all heads together (OLMo 2), or
+    not how they are normalised (HunYuan).
     `centred` says whether the layer's norm subtracts the mean of what it reads.
     """
 
@@ -59,13 +60,14 @@ class ResidualStream:
     """The self attention of a decoder, seen from its residual stream.
 
     `norms` are the norms before each layer's projections (None: it reads the stream itself), `of_heads` those of its
-    queries and of its keys; `table` [V e] times `scale` are the embeddings, or `table` says why they cannot be told.
+    queries and of its keys (None: they cannot be folded in); `table` [V e] times `scale` are the embeddings, or `table`
+    says why they cannot be told.
     """
 
     checkpoint: Checkpoint
     readout: Readout
     norms: dict[SiteLayer, Norm | None]
-    of_heads: dict[SiteLayer, tuple[Norm | None, Norm | None]]
+    of_heads: dict[SiteLayer, tuple[Norm | None, Norm | None] | None]
     table: Tensor | str
     scale: float
 
@@ -93,10 +95,10 @@ class ResidualStream:
         assert isinstance(slices, Tensor), "find_stream has seen them"
         output, heads = self.readout.written[site_layer].folded(constant(slices)), len(slices)
         assert projections.value is not None, "find_stream has seen it"
-        value, asked = _reading(projections.value, norm, heads, None), (projections.query, projections.key)
+        value, after = _reading(projections.value, norm, heads, None), self.of_heads[site_layer]
         query, key = (
-            None if slices is None else _reading(slices, norm, heads, after)
-            for slices, after in zip(asked, self.of_heads[site_layer], strict=True)
+            None if slices is None or after is None else _reading(slices, norm, heads, after[place])
+            for place, slices in enumerate((projections.query, projections.key))
         )
         return HeadFactors(query, key, value, output, norm is not None and norm.centred)
 
@@ -187,7 +189,7 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
     with torch.no_grad(), eval_mode(checkpoint.model), through_attend(checkpoint.model):
         probe = _Probe(checkpoint, sorted(site_layers, key=lambda site_layer: site_layer[1]))
         norms = {site_layer: probe.norm(site_layer) for site_layer in site_layers}
-        of_heads = {place: (probe.head_norm(place, "query"), probe.head_norm(place, "key")) for place in site_layers}
+        of_heads = {place: probe.head_norms(place) for place in site_layers}
         table, scale = probe.embeddings()
     if unknown := [site_layer for site_layer, norm in norms.items() if isinstance(norm, str)]:
         return f"{unknown[0][0]}.{unknown[0][1]}: {norms[unknown[0]]}"
@@ -310,6 +312,11 @@ def constant(values: Tensor) -> Tensor:
     return precise(values.detach())
 
 
+def _by_heads(states: Tensor) -> tuple[Tensor, ...]:
+    """States of heads [b t h k] or [b h t k] in either order; nothing of others."""
+    return (states, states.transpose(1, 2)) if states.ndim == 4 else ()
+
+
 class _Probe:
     """One pass of two short texts: norms with what they read and give, and what the embeddings and the layers get."""
 
@@ -318,6 +325,8 @@ class _Probe:
         self.tables: list[tuple[Tensor, Tensor]] = []
         self.inputs: dict[SiteLayer, Tensor] = {}
         self.products: dict[tuple[SiteLayer, str], Tensor] = {}
+        names = {(part.site, part.layer): part.name for part in checkpoint.attention_sites.order}
+        self.attention = {site_layer: model.get_submodule(names[site_layer]) for site_layer in site_layers}
         self.entries: dict[SiteLayer, list[Tensor]] = {site_layer: [] for site_layer in site_layers}
         owners = WeightOwners(model)
         common = checkpoint.common_ids()[: 3 * PROBE]
@@ -349,17 +358,24 @@ class _Probe:
 
         return hook
 
-    def head_norm(self, site_layer: SiteLayer, name: str) -> Norm | None:
-        """The norm that each head's queries or keys [b t h k] pass as they come from their projection."""
-        product, slices = self.products.get((site_layer, name)), getattr(self.projections[site_layer], name)
-        if slices is None or product is None or product.ndim != 3:
-            return None
-        states = product[..., torch.stack(slices.units).to(product.device)]
-        for module, x, y in self.norms:
-            for read in (x, x.transpose(1, 2)) if x.ndim == 4 else ():
-                if read.shape == states.shape and torch.equal(read, states):
-                    return read_norm(module, x, y)
-        return None
+    def head_norms(self, site_layer: SiteLayer) -> tuple[Norm | None, Norm | None] | None:
+        """The norms that each head's queries and its keys pass as they come from their projection.
+
+        None where there is a norm of heads that comes later, behind a rotation (HunYuan): its gain cannot be folded in.
+        """
+        found, known = list[Norm | None](), list[nn.Module]()
+        for name in ("query", "key"):
+            product, slices = self.products.get((site_layer, name)), getattr(self.projections[site_layer], name)
+            states = torch.empty(0)  # [b t h k]
+            if slices is not None and product is not None and product.ndim == 3:
+                states = product[..., torch.stack(slices.units).to(product.device)]
+            matching = (norm for norm in self.norms if any(torch.equal(read, states) for read in _by_heads(norm[1])))
+            norm = next(matching, None)
+            known += [] if norm is None else [norm[0]]
+            found.append(None if norm is None else read_norm(*norm))
+        inside = [*self.attention[site_layer].modules()]
+        later = [module for module, x, _ in self.norms if module in inside and module not in known and _by_heads(x)]
+        return None if later else (found[0], found[1])
 
     def norm(self, site_layer: SiteLayer) -> Norm | str | None:
         """The norm whose output a layer's values are projected from. Returns None if that is no norm's."""

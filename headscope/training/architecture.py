@@ -108,6 +108,8 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
     for name in ("tokenizer", "tokenizer_kind"):
         if getattr(config, name) != default_of(config, name):
             raise ConfigError(f"--init brings its own vocabularies; leave out {flag(name)}")
+    if config.initial != default_of(config, "initial"):
+        raise ConfigError("--init brings its own weights, so none are drawn; leave out --initial")
     shape = checkpoint.model.config
     stack = shape.decoder
     own: dict[str, Any] = {

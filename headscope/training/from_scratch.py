@@ -29,7 +29,7 @@ from headscope.model.native.transformer_config import TransformerConfig
 from headscope.model.removal_plan import plan_removal
 from headscope.registry import unknown
 from headscope.training.architecture import INITIAL
-from headscope.training.config import TrainConfig, preset
+from headscope.training.config import TrainConfig, default_of, preset
 from headscope.training.trainer import train
 from headscope.training.variants.widths import Baseline
 
@@ -83,7 +83,8 @@ def train_from_scratch(
     )
     NATIVE.save(fresh, folder / FRESH, force=True)
     run = folder / RUN
-    outcome = train(replace(options, out=run, init=str(folder / FRESH)), Baseline(Baseline.Options()), resume=True)
+    drawn = replace(options, out=run, init=str(folder / FRESH), initial=default_of(options, "initial"))
+    outcome = train(drawn, Baseline(Baseline.Options()), resume=True)
     if outcome.reason == "interrupted":
         raise KeyboardInterrupt
     name = next(name for name in ("averaged", "best", "last") if (run / name).is_dir())

@@ -158,12 +158,14 @@ def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
     np.testing.assert_allclose(study.heads.direct_logit, expected, rtol=1e-6)
 
 
-def test_a_norm_of_all_heads_together_leaves_what_they_write() -> None:
-    """OLMo 2's queries and keys: no head's rows can be told, and nothing is said of them."""
+@pytest.mark.parametrize("kind", ["olmo2", "hunyuan_v1_dense"])
+def test_where_queries_cannot_be_told_it_is_said_what_heads_write(kind: str) -> None:
+    """OLMo 2 normalises the queries of all heads together, HunYuan each head's behind the rotation."""
     sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
     ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
     torch.manual_seed(3)
-    config = AutoConfig.for_model("olmo2", **sizes, **ids, num_attention_heads=2, num_key_value_heads=2)
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 10}
+    config = AutoConfig.for_model(kind, **sizes, **ids, **heads)
     opened = hs.load(AutoModelForCausalLM.from_config(config).eval(), tokenizer=tiny.tokenizer([tiny.START], []))
     study = opened.analyze(
         ["ah aj bl"], only="copying,composition,vocabulary,copy_suppression", vocabulary_tokens=["ah"], bootstrap=10

@@ -377,6 +377,8 @@ def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path,
             make_run(small(texts, **{**more, name: value}), baseline())
     with pytest.raises(ConfigError, match="own vocabularies; leave out --tokenizer-kind"):
         make_run(small(texts, tokenizer_kind="unigram", **more), baseline())
+    with pytest.raises(ConfigError, match=r"own weights.*leave out --initial"):
+        make_run(small(texts, initial="glorot", **more), baseline())
 
 
 def test_text_is_lower_cased_for_a_tokenizer_that_is_given(texts: Path, tmp_path: Path) -> None:
