@@ -113,6 +113,7 @@ class ExplainedShares(Analysis):
     )
     Options = ExplainedOptions
     sampled = True
+    fits = True
 
     def __init__(self, run: RunOptions) -> None:
         super().__init__(run)

@@ -20,6 +20,7 @@ from headscope.description.loglinear import (
     with_pairs,
 )
 from headscope.description.sample import Laid
+from headscope.model.threads import parallel_map
 
 FOLDS, WATCHED = 2, 5
 LEAST_ROOM = 0.01
@@ -58,38 +59,12 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
     steps, and with which ridge of pairs, to stop, so a group that does not help is not used.
     """
     groups = laid.inventory.groups()
-    number = len(torch.cat([block.sentences for block in laid.blocks]))
-    gained = {group: torch.zeros(number, laid.heads) for group in groups}
-    position = [torch.zeros_like(block.weights) for block in laid.blocks]
-    made: list[Tables] = []
-    unmet = torch.zeros(3, number, laid.heads)  # gained, room, and even weights
+    halves = parallel_map(lambda half: _of_fit(laid, half, steps), range(FOLDS))
+    gained = {group: sum((found.gained[group] for found in halves), torch.zeros(())) for group in groups}
+    position = [sum(parts, torch.zeros(())) for parts in zip(*(found.position for found in halves), strict=True)]
+    unmet = sum((found.unmet for found in halves), torch.zeros(()))
+    made = [found.pairs for found in halves if found.pairs is not None]
     sentences = torch.cat([block.sentences for block in laid.blocks])
-    for half in range(FOLDS):
-        fitting = [_of_half(block, half) for block in laid.blocks]
-        fitting = [block for block in fitting if len(block.sentences)]
-        used: list[int] = []
-        description = Description(torch.zeros(sum(laid.inventory.sizes), laid.heads))
-        for group in groups:
-            used += FEATURES[group]
-            description = _fit(description, fitting, used, laid.tables, steps, pairs=group == "lexical")
-            projected = description.projected(laid.tables)
-            at = 0
-            for number_of_block, block in enumerate(laid.blocks):
-                held_out = half_of(block.sentences) != half
-                gain = block.even - description.cross_entropy(block, used, projected)
-                gained[group][at : at + len(gain)] += gain * held_out[:, None]
-                if group == "position":
-                    found = description.log_probabilities(block, used, None).exp()
-                    position[number_of_block] += found * (block.counted * held_out[:, None, None])[:, :, None]
-                at += len(gain)
-        if projected is not None:
-            made.append(projected)
-        met, at = torch.cat([_words(block)[block.visible] for block in fitting]).unique(), 0
-        for block in laid.blocks:
-            new = block.visible & ~torch.isin(_words(block), met) & (half_of(block.sentences) != half)[:, None, None]
-            parts = among(block.weights, description.log_probabilities(block, used, projected), new)
-            unmet[:, at : at + len(block.sentences)] += torch.stack(parts)
-            at += len(block.sentences)
     room = torch.cat([block.room for block in laid.blocks])
     even = torch.cat([block.even for block in laid.blocks])
     informative = room.sum(dim=0) >= LEAST_ROOM * even.sum(dim=0)  # [h]
@@ -99,6 +74,44 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
     told = informative & (there.sum(dim=0) >= LEAST_ROOM * told)  # [h]
     of_unmet, there = (torch.where(told, part, 0.0) for part in (of_unmet, there))
     return Explained(sentences, gained, torch.where(informative, room, 0.0), position, made, (of_unmet, there))
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What one half of the sentences says of the other: as in `Explained`, zero for the half that was fitted to."""
+
+    gained: Mapping[str, Tensor]
+    position: Sequence[Tensor]
+    pairs: Tables | None
+    unmet: Tensor  # [3 b h]: gained, room, and even weights
+
+
+def _of_fit(laid: Laid, half: int, steps: int) -> _Fit:
+    fitting = [_of_half(block, half) for block in laid.blocks]
+    fitting = [block for block in fitting if len(block.sentences)]
+    held_out = [half_of(block.sentences) != half for block in laid.blocks]
+    description, used = Description(torch.zeros(sum(laid.inventory.sizes), laid.heads)), list[int]()
+    gained, position, projected = dict[str, Tensor](), list[Tensor](), None
+    for group in laid.inventory.groups():
+        used += FEATURES[group]
+        description = _fit(description, fitting, used, laid.tables, steps, pairs=group == "lexical")
+        projected = description.projected(laid.tables)
+        gains = [
+            (block.even - description.cross_entropy(block, used, projected)) * rows[:, None]
+            for block, rows in zip(laid.blocks, held_out, strict=True)
+        ]
+        gained[group] = torch.cat(gains)
+        if group == "position":
+            position = [
+                description.log_probabilities(block, used, None).exp()
+                * (block.counted * rows[:, None, None])[:, :, None]
+                for block, rows in zip(laid.blocks, held_out, strict=True)
+            ]
+    met, unmet = torch.cat([_words(block)[block.visible] for block in fitting]).unique(), list[Tensor]()
+    for block, rows in zip(laid.blocks, held_out, strict=True):
+        new = block.visible & ~torch.isin(_words(block), met) & rows[:, None, None]
+        unmet.append(torch.stack(among(block.weights, description.log_probabilities(block, used, projected), new)))
+    return _Fit(gained, position, projected, torch.cat(unmet, dim=1))
 
 
 def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor, Tensor]:

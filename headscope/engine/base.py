@@ -151,7 +151,8 @@ class Analysis:
     `group` a set of analyses that can be asked for at once; `passes` which data it sees: the corpus ("text"), repeated
     random tokens ("random"); `order` where its columns and labels come (lower first). With `afterwards` it observes
     heads when the forward pass is through (and the backward pass, where it needs gradients), which keeps the batch's
-    attention in memory until then. With `sampled` its values, and not only their intervals, follow from the seed.
+    attention in memory until then. With `sampled` its values, and not only their intervals, follow from the seed. With
+    `fits` its report takes long and shares its work among threads itself, so it is made after those of the others.
 
     `reads` is what `observe` and `explain` need of attention, which decides what becomes of text too long for a matrix
     of weights: "contexts" alone; "statistics" of the rows (`entropy`, `max_weight`, `argmax_position`, `weight_on`,
@@ -182,6 +183,7 @@ class Analysis:
     order: ClassVar[int] = 100
     afterwards: ClassVar[bool] = False
     sampled: ClassVar[bool] = False
+    fits: ClassVar[bool] = False
     reads: ClassVar[Literal["contexts", "statistics", "rows", "matrix"]] = "matrix"
     joins_layers: ClassVar[bool] = False
     passes: ClassVar[frozenset[str]] = frozenset({"text"})

@@ -117,9 +117,13 @@ def conclude(
     sums = aggregator.sums
     empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
     reporting = [analysis for analysis in running if analysis not in empty]
-    reports = parallel_map(
-        lambda analysis: analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap)), reporting
-    )
+
+    def reported(analysis: Analysis) -> AnalysisReport:
+        return analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap))
+
+    quick, slow = ([analysis for analysis in reporting if analysis.fits is fits] for fits in (False, True))
+    made = dict(zip([*quick, *slow], parallel_map(reported, quick) + parallel_map(reported, slow), strict=True))
+    reports = [made[analysis] for analysis in reporting]
     labels = _joined([report.labels for report in reports])
     unsupported = _joined([report.unsupported for report in reports])
     observed = {(site, layer) for statistics in aggregator.sums.values() for _, site, layer in statistics}
