@@ -59,7 +59,7 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
     steps, and with which ridge of pairs, to stop, so a group that does not help is not used.
     """
     groups = laid.inventory.groups()
-    halves = parallel_map(lambda half: _of_fit(laid, half, steps), range(FOLDS))
+    halves = parallel_map(lambda half: _held_out(laid, half, steps), range(FOLDS))
     gained = {group: sum((found.gained[group] for found in halves), torch.zeros(())) for group in groups}
     position = [sum(parts, torch.zeros(())) for parts in zip(*(found.position for found in halves), strict=True)]
     unmet = sum((found.unmet for found in halves), torch.zeros(()))
@@ -77,8 +77,8 @@ def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
 
 
 @dataclass(frozen=True)
-class _Fit:
-    """What one half of the sentences says of the other: as in `Explained`, zero for the half that was fitted to."""
+class _HeldOut:
+    """As in `Explained`, of the half that was not fitted to; zero for the other."""
 
     gained: Mapping[str, Tensor]
     position: Sequence[Tensor]
@@ -86,7 +86,8 @@ class _Fit:
     unmet: Tensor  # [3 b h]: gained, room, and even weights
 
 
-def _of_fit(laid: Laid, half: int, steps: int) -> _Fit:
+def _held_out(laid: Laid, half: int, steps: int) -> _HeldOut:
+    """Fit all heads to one half, group after group, and look at the other after each."""
     fitting = [_of_half(block, half) for block in laid.blocks]
     fitting = [block for block in fitting if len(block.sentences)]
     held_out = [half_of(block.sentences) != half for block in laid.blocks]
@@ -111,7 +112,7 @@ def _of_fit(laid: Laid, half: int, steps: int) -> _Fit:
     for block, rows in zip(laid.blocks, held_out, strict=True):
         new = block.visible & ~torch.isin(_words(block), met) & rows[:, None, None]
         unmet.append(torch.stack(among(block.weights, description.log_probabilities(block, used, projected), new)))
-    return _Fit(gained, position, projected, torch.cat(unmet, dim=1))
+    return _HeldOut(gained, position, projected, torch.cat(unmet, dim=1))
 
 
 def among(weights: Tensor, logs: Tensor, some: Tensor) -> tuple[Tensor, Tensor, Tensor]:
