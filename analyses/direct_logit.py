@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -82,23 +83,24 @@ class DirectLogit(Analysis):
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:
         """The last norm's input and output, and 1/σ of norms on what layers write [b t 1], pass by pass."""
         assert self.readout is not None
-
-        def end(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            self.last = (inputs[0].detach(), output.detach())
-
-        def wrote(place: tuple[Site, int], norm: Norm) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-            def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-                self.scales[place] = norm.scale(precise(inputs[0].detach()), precise(output.detach()))
-
-            return hook
-
         with ExitStack() as stack:
+            stack.callback(self._forget)
             if self.readout.norm is not None:
-                stack.enter_context(self.readout.norm.module.register_forward_hook(end))
+                stack.enter_context(self.readout.norm.module.register_forward_hook(self._end))
             for place, written in self.readout.written.items():
                 if (norm := written.norm) is not None:
-                    stack.enter_context(norm.module.register_forward_hook(wrote(place, norm)))
+                    stack.enter_context(norm.module.register_forward_hook(partial(self._wrote, place, norm)))
             yield
+
+    def _end(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self.last = (inputs[0].detach(), output.detach())
+
+    def _wrote(
+        self, place: tuple[Site, int], norm: Norm, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> None:
+        self.scales[place] = norm.scale(precise(inputs[0].detach()), precise(output.detach()))
+
+    def _forget(self) -> None:
         self.last = self.directions = None
         self.scales.clear()
 

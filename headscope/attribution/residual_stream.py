@@ -4,8 +4,8 @@ A head reads norm(x) W and writes z W_O. The gain of the norm before the layer i
 of a norm on what the layer writes (Gemma 3) into W_O, that of the last norm into W_U, and where a norm subtracts the
 mean so do the folded matrices (Elhage et al. 2021, "Handling Layer Normalization"); the gain of a norm on each head's
 queries or keys before they are rotated (Qwen3, Gemma 3) is folded into W_Q or W_K. What is left of a norm, its 1/σ, is
-one factor for each position. Shifts and biases
-are left out: they are the same for every token. Matrices are those of row vectors, x W.
+one factor for each position. Shifts and biases are left out: they are the same for every token. Matrices are those of
+row vectors, x W.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class HeadFactors:
     """The matrices of every query head of one layer, its norm folded in: query, key, value [h d k], output [h k d].
 
     Query and key are None where their heads' rows cannot be told, as behind a norm of all heads together (OLMo 2), or
-    not how they are normalised (HunYuan).
-    `centred` says whether the layer's norm subtracts the mean of what it reads.
+    not how they are normalised (HunYuan). `centred` says whether the layer's norm subtracts the mean of what it reads.
     """
 
     query: Tensor | None
@@ -323,7 +322,7 @@ class _Probe:
     def __init__(self, checkpoint: Checkpoint, site_layers: list[SiteLayer]) -> None:
         model, self.projections = checkpoint.model, checkpoint.projections
         self.tables: list[tuple[Tensor, Tensor]] = []
-        self.inputs: dict[SiteLayer, Tensor] = {}
+        self.inputs: dict[tuple[SiteLayer, str], Tensor] = {}
         self.products: dict[tuple[SiteLayer, str], Tensor] = {}
         names = {(part.site, part.layer): part.name for part in checkpoint.attention_sites.order}
         self.attention = {site_layer: model.get_submodule(names[site_layer]) for site_layer in site_layers}
@@ -352,8 +351,7 @@ class _Probe:
 
     def _reader(self, site_layer: SiteLayer, name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            if name == "value":
-                self.inputs.setdefault(site_layer, inputs[0])
+            self.inputs.setdefault((site_layer, name), inputs[0])
             self.products.setdefault((site_layer, name), output)
 
         return hook
@@ -379,9 +377,8 @@ class _Probe:
 
     def norm(self, site_layer: SiteLayer) -> Norm | str | None:
         """The norm whose output a layer's values are projected from. Returns None if that is no norm's."""
-        if site_layer not in self.inputs:
+        if (read := self.inputs.get((site_layer, "value"))) is None:
             return "what its projections read cannot be told"
-        read = self.inputs[site_layer]
         for module, x, y in reversed(self.norms):
             if y.shape == read.shape and torch.equal(y, read):
                 return read_norm(module, x, y) or f"its norm ({type(module).__name__}) is of an unknown kind"

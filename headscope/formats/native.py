@@ -36,15 +36,8 @@ from headscope.model.nonfinite import refuse_damaged_file
 FORMAT, VERSION = "headscope", 1
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
 SIDES = ("source", "target")
-SPECIAL = (
-    "start",
-    "end",
-    "unknown",
-    "pad",
-    "prefix",
-    "suffix",
-    "begin",
-)  # fields that a vocabulary and its table share
+SPECIAL = ("start", "end", "unknown", "pad", "prefix", "suffix", "begin")
+"""Fields that a vocabulary and its table share."""
 FILES = (CONFIG, WEIGHTS, *(f"{side}.{part}" for side in SIDES for part in ("pieces.json", "codes", "allowed.json")))
 
 DIRECTORY = OutputKind("checkpoint", "native checkpoint", "", FILES)

@@ -81,13 +81,25 @@ def test_composition_is_that_of_whole_matrices(kind: str) -> None:
             assert np.isnan(found) if row.layer == layers[0] else found == best[row.layer, row.head, letter]
 
 
-def test_norms_without_parameters_are_norms() -> None:
-    """OLMo subtracts the mean and has neither gain nor shift."""
+def made_decoder(kind: str, **more: Any) -> Any:
+    """A language model of two layers, in double precision."""
     sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
     ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
-    config = AutoConfig.for_model("olmo", **sizes, **ids, num_attention_heads=2, max_position_embeddings=61)
     torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(config).double().eval()
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **ids, **more)).double().eval()
+
+
+def with_gains(model: Any) -> Any:
+    """The model with other gains of its norms than those they begin with."""
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data += 0.4 * torch.randn_like(parameter)
+    return model
+
+
+def test_norms_without_parameters_are_norms() -> None:
+    """OLMo subtracts the mean and has neither gain nor shift."""
+    model = made_decoder("olmo", num_attention_heads=2, max_position_embeddings=61)
     opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
     study = opened.analyze(["ah aj bl", "aj ah"], only="copying,composition,direct_logit,vocabulary", bootstrap=10)
     assert not study.left_out and study.heads.direct_logit.notna().all()
@@ -102,15 +114,11 @@ def test_norms_without_parameters_are_norms() -> None:
 
 def test_factors_of_what_is_added_are_part_of_it() -> None:
     """Granite's `residual_multiplier`: as if the output projections held it."""
-    sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
-    ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
     factors = {"embedding_multiplier": 3.0, "logits_scaling": 0.5, "attention_multiplier": 0.4}
     found = []
     for factor in (0.25, 1.0):
-        torch.manual_seed(3)
         heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "residual_multiplier": factor}
-        config = AutoConfig.for_model("granite", **sizes, **ids, **factors, **heads)
-        model = AutoModelForCausalLM.from_config(config).double().eval()
+        model = made_decoder("granite", **factors, **heads)
         for layer in model.model.layers if factor == 1 else ():
             for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
                 weight.data *= 0.25
@@ -125,14 +133,7 @@ def test_factors_of_what_is_added_are_part_of_it() -> None:
 @pytest.mark.parametrize("kind", ["gemma3_text", "olmo2"])
 def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
     """By hand, from what passes through the model: o_h over σ of all heads together, times the gain of its norm."""
-    sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
-    ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 10}
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **ids, **heads)).double().eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            parameter.data += 0.4 * torch.randn_like(parameter)
+    model = with_gains(made_decoder(kind, num_attention_heads=2, num_key_value_heads=2, head_dim=10))
     tokenizer = tiny.tokenizer([tiny.START], [])
     study = hs.load(model, tokenizer=tokenizer).analyze(["ah aj bl"], only="direct_logit", bootstrap=10)
     seen: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -161,12 +162,8 @@ def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["olmo2", "hunyuan_v1_dense"])
 def test_where_queries_cannot_be_told_it_is_said_what_heads_write(kind: str) -> None:
     """OLMo 2 normalises the queries of all heads together, HunYuan each head's behind the rotation."""
-    sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
-    ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
-    torch.manual_seed(3)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 10}
-    config = AutoConfig.for_model(kind, **sizes, **ids, **heads)
-    opened = hs.load(AutoModelForCausalLM.from_config(config).eval(), tokenizer=tiny.tokenizer([tiny.START], []))
+    model = made_decoder(kind, num_attention_heads=2, num_key_value_heads=2, head_dim=10)
+    opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
     study = opened.analyze(
         ["ah aj bl"], only="copying,composition,vocabulary,copy_suppression", vocabulary_tokens=["ah"], bootstrap=10
     )
@@ -183,14 +180,7 @@ def test_where_queries_cannot_be_told_it_is_said_what_heads_write(kind: str) -> 
 @pytest.mark.parametrize(("kind", "plus"), [("gemma3_text", 1), ("qwen3", 0)])
 def test_norms_around_a_heads_projections_are_folded_into_them(kind: str, plus: int) -> None:
     """Gains of what the layer reads, of its queries and keys before they are rotated, and of what it writes."""
-    sizes: dict[str, Any] = {"vocab_size": 53, "hidden_size": 20, "intermediate_size": 17, "num_hidden_layers": 2}
-    ids = {"pad_token_id": tiny.PAD, "bos_token_id": tiny.START, "eos_token_id": tiny.END}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-    torch.manual_seed(3)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes, **ids, **heads)).double().eval()
-    for name, parameter in model.named_parameters():
-        if "norm" in name:
-            parameter.data += 0.4 * torch.randn_like(parameter)
+    model = with_gains(made_decoder(kind, num_attention_heads=4, num_key_value_heads=2, head_dim=6))
     opened = HuggingFaceCheckpoint(path="memory", model=model, tokenizer=tiny.tokenizer([tiny.START], []), digest=None)
     layer, made = model.model.layers[1], stream_of(opened, embeddings=True).factors((Site.DECODER_SELF, 1))
     of = {name: getattr(layer.self_attn, f"{name}_proj").weight.detach() for name in "qkvo"}

@@ -88,12 +88,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
         64, "Sentences in the large batch that is timed.", panel=MODEL, minimum=1, maximum=4096, identity=False
     )
     rounds: int = option(
-        5,
-        "Runs of each model that are timed, fewer where they take minutes; 0: none.",
-        panel=MODEL,
-        minimum=0,
-        maximum=10_000,
-        identity=False,
+        5, "Timed runs of each model, fewer if slow; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
     )
     time_engines: bool = option(
         False,

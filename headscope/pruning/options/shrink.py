@@ -94,12 +94,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
         common=True,
     )
     rounds: int = option(
-        5,
-        "Runs of each model that are timed, fewer where they take minutes; 0: none.",
-        panel=MODEL,
-        minimum=0,
-        maximum=10_000,
-        identity=False,
+        5, "Timed runs of each model, fewer if slow; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
     )
     seed: int = option(1, "Seed of what is drawn.", panel=MODEL, minimum=0, maximum=SEED)
     export: tuple[str, ...] = option((), "As prune remove has it.", metavar="KIND", panel=OUTPUT, common=True)
