@@ -19,13 +19,17 @@ TRIM_THRESHOLD = 256 * 2**20
 """Bytes that may lie free at the end of the heap before they go back to the system."""
 KERNELS = 4
 """Prepared kernels that oneDNN keeps: more than the kinds that a float32 pass uses (its GELU, forward and backward)."""
-WAITING = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-"""What the OpenMP of GNU and that of Intel and LLVM read: threads without work sleep, and keep no core busy."""
+WAITING = {"GOMP_SPINCOUNT": "1000", "KMP_BLOCKTIME": "0"}
+"""What the OpenMP of GNU and that of Intel and LLVM read: threads without work soon sleep, and keep no core busy.
+
+A thread of GNU's that waits looks a thousand times, some tens of microseconds, before it sleeps: between the small
+operations of a pass, being woken would take as long as the operation.
+"""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # the numbers of mallopt(3)
 _KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
 _USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-_WAITING_SETTINGS = (*WAITING, "GOMP_SPINCOUNT", "KMP_LIBRARY")
+_WAITING_SETTINGS = (*WAITING, "OMP_WAIT_POLICY", "KMP_LIBRARY")
 _allowed = False
 
 
