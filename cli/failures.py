@@ -196,23 +196,24 @@ def _typed(context: Any) -> str:
 
 
 class ListsOnce(PlainCommand):
-    """A command that takes each list (`--heads`, `--only`, …) once: click would take the last and drop the others.
+    """A command that takes each list (`--heads`, `--only`, …) and `--config` once: click would drop all but the last.
 
     Of other options the last one counts, as everywhere: so a script's own options can be changed behind them.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments that are left; ConfigError for a list that is given more than once.
+        """The arguments that are left; ConfigError for a list, or `--config`, that is given more than once.
 
         A word too many behind an option whose value may be left out is meant as its value.
         """
         typed, args = args, list(self._with_values(ctx, args))
         if args or not self.no_args_is_help:
             options: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-            for option in filter(_is_list, options):
+            for option in filter(_counts_whole, options):
                 if (count := options.count(option)) > 1:
                     name = max(option.opts, key=len)
-                    raise ConfigError(f"{name} is given {count} times; give it once, as a list: {name} a,b,c")
+                    instead = f", as a list: {name} a,b,c" if option.name != "config" else ""
+                    raise ConfigError(f"{name} is given {count} times; give it once{instead}")
         try:
             return super().parse_args(ctx, list(args))
         except USAGE as error:
@@ -229,10 +230,11 @@ class ListsOnce(PlainCommand):
                 yield values[argument][0]
 
 
-def _is_list(option: Any) -> bool:
-    """Whether an option's value is a list with commas, as its help writes it."""
+def _counts_whole(option: Any) -> bool:
+    """Whether an option's value is a list with commas, as its help writes it, or a file of options."""
     metavar = option.metavar or ""
-    return option.param_type_name == "option" and (metavar in ("LIST", "NAMES") or "," in metavar)
+    listed = metavar in ("LIST", "NAMES") or "," in metavar
+    return option.param_type_name == "option" and (listed or option.name == "config")
 
 
 class Application(typer.Typer):

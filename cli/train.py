@@ -114,11 +114,11 @@ def _run(variant: type[Variant], classes: Mapping[str, type[Any]], arguments: di
 
 
 def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, json: bool, command: list[str]) -> None:
-    from headscope.training.config import without_validation
+    from headscope.training.config import remarks_on
     from headscope.training.trainer import train as run_training
 
     main = os.environ.get("RANK", "0") == "0"
-    with _display(main, without_validation(config)) as display:
+    with _display(main, remarks_on(config)) as display:
         result = run_training(config, variant, resume=resume, force=force, listener=display, command=command)
     if main:
         _show(result, json=json)

@@ -245,12 +245,15 @@ def _check_kind(config: TrainConfig) -> None:
         raise ConfigError("validation needs both --valid-source and --valid-target, or neither")
 
 
-def without_validation(config: TrainConfig) -> list[str]:
-    """What the user of a run should know where nothing is validated."""
-    if config.valid_source is not None:
-        return []
-    needed = "--valid-source and --valid-target" if config.kind == "translation" else "--valid-source"
-    return [f"without validation text the checkpoint best is last; give {needed} to have the best one kept"]
+def remarks_on(config: TrainConfig) -> list[str]:
+    """What the user of a run should know: of options that decide nothing here, and of a run without validation."""
+    found = []
+    if config.kind == "lm" and config.encoder_layers != default_of(config, "encoder_layers"):
+        found.append("a language model has a decoder only: --encoder-layers decides nothing")
+    if config.valid_source is None:
+        needed = "--valid-source and --valid-target" if config.kind == "translation" else "--valid-source"
+        found.append(f"without validation text the checkpoint best is last; give {needed} to have the best one kept")
+    return found
 
 
 TINY: Mapping[str, Any] = {

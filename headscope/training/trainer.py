@@ -25,7 +25,7 @@ from headscope.model.stored_weights import parameters_by_part
 from headscope.model.threads import threads_for_pass
 from headscope.results import Signature, signature_of
 from headscope.training.architecture import build_model, open_init
-from headscope.training.config import TrainConfig, without_validation
+from headscope.training.config import TrainConfig, remarks_on
 from headscope.training.data.prepare import Prepared, prepare
 from headscope.training.files.checkpoints import Progress, check_settings, load_state, read_state
 from headscope.training.files.outputs import TRAINING, History, cleaned, training_workspace
@@ -323,7 +323,5 @@ def _outcome(loop: Loop, reason: Reason, about: Mapping[str, Any]) -> TrainingRe
         seconds=progress.seconds,
         parameters=int(about["parameters"]["total"]),
         signature=str(about["signature"]),
-        remarks=()
-        if reason == "interrupted"
-        else (*without_validation(run.config), *loop.variant.remarks(run, ended=True)),
+        remarks=() if reason == "interrupted" else (*remarks_on(run.config), *loop.variant.remarks(run, ended=True)),
     )

@@ -30,6 +30,12 @@ def test_a_list_given_twice_is_refused(command: Command, words: str, name: str) 
     assert err.startswith(f"error: {name} ") and err.endswith(f"{name} a,b,c\n") and err.count("\n") == 1
 
 
+def test_a_second_file_of_options_is_refused(command: Command) -> None:
+    """Its first one would be dropped whole."""
+    status, _, err = command("analyze", "x", "--out", "y", "--config", "a.toml", "--config", "b.toml")
+    assert (status, err) == (2, "error: --config is given 2 times; give it once\n")
+
+
 def test_the_last_of_other_options_counts(command: Command) -> None:
     assert "there is no file or directory a/b/c" in command("show", "a/b/c", "--device", "none", "--device", "cpu")[2]
 

@@ -72,7 +72,11 @@ function buildNavigation() {
 
 /** `#head=0/encoder-self.2.5` chooses a head. */
 function follow() {
-  const match = /^#head=(\d+)\/(.+)$/.exec(decodeURIComponent(window.location.hash));
+  let place = window.location.hash;
+  try {
+    place = decodeURIComponent(place);
+  } catch {} // a lone % is not encoded: taken as it is
+  const match = /^#head=(\d+)\/(.+)$/.exec(place);
   if (!match || !analyses[match[1]]) return;
   const row = rowOf(analyses[match[1]], match[2]);
   if (row >= 0) select(Number(match[1]), row, true);

@@ -19,7 +19,7 @@ function columnsOf(data) {
 function matching(data) {
   const words = filters.words.trim().toLowerCase().split(/\s+/).filter(Boolean);
   const measure = measureOf(data, filters.measure);
-  const [least, most] = [filters.least, filters.most].map((text) => (text.trim() === '' ? null : Number(text.replace('−', '-'))));
+  const [least, most] = [filters.least, filters.most].map((text) => (text.trim() === '' ? null : Number(text.replace('−', '-').replace(',', '.'))));
   const fits = (row) => {
     const name = `${headName(data, row)} ${data.functions[row].join(' ')}`.toLowerCase();
     if (!words.every((word) => name.includes(word))) return false;
