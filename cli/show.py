@@ -104,10 +104,22 @@ def _ending(overview: dict[str, Any], options: Mapping[str, Any]) -> Iterator[An
         text["dicts"] = Path("DIR")
     parts = ", ".join(f"{count} {site}" for site, count in counts.items())
     yield from console.ending(
-        [f"{sum(counts.values())} heads ({parts}); {fitting} analyses fit", *_shared(overview["sites"])],
+        [
+            f"{sum(counts.values())} heads ({parts}); {fitting} analyses fit",
+            *_windows(overview["sites"]),
+            *_shared(overview["sites"]),
+        ],
         "",
         command_line(*analyze, options={**options, **text}, names=(*TEXT, *COMPANIONS)) if reads else "",
     )
+
+
+def _windows(sites: list[dict[str, Any]]) -> Iterator[str]:
+    """Which layers do not see the whole text."""
+    for site in sites:
+        for window in site["windows"]:
+            layers = ", ".join(map(str, window["layers"]))
+            yield f"{site['site']}: layers {layers} see a sliding window of {window['tokens']:,} tokens"
 
 
 def _shared(sites: list[dict[str, Any]]) -> Iterator[str]:

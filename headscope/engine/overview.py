@@ -13,7 +13,8 @@ from headscope.engine.declarations import imported, measured_columns, rankable_c
 from headscope.errors import ConfigError
 from headscope.evaluation.metrics.base import fitting_metrics
 from headscope.formats.base import Checkpoint
-from headscope.heads import SITES
+from headscope.heads import SITES, Site
+from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.base import mixing_name, mixings_of
 from headscope.model.stored_weights import parameters_by_part
 from headscope.registry import unknown
@@ -36,6 +37,7 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
                     "heads": [attention_site.heads for attention_site in attention_sites],
                     "width": [attention_site.width for attention_site in attention_sites],
                     "groups": [attention_site.groups for attention_site in attention_sites],
+                    "windows": _windows(checkpoint, attention_sites),
                     "shared": [
                         [call.layer for call in calls]
                         for calls in checkpoint.attention_sites.modules
@@ -57,6 +59,21 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
         "objectives": _objectives(checkpoint),
         "analyses": _analyses(checkpoint, facts),
     }
+
+
+def _windows(checkpoint: Checkpoint, places: Iterable[AttentionSite]) -> list[dict[str, Any]]:
+    """Layers whose heads see a sliding window only, and of how many tokens.
+
+    Read off the attention module, as transformers' have it, or off its config where all layers are alike (Mistral).
+    """
+    found: dict[int, list[int]] = {}
+    for place in places:
+        module = checkpoint.model.get_submodule(place.name)
+        of_all = getattr(getattr(module, "config", None), "sliding_window", None)
+        window = getattr(module, "sliding_window", of_all)
+        if isinstance(window, int) and window > 0 and place.site is not Site.CROSS:
+            found.setdefault(window, []).append(place.layer)
+    return [{"tokens": window, "layers": layers} for window, layers in found.items()]
 
 
 def _mixing(checkpoint: Checkpoint) -> list[dict[str, Any]]:

