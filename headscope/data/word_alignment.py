@@ -36,7 +36,7 @@ STEPS, RATE, BOUNDS = 8, 20.0, (0.1, 14.0)  # of λ, at the end of every iterati
 CELLS = 8_000_000  # pairs of words that the aligner is trained on at most
 LONGEST = 120  # words of a sentence that it is trained on
 CHUNK = 1_000_000  # padded cells that are aligned at a time
-LINK = re.compile(r"(\d+)([-?])(\d+)")
+LINK = re.compile(r"(\d{1,9})([-?])(\d{1,9})")
 
 
 class Links(NamedTuple):
@@ -191,17 +191,23 @@ class Aligner:
         return grow_diag_final_and(*best)
 
 
+def trainable(pairs: Iterable[Pair]) -> Iterator[Pair]:
+    """The lines that an aligner can be trained on: those of at most `LONGEST` words on both sides."""
+    return (pair for pair in pairs if max(len(line.split()) for line in pair) <= LONGEST)
+
+
 def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
-    """An aligner of parallel lines, and how many it was trained on: the first that have `CELLS` pairs of words."""
+    """An aligner of parallel lines, and how many it was trained on: the first that have `CELLS` pairs of words.
+
+    One line at least must be `trainable`.
+    """
     types: tuple[dict[str, int], dict[str, int]] = ({}, {})
     words: tuple[list[int], list[int]] = ([], [])
     sizes: list[tuple[int, int]] = []
     cells = 0
-    for pair in pairs:
+    for pair in trainable(pairs):
         split = [line.split() for line in pair]
         n, m = map(len, split)
-        if max(n, m) > LONGEST:
-            continue
         cells += n * m
         if cells > CELLS:
             break

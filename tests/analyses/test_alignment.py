@@ -14,6 +14,7 @@ import torch
 
 from headscope import assets
 from headscope.analyses.alignment import Alignment
+from headscope.data import word_alignment
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.offsets import Span
@@ -21,6 +22,7 @@ from headscope.data.word_alignment import grow_diag_final_and, read_links, train
 from headscope.engine import plan
 from headscope.engine.base import HeadBatch
 from headscope.engine.conclusion import AnalysisResult
+from headscope.engine.heads import linked_words
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
@@ -203,6 +205,7 @@ def test_links_of_a_file_that_do_not_fit(tmp_path: Path) -> None:
     for text, said in (
         ("0-0\n" * (SENTENCES - 1), "28 lines, the text 29"),
         ("0-0\n1:1\n", "links:2: '1:1' is no link"),
+        (f"0-{10**20}\n", f"links:1: '0-{10**20}' is no link"),
     ):
         path.write_text(text)
         with pytest.raises(DataError, match=said):
@@ -221,6 +224,14 @@ def test_too_little_text_gives_the_score_alone_and_says_how_to_get_more() -> Non
     assert "alignment" not in found.tables and "aligned_fed" not in found.heads
     cross = found.heads[found.heads.site == "cross"]
     assert cross.alignment_score.between(0, 1).all()
+
+
+def test_an_aligner_needs_lines_that_it_can_be_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linked_words, "LEAST_PAIRS", SENTENCES)
+    monkeypatch.setattr(word_alignment, "LONGEST", 1)
+    found = study(tiny.checkpoint("t5", 7), tiny.corpus(7, count=SENTENCES, target=True), aligner="own")
+    assert any("0 parallel lines are too few" in remark and "words are needed" in remark for remark in found.remarks)
+    assert "alignment" not in found.tables
 
 
 def test_the_aligner_finds_a_dictionary() -> None:

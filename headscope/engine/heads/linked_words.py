@@ -18,6 +18,7 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Side, SideName
 from headscope.data.lines import in_step, read_lines
 from headscope.data.word_alignment import (
+    LONGEST,
     Bools,
     Ints,
     Links,
@@ -27,6 +28,7 @@ from headscope.data.word_alignment import (
     has_systran,
     read_links,
     train,
+    trainable,
     words_of_subwords,
 )
 from headscope.distributed import upload
@@ -146,15 +148,17 @@ def links_of(
     pairs: Iterator[Pair] = ((sentence.source, sentence.target or "") for sentence in corpus)
     if source is not None and target is not None:
         pairs = in_step(read_lines(source), read_lines(target), (str(source), str(target)))
+    chosen = aligner if aligner != "auto" else "systran" if has_systran() else "own"
+    pairs, short = (trainable(pairs), f" of at most {LONGEST} words") if chosen == "own" else (pairs, "")
     lines = list(islice(pairs, LEAST_PAIRS))
     if len(lines) < LEAST_PAIRS:
         advice = "give --alignments FILE, or --align-corpus and --align-target, the text that the model was trained on"
         remark = (
-            f"alignment: {len(lines)} parallel lines are too few to align words, {LEAST_PAIRS:,} are needed; {advice}"
+            f"alignment: {len(lines)} parallel lines are too few to align words, {LEAST_PAIRS:,}{short} are needed; "
+            f"{advice}"
         )
         return SentenceLinks(corpus, remarks=[remark])
     where = "the text" if source is None else source.name
-    chosen = aligner if aligner != "auto" else "systran" if has_systran() else "own"
     made, count = (Systran.train if chosen == "systran" else train)(chain(lines, pairs))
     return SentenceLinks(corpus, name=f"{chosen}({where}:{count})", aligner=made)
 
