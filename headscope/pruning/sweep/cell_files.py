@@ -206,13 +206,16 @@ def write_scores(path: Path, scores: Scores, layout: Layout) -> None:
 class Journal(dict[str, float]):
     """Numbers by name that are kept in a file as they come, so that a run that was interrupted finds them.
 
-    A line that was cut short counts for nothing.
+    A line that was cut short counts for nothing, and is taken away: the next would go on from it.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
-        *lines, _ = path.read_text(encoding="utf-8").split("\n") if path.is_file() else [""]
+        *lines, cut = path.read_text(encoding="utf-8").split("\n") if path.is_file() else [""]
+        if cut:
+            whole = "".join(f"{line}\n" for line in lines)
+            write_atomically(path, lambda place: place.write_text(whole, encoding="utf-8"))
         for line in lines:
             name, _, number = line.partition("\t")
             with suppress(ValueError):
