@@ -209,6 +209,23 @@ def test_runs_of_l0_with_several_prices_are_one_course(tmp_path: Path) -> None:
     assert list(panels(pruning_figure(labelled, "functions"))) == ["l0"]
 
 
+def test_runs_in_folders_of_one_name_are_cells_of_their_own(tmp_path: Path) -> None:
+    """Heads that stay were counted for every run of the name, and of several trajectories one was left."""
+    folders = [tmp_path / seed / "lambda-0.05" for seed in ("one", "two")]
+    for number, (folder, keep) in enumerate(zip(folders, (30, 20), strict=True)):
+        gates(tmp_path / f"gates-{keep}", keep)
+        (tmp_path / f"gates-{keep}" / "gates.csv").rename(choice(folder, keep, 0.05, seed=number) / "gates.csv")
+    (run,) = load_pruned([folder.parent for folder in folders])
+    assert run.cells["kept"].tolist() == [72, 30, 20] and run.cells["cell"].is_unique
+    counts = run.survivors.groupby("cell", sort=False).size()
+    assert counts.tolist() == [72, 30, 20] and len(run.gates) == 2
+    assert {str(path) for path in run.gates.values()} == {str(folder / "gates.csv") for folder in folders}
+    _, last = panels(pruning_figure([run], "layers"))["cross"].lines[-1].get_ydata()
+    assert last == 8.0  # all heads of the last layer stay in both
+    (again,) = load_pruned([folders[0], folders[0].parent])
+    assert again.cells["cell"].is_unique
+
+
 def test_functions_are_stacked_and_every_head_counts_once(tmp_path: Path) -> None:
     (run,) = load_pruned([sweep(tmp_path / "s")])
     its = run.cells[(run.cells["method"] == "l0") & (run.cells["control"] == "")]

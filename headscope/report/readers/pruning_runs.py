@@ -96,7 +96,7 @@ def load_pruned(paths: Sequence[Path]) -> list[PruningRun]:
                 "or `rank` wrote"
             )
     groups: dict[str, list[Path]] = {}
-    for selection in selections:
+    for selection in {path.resolve(): path for path in selections}.values():  # each once
         source = _json(selection / "pruning.json").get("source")
         digest = source.get("digest") if isinstance(source, dict) else None
         groups.setdefault(str(digest), []).append(selection)
@@ -179,10 +179,10 @@ def _selections(paths: Sequence[Path]) -> PruningRun:
     rows: list[dict[str, Any]] = []
     heads: list[dict[str, Any]] = []
     gates: dict[str, Path] = {}
-    metas = [_json(path / "pruning.json") for path in paths]
-    for number, (path, meta) in enumerate(zip(paths, metas, strict=True)):
+    metas, names = [_json(path / "pruning.json") for path in paths], _cell_names(paths)
+    for number, (path, meta, cell) in enumerate(zip(paths, metas, names, strict=True)):
         try:
-            row, kept, removed = _selection(path, meta)
+            row, kept, removed = _selection(path, meta, cell)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, HeadscopeError) as error:
             problem = f"{type(error).__name__}: {reason_of(error)}"
             raise RunError(f"{path} is no run that chose heads ({problem})") from None
@@ -200,7 +200,14 @@ def _selections(paths: Sequence[Path]) -> PruningRun:
     return PruningRun(name, meta, pd.DataFrame(rows), pd.DataFrame(heads), gates)
 
 
-def _selection(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], list[HeadId], list[HeadId]]:
+def _cell_names(paths: Sequence[Path]) -> list[str]:
+    """The names of directories, with all that comes before where several have the same."""
+    whole = [path.resolve() for path in paths]
+    names = [UNPRUNED, *(path.name for path in whole)]
+    return [path.name if names.count(path.name) == 1 else str(path) for path in whole]
+
+
+def _selection(path: Path, meta: Mapping[str, Any], cell: str) -> tuple[dict[str, Any], list[HeadId], list[HeadId]]:
     if meta["kind"] != "choice":
         raise ValueError(f"kind {meta['kind']}")
     kept = [HeadId.parse(name) for name in read_text(path / "kept.txt").split()]
@@ -220,7 +227,7 @@ def _selection(path: Path, meta: Mapping[str, Any]) -> tuple[dict[str, Any], lis
         "of": int(meta["heads"]),
         **{f"kept_{site}": int(counts["kept"]) for site, counts in per_site.items()},
         **{f"of_{site}": int(counts["of"]) for site, counts in per_site.items()},
-        "cell": path.resolve().name,
+        "cell": cell,
     }
     if not isinstance(row["method"], str) or min(value for value in row.values() if isinstance(value, int)) < 0:
         raise ValueError("a method that is no name, or a number below 0")
