@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,9 @@ def test_a_sweep_has_cells_of_it(name: str) -> None:
     layout = gate_layout(checkpoints.small().attention_sites)
     _, *cells = cells_of(config, layout, lambda method: False)
     assert [(cell.keep, cell.seed) for cell in cells] == [(5, 1), (5, 2)]
+    if name == "l0":
+        with pytest.raises(ConfigError, match=r"--lambda 0\.123457.*twice"):  # their cells had one name
+            replace(config, keep=(), lambdas=(0.12345678, 0.12345679))
     options = LEARNERS.get(name).options_of_cell(config, keep=5, strength=None)
     assert options.keep == 5 and getattr(options, "start", "open") == "open"
     if name != "l0":

@@ -349,6 +349,8 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pyte
     [
         (["--lambda", "-0.1"], "--lambda -0.1"),
         (["--lambda", "0.1,zero"], "--lambda '0.1,zero'"),
+        (["--lambda", "0.1,0.1"], "--lambda 0.1.*twice"),
+        (["--lambda", "0.12345678,0.12345679"], "--lambda 0.123457.*twice.*six digits"),
         ([], "give --lambda L .or a list., or --keep N"),
         (["--keep", "99"], "--keep 99"),
         (["--lambda", "1", "--sites", "cros"], "--sites cros.*encoder-self, decoder-self, cross"),

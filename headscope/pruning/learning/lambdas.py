@@ -18,7 +18,7 @@ from headscope.files.tables import write_csv
 from headscope.progress import Progress, no_progress
 from headscope.pruning.learning.examples import QUANTITIES
 from headscope.pruning.learning.learn import finished, resumable, run_learning
-from headscope.pruning.options.learn import LearnConfig
+from headscope.pruning.options.learn import LearnConfig, check_prices
 from headscope.pruning.selection import CHOICE
 from headscope.version import VERSION
 
@@ -52,8 +52,7 @@ def run_lambdas(
     """
     if not hasattr(config.method, "strength"):
         raise ConfigError(f"a list of --lambda is for what prices open heads; {config.learner.name} does not")
-    if len(set(strengths)) < len(strengths):
-        raise ConfigError("--lambda holds the same number twice")
+    check_prices(strengths)
     methods = [replace(config.method, strength=strength, keep=None) for strength in strengths]
     records: dict[Path, Mapping[str, Any]] = {}
     with ExitStack() as stack:

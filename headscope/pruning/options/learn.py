@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -43,6 +44,13 @@ class Prices:
     strengths: tuple[float, ...] = option(
         (), "Price of an open head; several: one run each.", name="lambda", metavar="L[,L…]", panel=HEADS, common=True
     )
+
+
+def check_prices(strengths: Sequence[float]) -> None:
+    """ConfigError for a λ that is there twice: runs are named by six digits of it."""
+    names = [f"{strength:g}" for strength in strengths]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"--lambda {twice[0]} is there twice; runs are named by six digits: give others")
 
 
 @dataclass(frozen=True, kw_only=True)

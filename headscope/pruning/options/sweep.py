@@ -11,7 +11,7 @@ from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH
 from headscope.config.option import check_options, flag, option
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
-from headscope.pruning.options.learn import learners
+from headscope.pruning.options.learn import check_prices, learners
 from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.shared import COMPENSATION, GATE_LR, HEADS, LEARNING, LEARNT_WITH, PruningOptions
@@ -129,10 +129,11 @@ class SweepConfig(PruningOptions):
             raise ConfigError(
                 f"--methods is empty; name some of {', '.join(learners())} and the criteria of `prune rank`"
             )
-        for name in ("methods", "keep", "fractions", "lambdas"):
+        for name in ("methods", "keep", "fractions"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
-                raise ConfigError(f"--{name.replace('lambdas', 'lambda')} holds the same entry twice")
+                raise ConfigError(f"--{name} holds the same entry twice")
+        check_prices(self.lambdas)
         _ = self.tolerance, self.refit
         ranks = len(self.learnt) < len(self.methods)
         if self.allocate != "global" and not ranks:
