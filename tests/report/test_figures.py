@@ -188,6 +188,13 @@ def test_functions_without_evidence_are_hollow_and_count_in_no_bar(runs: dict[st
     assert "▼s\n(◆−1)\n(★r)" in texts(heads_figure(run, ["confidence"], unsupported=True))
 
 
+@pytest.mark.filterwarnings("error")  # of axes without a width
+def test_functions_leave_out_a_site_without_heads(tmp_path: Path) -> None:
+    run = load_run(make_run(tmp_path / "pruned", {"encoder-self": [2, 2], "cross": [0, 0]}))
+    titles = [axes.get_title(loc="left") for axes in functions_figure(run).axes]
+    assert "encoder-self" in titles and "cross" not in titles
+
+
 def test_offsets_are_the_table_with_tails(runs: dict[str, AnalysisRun]) -> None:
     run = runs["small"]
     shares = offset_shares(run)

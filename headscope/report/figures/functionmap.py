@@ -38,9 +38,10 @@ def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
     """A cell per head, a coloured band per function; beside it the heads per layer by function.
 
     Of a run with `explained` heads without a function have the shade of what explains most of them. With `unsupported`
-    functions that lack evidence have hollow bands; the bars do not count them.
+    functions that lack evidence have hollow bands; the bars do not count them. Sites without heads are left out.
     """
-    grids = grids_of(run, unsupported=unsupported)
+    every = grids_of(run, unsupported=unsupported)
+    grids = [grid for grid in every if grid.heads.size] or every
     busiest = max((grid.busiest for grid in grids), default=0)
     slots = max(grid.heads.shape[1] for grid in grids) if grids else 0
     tall = max(_cell(slots)[1], BAND * min(busiest, MOST))
