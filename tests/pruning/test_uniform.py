@@ -70,6 +70,14 @@ def test_groups_and_protected_heads_are_counted() -> None:
         uniform_counts(gates, 10)
 
 
+def test_a_layer_whose_heads_are_all_protected_keeps_them() -> None:
+    sites = hs.load(decoders.decoder("llama")).checkpoint.attention_sites
+    gates = gate_layout(sites, protect=[HeadId(Site.DECODER_SELF, 0, head) for head in range(8)])
+    with pytest.raises(ConfigError, match=r"--keep 12.*keep 24$"):  # it left 8, 4 and 4, which are 16
+        rank_heads(gates, 12, lambda gone: scores_of(gates), allocation="uniform")
+    assert bool(rank_heads(gates, 24, lambda gone: scores_of(gates), allocation="uniform").kept.all())
+
+
 @pytest.mark.slow
 def test_what_it_chooses_is_a_plain_class(
     tmp_path: Path, command: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch

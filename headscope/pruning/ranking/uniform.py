@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -58,7 +59,8 @@ def uniform_quotas(gating: GateLayout, keep: int) -> list[tuple[Tensor, int]]:
     quotas = []
     for module, (size, protected) in _modules(gating).items():
         members = [number for number, place in enumerate(gating.modules) if place == module]
-        quotas.append((torch.tensor(members), (counts[STACKS[module[0]]] - protected) // size))
+        if members:  # else all its heads are protected
+            quotas.append((torch.tensor(members), (counts[STACKS[module[0]]] - protected) // size))
     return quotas
 
 
@@ -83,9 +85,10 @@ def _stacks(gating: GateLayout) -> list[LayerStack]:
 
 
 def _modules(gating: GateLayout) -> dict[tuple[Site, int], tuple[int, int]]:
-    """Heads of a unit, and protected heads, of a layer of every module that has gates."""
-    protected = [(head.site, head.layer) for head in gating.protected]
-    return {
-        module: (sum((head.site, head.layer) == module for head in unit), protected.count(module))
+    """Heads of a unit, and protected heads, of a layer of every module that has gates or protected heads."""
+    protected = Counter((head.site, head.layer) for head in gating.protected)
+    sizes = {
+        module: sum((head.site, head.layer) == module for head in unit)
         for module, unit in zip(gating.modules, gating.units, strict=True)
     }
+    return {place: (sizes.get(place, 1), protected[place]) for place in [*sizes, *protected]}
