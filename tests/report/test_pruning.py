@@ -157,6 +157,21 @@ def test_a_sweep_that_has_just_begun_has_one_size(tmp_path: Path) -> None:
     table.head(1).to_csv(tmp_path / "run" / "sweep.csv", index=False)
     low, high = panels(pruning_figure(load_pruned([tmp_path / "run"])))["BLEU"].get_xlim()
     assert low < 72 < high
+    for figure in ("sites", "layers", "functions"):
+        with pytest.raises(RunError, match="no pruned model"):
+            pruning_figure(load_pruned([tmp_path / "run"]), figure)
+
+
+def test_a_sweep_without_its_unpruned_model_has_no_layers_yet(tmp_path: Path) -> None:
+    """With several jobs another cell may be the first."""
+    sweep(tmp_path / "run")
+    for name in ("sweep.csv", "survivors.csv"):
+        table = pd.read_csv(tmp_path / "run" / name)
+        table[table["method"] != "unpruned"].to_csv(tmp_path / "run" / name, index=False)
+    runs = load_pruned([tmp_path / "run"])
+    with pytest.raises(RunError, match="run does not have the unpruned model"):
+        pruning_figure(runs, "layers")
+    assert list(panels(pruning_figure(runs, "sites"))) == list(METHODS)
 
 
 def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> None:

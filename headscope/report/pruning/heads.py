@@ -119,6 +119,8 @@ def layers(runs: Sequence[PruningRun]) -> Made:
     panels, groups = [], []
     for run, method, cells in by_method(runs):
         unpruned = run.cells[run.cells["method"] == UNPRUNED]
+        if unpruned.empty:
+            raise RunError(f"{run.name} does not have the unpruned model, whose layers are divided, yet; finish it")
         for site in run.sites:
             table, names = _by_layers(run, pd.concat([unpruned, cells]), site)
             groups.append(names)

@@ -128,6 +128,8 @@ def functions_kept(runs: Sequence[PruningRun]) -> Made:
     labelled = [run for run in runs if "functions" in run.survivors]
     if not labelled:
         raise RunError("functions of these heads are not known; give --functions RUN, a run of `headscope analyze`")
+    if not by_method(labelled):
+        raise RunError("there is no pruned model in these runs yet")
     panels = []
     colors: dict[str, str] = {}
     for run, method, cells in by_method(labelled):
