@@ -182,6 +182,8 @@ def find_stream(checkpoint: Checkpoint, *, embeddings: bool) -> ResidualStream |
             if parts.value.weight.shape[1 - parts.value.axis] != slices.shape[-1]:
                 return f"{site_layer[0]}.{site_layer[1]}: its heads read a part of the stream only"
             site_layers.append(site_layer)
+    if not site_layers:
+        return "needs heads of the decoder, and none of decoder-self is left"
     readout = find_readout(checkpoint)
     if isinstance(readout, str):
         return readout

@@ -259,6 +259,8 @@ def _applicable(
 ) -> tuple[list[Analysis], list[LeftOut]]:
     """Instances of the analyses that have what they need, told the objective too, and why the others have not."""
     refuse_unread_target(checkpoint, corpus)
+    if not any(checkpoint.layout.values()):
+        raise ConfigError(f"{checkpoint.path} has no attention heads (any more), so there is nothing to analyse")
     sites = {attention_site.site for attention_site in checkpoint.attention_sites.order}
     measured = sites if decoder_reads(checkpoint, corpus) else sites & {Site.ENCODER_SELF}
     left_out = []

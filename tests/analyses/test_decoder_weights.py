@@ -15,13 +15,14 @@ import headscope as hs
 from headscope.analyses.composition import compositions, spectra
 from headscope.analyses.copying import ov_spectra
 from headscope.analyses.successor import ordered_tokens, read_sequences
-from headscope.attribution.residual_stream import HeadFactors, stream_of
+from headscope.attribution.residual_stream import HeadFactors, stream_of, why_no_stream
 from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.heads import Site
+from headscope.heads import Site, all_heads
+from headscope.model.removal_plan import plan_removal
 from tests.oracles import full_circuits, speakers, tiny
 from tests.oracles.run_options import run_options
 
@@ -175,6 +176,14 @@ def test_where_queries_cannot_be_told_it_is_said_what_heads_write(kind: str) -> 
         "raises"
     }
     assert sum("cannot be told" in remark for remark in study.remarks) == 2
+
+
+def test_a_decoder_that_has_lost_all_its_heads_has_nothing_to_look_at() -> None:
+    whole = speakers.checkpoint("llama")
+    bare = whole.without_heads(plan_removal(whole.attention_sites, all_heads(whole.layout)))
+    assert why_no_stream(bare, embeddings=True) == "needs heads of the decoder, and none of decoder-self is left"
+    with pytest.raises(ConfigError, match=r"has no attention heads"):
+        run(bare, "llama", "confidence", "copying")
 
 
 @pytest.mark.parametrize(("kind", "plus"), [("gemma3_text", 1), ("qwen3", 0)])
