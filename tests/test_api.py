@@ -23,7 +23,9 @@ from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeE
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import open_checkpoint
+from headscope.formats.fairseq.from_native import fairseq_model
 from headscope.formats.translate_options import TranslateOptions
+from tests.oracles import checkpoints
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, N, in_memory, loaded
 
 pytestmark = pytest.mark.slow
@@ -505,6 +507,11 @@ def test_options_in_messages_are_written_as_in_python() -> None:
     )
     told = "run `headscope analyze … --importance` first, `a --b` or --max-length"
     assert python_words(told) == "run `headscope analyze … --importance` first, `a b` or max_length"
+
+
+def test_commands_in_messages_stay_as_they_are_typed() -> None:
+    with pytest.raises(CheckpointError, match="`headscope prune remove --export masked` leaves zeros"), python_errors():
+        fairseq_model(checkpoints.small())
 
 
 # Progress.

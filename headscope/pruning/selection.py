@@ -130,7 +130,7 @@ def gates_for(checkpoint: Checkpoint, config: HeadChoice, *, whole_groups: bool)
         if not protect:
             raise ConfigError(
                 f"--protect {ALIGNMENT}: {checkpoint.path} names no alignment heads in generation_config.json; "
-                "`analyze --write-alignment` writes them"
+                "`headscope analyze --write-alignment` writes them"
             )
     if others := ",".join(name for name in names if name not in ("", ALIGNMENT)):
         protect.update(select_heads(others, checkpoint.layout))

@@ -146,7 +146,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             if _pruned(checkpoint):
                 raise CheckpointError(
                     f"{checkpoint.path} has layers with fewer heads than the others, and fairseq has one number of "
-                    "heads; `prune remove --export masked` leaves zeros in their place"
+                    "heads; `headscope prune remove --export masked` leaves zeros in their place"
                 )
             written = self.write(checkpoint, folder, Companions())
             again = self.load(str(written.path), device="cpu", dtype="float64", companions=Companions())

@@ -178,8 +178,10 @@ def _reasons(config: TransformerConfig, *, foldable: bool) -> list[str]:
     sides = _sides(config)
     stacks = list(sides.values())
     reasons = {
-        "heads were removed from some of its layers, and fairseq has one number of heads in all (`prune remove "
-        "--export masked` leaves zeros in their place)": any(len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks),
+        "heads were removed from some of its layers, and fairseq has one number of heads in all "
+        "(`headscope prune remove --export masked` leaves zeros in their place)": any(
+            len({*s.self_heads, *s.cross_heads}) > 1 for s in stacks
+        ),
         "its heads do not fill its width": any(s.most_heads * s.d_head != s.d_model for s in stacks),
         "its decoder starts with a zero vector": config.start == "zero",
         "its output has a bias": config.output_bias,

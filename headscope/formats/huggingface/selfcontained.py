@@ -200,7 +200,7 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     if len(counts) != 1 or 0 in counts or len(groups) != 1:
         raise ConfigError(
             f"--export native: class {name} has one number of heads for all layers, and they differ here; remove as "
-            "many everywhere (prune rank --allocate uniform), "
+            "many everywhere (`headscope prune rank --allocate uniform`), "
             "fill up with heads of zeros (--pad), or take self-contained"
         )
     if config.narrowed["bias_heads"]:

@@ -170,7 +170,8 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         """
         chosen = list(heads) or alignment_heads(self.model)
         if not chosen:
-            raise ConfigError(f"{self.path} names no alignment heads; `analyze --write-alignment` writes them")
+            advice = "`headscope analyze --write-alignment` writes them"
+            raise ConfigError(f"{self.path} names no alignment heads; {advice}")
         source = pad_side(self.encode([recording], side="source", limit=self.limit))
         target = pad_side(self.encode([transcript], side="target", limit=self.limit))
         with capture(self.model) as seen, torch.no_grad():

@@ -168,7 +168,7 @@ def check_alignment_model(folder: Path, layout: Layout) -> None:
     else:
         raise ConfigError(
             f"--write-alignment {folder}: a folder of transformers or of CTranslate2 has a place for them; take "
-            "`convert --to huggingface`, or --to ctranslate2, and give what that writes"
+            "`headscope convert --to huggingface`, or --to ctranslate2, and give what that writes"
         )
     counts = [{key: n for key, n in each.items() if key[0] is Site.CROSS} for each in (layout, there)]
     if not counts[0] or counts[0] != counts[1]:

@@ -56,8 +56,8 @@ def make(checkpoint: TransformerCheckpoint, folder: Path) -> str:
     config = unmixed(checkpoint.model.config)
     if not all(own.only_ends for own in (checkpoint.source, checkpoint.target) if own is not None):
         raise CheckpointError(
-            f"{checkpoint.path} puts other ids than an end around texts (languages), which `convert --to huggingface` "
-            "does not write"
+            f"{checkpoint.path} puts other ids than an end around texts (languages), which "
+            "`headscope convert --to huggingface` does not write"
         )
     ids = special_ids(checkpoint)
     target = choose_architecture(config, ids)

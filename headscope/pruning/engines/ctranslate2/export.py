@@ -84,7 +84,7 @@ def misfits(config: TransformerConfig) -> list[str]:
         if len(set(counts)) > 1 or 0 in counts:
             reasons.append(
                 f"layers of its {side} have {', '.join(map(str, counts))} heads, and a stack has one number of them "
-                "(`prune rank --allocate uniform` chooses heads so)"
+                "(`headscope prune rank --allocate uniform` chooses heads so)"
             )
         facts = {
             f"values of its {side} have a width of their own (d_value)": stack.d_value not in (None, stack.d_head),
