@@ -235,6 +235,14 @@ def test_a_ranking_says_what_it_costs(made: tuple[str, dict[str, Any]], tmp_path
     assert found.quantity == "damage" and found.ranking["score"].tolist() != choice.ranking["score"].tolist()
 
 
+def test_a_ranking_refits_on_whatever_text_there_is(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    """Words in the columns of --labels are text too."""
+    _, options = made
+    more: Any = {"allocate": "measured", "compensate": "least-squares"}
+    choice = run_ranking(RankConfig(**options, **more, out=tmp_path / "run", by="obs", keep=3, batch_tokens=97))
+    assert choice.facts["ranking"]["compensate"] == "least-squares" and "refitted" in choice.quality
+
+
 @pytest.mark.parametrize("explicit", [False, True])
 def test_a_sweep_measures_it(made: tuple[str, dict[str, Any]], tmp_path: Path, explicit: bool) -> None:
     """By the metric that fits the model, or the one that is asked for."""

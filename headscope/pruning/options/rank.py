@@ -100,10 +100,10 @@ class RankConfig(SelectionConfig):
             raise ConfigError("--from RUN and --by FILE.csv both say where scores are; give one of them")
         if self.steps > 1 and (self.is_file or self.run is not None):
             raise ConfigError(f"--steps {self.steps} scores anew, which needs a criterion that can be measured")
-        if self.allocate == "measured" and (self.source is None or self.steps > 1):
+        if self.allocate == "measured" and (not self.has_text or self.steps > 1):
             raise ConfigError("--allocate measured measures on text, in one step: give --source FILE, and no --steps")
         _ = self.refit
-        if self.compensate != "none" and self.source is None:
+        if self.compensate != "none" and not self.has_text:
             raise ConfigError(f"--compensate {self.compensate} measures contexts on text: give --source FILE")
         if self.tune_updates and not self.has_text:
             raise ConfigError("--tune-updates needs text: give --source FILE, and --target FILE for translation")
