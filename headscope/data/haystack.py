@@ -45,7 +45,7 @@ class Haystack:
     def around(self, needles: Sequence[tuple[float, str]], *, length: int) -> str:
         """Sentences of at most `length` subwords, a line each, with needles after those shares (0 … 1) of them.
 
-        A needle stands at the end of the sentence that it would otherwise interrupt.
+        A needle stands before the sentence that it would otherwise interrupt.
         """
         ends = list(accumulate(self.lengths))
         count = sum(end <= length for end in ends)
