@@ -55,8 +55,11 @@ def as_export(checkpoint: Checkpoint, built: Export, plan: RemovalPlan, name: st
 
 
 def split_export(names: Iterable[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The kind of folder (None: the default) and the engines of `--export`; ConfigError for more than one kind."""
-    asked = tuple(names)
+    """The kind of folder (None: the default) and the engines of `--export`, each once.
+
+    ConfigError for more than one kind.
+    """
+    asked = tuple(dict.fromkeys(names))
     kinds = [name for name in asked if name not in ENGINES.names()]
     if len(kinds) > 1:
         engines = " and ".join(ENGINES.names())

@@ -18,6 +18,7 @@ from headscope.formats.convert import goals
 from headscope.formats.exports import MODEL_FILES
 from headscope.formats.native import NATIVE
 from headscope.pruning.engines.base import ENGINES, EngineOptions, engines_named
+from headscope.pruning.removal.export import split_export
 from headscope.registry import Registry
 from tests.oracles import checkpoints
 from tests.oracles.plugin import registered
@@ -45,6 +46,11 @@ def test_declarations_are_read_from_the_source_as_they_are_imported(monkeypatch:
         assert {f"*.{ending}" for ending in engine.endings} <= set(MODEL_FILES)
         assert engine.install.startswith("headscope[") and engine.__doc__
     assert engines.goal_list() == goals()
+
+
+def test_an_engine_that_is_named_twice_writes_once() -> None:
+    """The second folder of CTranslate2 met the first: "cannot write OUT: File exists"."""
+    assert split_export(["native", "ctranslate2", "native", "ctranslate2"]) == ("native", ("ctranslate2",))
 
 
 @pytest.mark.usefixtures("numbers")
