@@ -15,6 +15,7 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
 COMPLETE = 0.01  # a gap of more than this share of the whole is pointed out
+USELESS = 0.5  # beyond this values say little
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class IntegratedGradients(Analysis):
     intact model's largest logits, for `representation` the projection of the mean state on the intact direction.
     The values of all heads add up to f(all) − f(none) but for the gap of the numerical integral, which is
     reported. Units are those of the objective, per prediction. Closed heads give nothing; gates act after mixing.
+    A norm on what a layer's heads write together (Gemma 3, OLMo 2) undoes gates that open together but for the first
+    thousandth of the way: there hundreds of points leave a gap as large as the whole, and `shapley` is what to take.
     """
 
     name = "integrated_gradients"
@@ -75,7 +78,13 @@ class IntegratedGradients(Analysis):
         report = super().report(aggregates)
         share = self.gap / self.difference if self.difference else 0.0
         text = f"integrated_gradients: {self.options.ig_steps} steps leave a gap of {share:.1%} of f(all) − f(none)"
-        report.remarks.append(f"{text}; raise --ig-steps" if share > COMPLETE else text)
+        text += "; raise --ig-steps" if share > COMPLETE else ""
+        if share > USELESS:
+            text += (
+                ", many times over, or take shapley: the values say little, as f changes within little of the way "
+                "(a norm on what heads write makes it so, as in Gemma 3)"
+            )
+        report.remarks.append(text)
         return report
 
     def signature(self) -> dict[str, str]:

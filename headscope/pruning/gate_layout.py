@@ -7,6 +7,7 @@ to keep as many heads (`headscope.pruning.ranking.per_group`) each head of a gro
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,6 +53,12 @@ class GateLayout:
     def sizes(self) -> Tensor:
         """Heads of every unit [n], in float64."""
         return torch.tensor([len(unit) for unit in self.units], dtype=torch.float64)
+
+    @property
+    def whole_layers(self) -> bool:
+        """Whether every gate is for all heads of its layers, several, so that only whole layers can go."""
+        layers = [Counter((head.site, head.layer) for head in unit) for unit in self.units]
+        return all(heads > 1 and heads == self.counts[layer] for unit in layers for layer, heads in unit.items())
 
     @cached_property
     def index(self) -> Mapping[tuple[Site, int], Tensor]:
@@ -191,6 +198,16 @@ def tied_at(scores: Tensor, k: int) -> Tensor:
         return torch.zeros(len(scores), dtype=torch.bool)
     ordered = scores.detach().sort(descending=True).values
     return (scores.detach() == ordered[k]) & (ordered[k - 1] == ordered[k])
+
+
+def unit_remarks(gating: GateLayout) -> list[str]:
+    """What to say where only the attention of whole layers can go."""
+    if not gating.whole_layers:
+        return []
+    return [
+        "all heads of a layer share one key and value head, and go with it: whole layers lose their attention; "
+        "--allocate per-group (of rankings) takes single heads"
+    ]
 
 
 def tie_remarks(heads: int) -> list[str]:

@@ -33,7 +33,7 @@ from headscope.formats.exports import MODEL_FILES
 from headscope.heads import HeadId, select_heads
 from headscope.model.removal_plan import alignment_heads
 from headscope.pruning.engines.base import EngineOptions, engines_named
-from headscope.pruning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
 from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig
 from headscope.pruning.removal.export import choose_export, split_export
 from headscope.results import Signature, signature_of
@@ -100,7 +100,7 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
         for engine in engines_named(engines, EngineOptions()):
             engine.check(checkpoint)
     gating = gates_for(checkpoint, config, whole_groups=getattr(config, "allocate", "") != "per-group")
-    return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks)
+    return OpenedSelection(checkpoint, gating, corpus, valid, limit, remarks + unit_remarks(gating))
 
 
 def pass_tokens(opened: OpenedSelection, objective: str, *, seed: int, processes: Processes = ALONE) -> int:

@@ -131,6 +131,17 @@ def test_factors_of_what_is_added_are_part_of_it() -> None:
     assert multiplied.direct_logit.abs().max() > 1e-3
 
 
+def test_integrated_gradients_that_miss_the_whole_say_so() -> None:
+    """A norm on what heads write undoes gates that open together: no few points see where f changes."""
+    for kind, missed in (("olmo2", True), ("llama", False)):
+        model = with_gains(made_decoder(kind, num_attention_heads=2, num_key_value_heads=2))
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.data *= 1000 if missed else 1
+        opened = hs.load(model, tokenizer=tiny.tokenizer([tiny.START], []))
+        study = opened.analyze(["ah aj bl"], only="integrated_gradients", ig_steps=16, bootstrap=10)
+        assert missed == any("or take shapley: the values say little" in remark for remark in study.remarks)
+
+
 @pytest.mark.parametrize("kind", ["gemma3_text", "olmo2"])
 def test_norms_on_what_a_layer_writes_are_part_of_it(kind: str) -> None:
     """By hand, from what passes through the model: o_h over σ of all heads together, times the gain of its norm."""

@@ -13,7 +13,7 @@ import headscope as hs
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.removal_plan import plan_removal
-from headscope.pruning.gate_layout import GateLayout, gate_layout
+from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.ranking.per_group import per_group_keep
@@ -79,6 +79,21 @@ def test_protected_heads_stay_and_numbers_that_cannot_be_are_refused(model: hs.M
         check_keep(gate_layout(sites, whole_groups=False), 1, "per-group")
     with pytest.raises(ConfigError, match="sites"):
         gate_layout(checkpoints.small().attention_sites, whole_groups=False)
+
+
+def test_where_only_whole_layers_can_go_that_is_said_and_shares_of_them_are_refused() -> None:
+    """A share of every layer emptied the last layers, whatever they score."""
+    sites = hs.load(decoders.decoder("qwen3", num_key_value_heads=1)).checkpoint.attention_sites
+    gates = gate_layout(sites)
+    assert gates.whole_layers and "--allocate per-group" in unit_remarks(gates)[0]
+    with pytest.raises(ConfigError, match=r"--allocate per-layer: all heads of a layer.*global, or per-group"):
+        check_keep(gates, 16, "per-layer")
+    check_keep(gates, 24, "per-layer")
+    for single in (gate_layout(sites, whole_groups=False), gate_layout(checkpoints.small().attention_sites)):
+        assert not unit_remarks(single)
+    two = hs.load(decoders.decoder("qwen3", num_key_value_heads=2)).checkpoint.attention_sites
+    assert not gate_layout(two).whole_layers
+    assert not gate_layout(two, protect=[HeadId(SELF, layer, 0) for layer in range(3)]).whole_layers
 
 
 @pytest.mark.parametrize("by", ["magnitude", "obs", "obs-measured"])

@@ -103,6 +103,11 @@ def _over_all(gating: GateLayout, keep: int) -> list[Quota]:
 
 def _per_layer(gating: GateLayout, keep: int) -> list[Quota]:
     stay = gating.kept_units(keep)
+    if gating.whole_layers and 0 < stay < len(gating.units):
+        raise ConfigError(
+            "--allocate per-layer: all heads of a layer go together here, so no layer can keep a share of them; take "
+            "global, or per-group, which takes single heads"
+        )
     modules = list(dict.fromkeys(gating.modules))
     members = [
         torch.tensor([number for number, place in enumerate(gating.modules) if place == module]) for module in modules
