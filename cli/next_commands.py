@@ -57,7 +57,10 @@ def after_analysis(finished: FinishedRun) -> str:
         return ""
     idle = int(((rows["p_adjusted"] > LEVEL) | (rows["value"] <= 0)).sum())
     most = max(len(rows) // 4, 1)  # heads that do nothing alone may matter together
-    keep = len(rows) - (min(max(idle, 1), most) if rows["p"].notna().any() else most)
+    going = min(max(idle, 1), most) if rows["p"].notna().any() else most
+    keep = len(rows) - max(going // finished.together, 1) * finished.together
+    if keep < 1:
+        return ""
     ranking = ("prune", "rank", checkpoint, "--from", folder, "--by", main, "--keep", keep, "--out", f"{folder}-pruned")
     return command_line(*ranking, options=options, names=(*TEXT, *COMPANIONS))
 

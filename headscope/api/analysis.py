@@ -42,7 +42,8 @@ NOTHING: Mapping[str, Sequence[str]] = {}
 class FinishedRun:
     """A run that has been written; `main` is False in those of several processes that wrote nothing.
 
-    `record` is what run.json says, `seconds` how long everything took: opening, passes, faithfulness, figures.
+    `record` is what run.json says, `seconds` how long everything took: opening, passes, faithfulness, figures;
+    `together` of its heads can only go together, as they share keys and values or weights.
     """
 
     study: AnalysisResult
@@ -53,6 +54,7 @@ class FinishedRun:
     page: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,9 @@ def run_analysis(
             page=out / PAGE if config.report else None,
             record=measurement.description.record,
             seconds=time.monotonic() - began,
+            together=max(
+                calls[0].heads // max(calls[0].groups, 1) * len(calls) for calls in checkpoint.attention_sites.modules
+            ),
         )
 
 

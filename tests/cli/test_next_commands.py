@@ -15,6 +15,7 @@ from headscope import assets
 from headscope.cli.next_commands import after_analysis
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.savings import timings
+from tests.makers import decoders
 from tests.oracles import classifiers, tiny
 from tests.oracles.commands import Stage, commands
 
@@ -122,6 +123,19 @@ def test_of_translation(caption_files: tuple[Path, Path], tmp_path: Path, follow
     gates = ("prune", "l0", hs.assets.trained(), *text, "--updates", 2, "--device", "cpu", "--keep", 50)
     lines = follow(*gates, "--tune-updates", 1, "--out", tmp_path / "tuned")
     assert lines[0].startswith("prune remove") and "--target" in lines[1]
+
+
+@pytest.mark.parametrize(("groups", "keep"), [(8, 18), (2, 20), (1, 16)])
+def test_heads_that_share_keys_and_values_go_together(tmp_path: Path, command: Command, groups: int, keep: int) -> None:
+    """Of 24 heads a quarter goes, in whole groups; one at least."""
+    model = decoders.saved(tmp_path / "model", tokenizer=decoders.byte_level(), num_key_value_heads=groups)
+    (tmp_path / "text").write_text("a man walks\ntwo dogs run\n", encoding="utf-8")
+    text = ("--source", tmp_path / "text")
+    run = ("--only", "magnitude", "--no-figures", "--out", tmp_path / "run")
+    status, shown, _ = command("analyze", model, *text, *run)
+    line = next(line for line in shown.splitlines() if line.startswith("next: "))
+    assert status == 0 and f"--keep {keep} " in line
+    assert command(*shlex.split(line.removeprefix("next: headscope ")))[0] == 0
 
 
 def test_what_analyses_and_stanza_were_told_goes_on() -> None:
