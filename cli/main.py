@@ -111,7 +111,7 @@ def _run() -> None:
         with process_settings(), options_as_flags():
             app()
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code == 130:
+        if isinstance(error, SystemExit) and error.code == 130 and not _by_typer(error):
             _flush()
             sys.exit(exit_status())
         if _interrupted(error) or (received() and not isinstance(error, SystemExit)):
@@ -133,6 +133,11 @@ def _flush() -> None:
     """Flush stdout while a failure can still be reported."""
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+def _by_typer(error: SystemExit) -> bool:
+    """Whether typer made this status of a Ctrl-C that no command said anything of."""
+    return error.__context__ is not None and isinstance(error.__context__.__cause__, KeyboardInterrupt)
 
 
 def _interrupted(error: BaseException | None) -> bool:

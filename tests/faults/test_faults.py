@@ -19,6 +19,7 @@ from headscope.cli import main
 from headscope.data.encoded import Batch
 from headscope.files import writing
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.pruning.ranking import rank_run
 from tests.faults import cases
 from tests.faults.cases import CASES, Case
 from tests.faults.conftest import Command, one_line
@@ -119,6 +120,15 @@ def test_a_signal_before_the_command_has_begun_is_one_line(
 ) -> None:
     monkeypatch.setattr(owner, name, instead)
     assert headscope(["demo"]) == (143, "interrupted; what was not complete is not kept\n")
+
+
+def test_a_signal_within_a_command_that_keeps_nothing_is_one_line(
+    headscope: Command, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_run, "rank_heads", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    rank = ["prune", "rank", inputs / "model", "--by", "magnitude", "--keep", 9, "--out", tmp_path / "ranked"]
+    status, err = headscope([*map(str, rank)])
+    assert status == 143 and err.endswith("interrupted; what was not complete is not kept\n"), err
 
 
 # Outputs that are refused, whatever --force says.
