@@ -24,7 +24,7 @@ from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.options.refit import anchor_name
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.savings import Timing, allowed
+from headscope.pruning.removal.savings import Timing, allowed, speed_words
 from headscope.pruning.removal.verify import Verification
 from headscope.results import Signature
 from headscope.version import VERSION
@@ -298,7 +298,7 @@ def summary(removed: Removed) -> str:
         old, new = getattr(before, name), getattr(after, name)
         saved += [f"{100 * (1 - new / old):.1f} % fewer {title}"] if old else []
     whole = next((timing for timing in removed.timings if timing.what == "forward" and timing.sentences > 1), None)
-    saved += [f"{whole.speedup:.2f} × as fast"] if whole else []
+    saved += [speed_words(whole)] if whole else []
     parts = [", ".join(saved)]
     if removed.quality is not None:
         parts += [_before_and_after(removed.quality), verdict_words(removed.quality.record())]

@@ -126,6 +126,13 @@ class Timing:
     context: int = 0
 
 
+def speed_words(timing: Timing) -> str:
+    """How many times as fast, or that it cannot be told, where rounds differ in which of the two is the faster."""
+    if timing.least < 1 < timing.most:
+        return f"not told apart in speed ({timing.least:.2f} to {timing.most:.2f} × as fast)"
+    return f"{timing.speedup:.2f} × as fast"
+
+
 def measure_timing(
     what: str, sentences: int, before: Callable[[], Any], after: Callable[[], Any], rounds: int
 ) -> Timing:
