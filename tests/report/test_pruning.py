@@ -181,6 +181,19 @@ def test_perplexity_is_one_panel_and_two_sweeps_are_named(tmp_path: Path) -> Non
     assert "the same heads per layer, trained from scratch" not in words(figure)
 
 
+def test_perplexities_far_apart_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    """One ruined model left all others on one level."""
+    folder = sweep(tmp_path / "a", metric="perplexity", controls=False)
+    (usual,) = panels(pruning_figure(load_pruned([folder]))).values()
+    assert usual.get_yscale() == "linear"
+    cells = pd.read_csv(folder / "sweep.csv")
+    cells.loc[cells.index[-1], "value"] = 41_480.0
+    cells.to_csv(folder / "sweep.csv", index=False)
+    (wide,) = panels(pruning_figure(load_pruned([folder]))).values()
+    low, high = wide.get_ylim()
+    assert wide.get_yscale() == "log" and 0 < low < cells["value"].min() and high > 41_480
+
+
 def test_sites_against_all_that_is_pruned(tmp_path: Path) -> None:
     figure = pruning_figure(load_pruned([sweep(tmp_path / "s")]), "sites")
     assert list(panels(figure)) == list(METHODS)

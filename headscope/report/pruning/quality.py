@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from headscope.engine.declarations import head_functions
 from headscope.report.layout.legend import Entry, functions_of, method_entries, method_style
 from headscope.report.layout.page import INK, TICK, Swatch, text_width
+from headscope.report.layout.panels import short_number
 from headscope.report.pruning.heads import Made, PruningPanel, by_method, named
 from headscope.report.readers.pruning_runs import RELABELLED, UNPRUNED, PruningRun
 from headscope.report.readers.run import RunError
@@ -19,6 +21,7 @@ METRICS = {"bleu": "BLEU", "perplexity": "perplexity", "accuracy": "accuracy"}
 SAND = "#f6ecd2"  # grey is of random choices
 
 LOG_FROM = 8  # sizes that span this factor are set on a logarithmic axis
+LOG_QUALITY_FROM = 20  # and so are perplexities that span this one
 
 
 def quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry]]:
@@ -39,7 +42,8 @@ def quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry]
         )
         for column, label in columns.items():
             title = label if len(measured) == 1 else f"{run.name}: {label}"
-            draw = _quality_panel(run, column, sizes)
+            perplexities = _span(measured) if metric == "perplexity" and column == "value" else None
+            draw = _quality_panel(run, column, sizes, perplexities)
             panels.append(PruningPanel(title, draw, "heads kept", label))
     entries = method_entries(list(methods))
     if any((run.cells["control"] != "").any() for run in measured):
@@ -55,7 +59,18 @@ def quality(runs: Sequence[PruningRun]) -> tuple[list[PruningPanel], list[Entry]
     return panels, entries
 
 
-def _quality_panel(run: PruningRun, column: str, sizes: Sequence[int]) -> Callable[[Axes], None]:
+def _span(runs: Sequence[PruningRun]) -> tuple[float, float] | None:
+    """Lowest and highest perplexity of all runs, and of the unpruned model's interval, if a linear axis hides some."""
+    cells = pd.concat([run.cells for run in runs if (run.cells["metric"] == "perplexity").all()])
+    unpruned = cells[cells["method"] == UNPRUNED]
+    drawn = pd.concat([cells["value"], unpruned["low"], unpruned["high"]])
+    low, high = float(drawn.min()), float(drawn.max())
+    return (low, high) if 0 < low < high / LOG_QUALITY_FROM and math.isfinite(high) else None
+
+
+def _quality_panel(
+    run: PruningRun, column: str, sizes: Sequence[int], perplexities: tuple[float, float] | None
+) -> Callable[[Axes], None]:
     cells = run.cells
 
     def draw(axes: Axes) -> None:
@@ -67,6 +82,13 @@ def _quality_panel(run: PruningRun, column: str, sizes: Sequence[int]) -> Callab
         for (_, control), pruned in cells[cells["method"] != UNPRUNED].groupby(["method", "control"], sort=False):
             _line(axes, pruned, unpruned.head(1), column, dashed=bool(control))
         _size_axis(axes, sizes)
+        if perplexities is not None:
+            low, high = perplexities
+            axes.set_yscale("log")
+            axes.set_ylim(low / 1.3, high * 1.3)
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+            axes.yaxis.set_major_formatter(FuncFormatter(short_number))
+            axes.yaxis.set_minor_locator(NullLocator())
 
     return draw
 
