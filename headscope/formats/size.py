@@ -134,7 +134,7 @@ def _made_of_others(func: Any) -> bool:
 def _embedding(model: nn.Module, getter: str) -> nn.Module | None:
     """The input embedding or the output layer of a model; None where it has no such."""
     if isinstance(model, Transformer):
-        return model.output if getter == "get_output_embeddings" else None
+        return model.output if getter == "get_output_embeddings" else model.decoder.embeddings.tokens
     try:
         found: nn.Module | None = getattr(model, getter)()
     except (AttributeError, NotImplementedError):

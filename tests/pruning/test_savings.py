@@ -21,6 +21,7 @@ from headscope.model.taps import frozen_parameters
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.removal.savings import Timing, affordable, allowed, in_turns, rest, speed_words
 from tests.makers import decoders
+from tests.makers.translators import WORDS, trained_here
 from tests.oracles import checkpoints
 
 
@@ -71,6 +72,9 @@ def test_what_counting_allows_and_what_is_left() -> None:
     assert whole.output_flops == 14 * 2 * d * v
     assert whole.flops == whole.attention_flops + whole.output_flops + layers * 14 * 2 * 3 * d * f
     assert whole.read == whole.bytes - 4 * v * d  # rows of the input embedding
+
+    untied, tied = (size(trained_here(tie_output=each), ()) for each in (False, True))
+    assert untied.read == untied.bytes - 4 * len(WORDS) * 12 and tied.read == tied.bytes
 
     half = replace(whole, flops=whole.flops // 2, read=whole.read * 3 // 4, cache=whole.cache // 4)
     forward, search = (Timing(what, 8, 1.0, 1.0, 1.0) for what in ("forward", "beam search"))

@@ -234,7 +234,7 @@ def check_allocation(allocate: MergeAllocation, counts: tuple[int, ...], *, has_
 def check_merge(*, pad: bool, compensate: str) -> None:
     """ConfigError for options of a removal that do not go with a merge."""
     if pad:
-        raise ConfigError("--pad is for removed heads; with --merge-kv every layer has the same number anyhow")
+        raise ConfigError("--pad is for removed heads; --merge-kv leaves all query heads where they are")
     if compensate in ("mean", AUTO):
         raise ConfigError(
             f"--compensate {compensate} is for removed heads; with --merge-kv choose least-squares or none"
