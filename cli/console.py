@@ -174,6 +174,20 @@ def counter(title: str, *, unit: str = "lines") -> Iterator[Callable[[int], None
 
 
 @contextmanager
+def stages() -> Iterator[Callable[[str], None]]:
+    """Which stage a command is in, on stderr: beside a spinner; where that is no terminal, as a line now and then."""
+    from headscope.progress import stages as told
+
+    screen = err()
+    if not screen.is_terminal:
+        with told(say=say) as begin:
+            yield begin
+        return
+    with screen.status("opening") as status:
+        yield status.update
+
+
+@contextmanager
 def updates(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar of updates or other steps."""
     with progress(title, total, unit="steps") as step:

@@ -32,7 +32,9 @@ def remove(values: Mapping[str, Any], *, json: bool) -> None:
     from headscope.pruning.removal.record import removal_record
     from headscope.pruning.removal.remove import run_removal
 
-    removed = run_removal(read(RemoveConfig, values))
+    config = read(RemoveConfig, values)
+    with console.stages() as begin:
+        removed = run_removal(config, progress=begin)
     if json:
         console.print_json({"out": str(removed.path), **removal_record(removed), **console.pushed(removed.pushed)})
         return

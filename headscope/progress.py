@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from headscope.errors import printable
@@ -123,6 +124,30 @@ def lines(
             say(f"{title}: {done:,}{of_total} {unit}, {pace(done, total, timer.passed(), unit)}")
 
     yield step
+
+
+@contextmanager
+def stages(*, say: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """Call the value with the stage that begins; every `INTERVAL` seconds `say` hears which it is, and for how long."""
+    stage, over = ("", 0.0), Event()
+
+    def begin(what: str) -> None:
+        nonlocal stage
+        stage = (what, time.monotonic())
+
+    def tell() -> None:
+        while not over.wait(INTERVAL):
+            what, begun = stage
+            if what:
+                say(f"{what} for {duration(time.monotonic() - begun)}")
+
+    teller = Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield begin
+    finally:
+        over.set()
+        teller.join()
 
 
 def pace(done: float, total: float | None, seconds: float, unit: str) -> str:

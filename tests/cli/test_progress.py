@@ -12,6 +12,7 @@ import pytest
 
 import headscope as hs
 from headscope import progress
+from headscope.assets import sample, trained
 from headscope.cli import console
 from headscope.cli.train import TrainingLines
 from headscope.progress import Timer, duration, lines, pace
@@ -46,6 +47,14 @@ def test_a_stream_has_no_time_left() -> None:
         clock.now += 8
         step(20)
     assert said == ["translating: 20 lines, 2.5 lines/s"]
+
+
+def test_a_removal_says_what_it_is_at(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "INTERVAL", 0.001)
+    removal = ("prune", "remove", trained(), "--heads", "cross.0.1", "--out", tmp_path / "small", "--device", "cpu")
+    status, shown, err = command(*removal, "--source", sample("en"), "--target", sample("de"), "--max-sentences", 4)
+    assert status == 0 and "comparing for" not in shown
+    assert {line.split(" for ")[0] for line in err.splitlines()} >= {"opening", "comparing"}
 
 
 @pytest.mark.parametrize(

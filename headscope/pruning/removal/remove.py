@@ -103,6 +103,7 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
     to = Destination.of(config, "prune remove", batch=config.batch, time_engines=config.time_engines)
     with Build(config.out, REMOVAL, inputs=inputs_of(config), force=config.force) as build:
+        progress("opening")
         checkpoint = open_configured(config)
         done = _removed(config, checkpoint, progress)
         to = replace(to, heads=list_typed(config, done))
