@@ -104,8 +104,8 @@ def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.Monk
     """Typed as docs/serving.md says."""
     done: list[Removed] = []
 
-    def kept(config: RemoveConfig) -> Removed:
-        done.append(run_removal(config))
+    def kept(config: RemoveConfig, **more: Any) -> Removed:
+        done.append(run_removal(config, **more))
         return done[0]
 
     monkeypatch.setattr(remove, "run_removal", kept)
