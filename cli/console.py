@@ -183,7 +183,7 @@ def stages() -> Iterator[Callable[[str], None]]:
         with told(say=say) as begin:
             yield begin
         return
-    with screen.status("opening") as status:
+    with screen.status("") as status:
         yield status.update
 
 

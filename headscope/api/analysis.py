@@ -33,6 +33,7 @@ from headscope.model.process_settings import keep_few_kernels
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.alignment import check_alignment_model, write_measured
+from headscope.pruning.gate_layout import gate_layout
 from headscope.results import Signature
 
 NOTHING: Mapping[str, Sequence[str]] = {}
@@ -129,9 +130,7 @@ def run_analysis(
             page=out / PAGE if config.report else None,
             record=measurement.description.record,
             seconds=time.monotonic() - began,
-            together=max(
-                calls[0].heads // max(calls[0].groups, 1) * len(calls) for calls in checkpoint.attention_sites.modules
-            ),
+            together=int(gate_layout(checkpoint.attention_sites).sizes.max()),
         )
 
 

@@ -197,15 +197,12 @@ def trainable(pairs: Iterable[Pair]) -> Iterator[Pair]:
 
 
 def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
-    """An aligner of parallel lines, and how many it was trained on: the first that have `CELLS` pairs of words.
-
-    One line at least must be `trainable`.
-    """
+    """An aligner of `trainable` lines, and how many it was trained on: the first that have `CELLS` pairs of words."""
     types: tuple[dict[str, int], dict[str, int]] = ({}, {})
     words: tuple[list[int], list[int]] = ([], [])
     sizes: list[tuple[int, int]] = []
     cells = 0
-    for pair in trainable(pairs):
+    for pair in pairs:
         split = [line.split() for line in pair]
         n, m = map(len, split)
         cells += n * m
