@@ -88,7 +88,7 @@ class ExplainedShares(Analysis):
 
     name = "explained"
     reads = "rows"
-    version = 2
+    version = 3
     order = 66
     default = False
     group = "description"

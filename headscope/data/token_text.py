@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, get_args
 
 from headscope.data.offsets import byte_table
@@ -20,6 +21,8 @@ MARKS: tuple[Marks, ...] = get_args(Marks)
 BEFORE: tuple[Marks, ...] = ("▁", "Ġ", "##")
 AFTER: tuple[Marks, ...] = ("@@", "</w>")
 VISIBLE = {" ": "␣", "\n": "⏎", "\t": "⇥"}
+CUT = 0x3400
+"""Letters from here on, neither digits nor capitals, stand for the bytes of characters that a tokenizer cut."""
 
 
 def marks_of(subwords: Sequence[str]) -> Marks:
@@ -39,6 +42,21 @@ def bare(subword: str, marks: Marks) -> str:
     if not marks:
         return subword
     return subword.removesuffix(marks) if marks in AFTER else subword.removeprefix(marks)
+
+
+@lru_cache(maxsize=1 << 16)
+def text_of(subword: str, marks: Marks) -> str:
+    """The text that a subword stands for, without the mark: bytes decoded (Ã³ is ó); a letter for a cut byte."""
+    text = bare(subword, marks)
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text) if marks == "▁" else None
+    if marks == "Ġ" and byte_table().keys() >= set(text):
+        raw = bytes(byte_table()[letter] for letter in text)
+    elif byte:
+        raw = bytes.fromhex(byte[1])
+    else:
+        return text.replace("▁", " ") if marks == "▁" else text
+    decoded = raw.decode(errors="surrogateescape")
+    return "".join(chr(CUT + ord(c) - 0xDC00) if "\udc80" <= c <= "\udcff" else c for c in decoded)
 
 
 def shown(subword: str, marks: Marks) -> str:

@@ -144,5 +144,5 @@ def _identity(pairs: Pairs) -> Numbers:
     if not pairs.same_side:
         return np.where(plain & (pairs.q("text") == pairs.k("text")), 3, found)
     found = np.where(plain & (pairs.q("ids") == pairs.k("ids")), 3, found)
-    found = np.where(plain & (pairs.q("word") == pairs.k("word")), 2, found)
+    found = np.where(plain & (pairs.q("word") == pairs.k("word")) & (pairs.k("word") >= 0), 2, found)
     return np.where(plain & (pairs.position == pairs.key_position), 1, found)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headscope.data.alignment import Aligned
 from headscope.data.encoded import Side
-from headscope.data.token_text import Marks, bare, marks_of, shown
+from headscope.data.token_text import Marks, bare, marks_of, shown, text_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
@@ -29,11 +29,11 @@ SPECIAL, PIECE = "special", "piece"
 class Tokens:
     """Real tokens [n] of one side of a sentence.
 
-    `text` without the tokenizer's marks; `word` is the number of the word, −1 of special tokens; `starts` says which
-    begin one. `tag` is the universal tag where there is a parse, else what the token shows (`shape`); `lemma` the
-    lemma, else the word in lower case. `parent` is the number of the word that the word depends on (−1: none),
-    `relation` how. `segment` numbers the texts of a pair. `parsed` says whether there is a parse, `tagged`
-    whether it has tags.
+    `text` without the tokenizer's marks (`text_of`); `word` is the number of the word, −1 of special tokens, and of
+    blanks where there is a parse; `starts` says which begin one. `tag` is the universal tag where there is a parse,
+    else what the token shows (`shape`); `lemma` the lemma, else the word in lower case. `parent` is the number of the
+    word that the word depends on (−1: none), `relation` how. `segment` numbers the texts of a pair. `parsed` says
+    whether there is a parse, `tagged` whether it has tags.
     """
 
     ids: Numbers
@@ -134,7 +134,7 @@ class TokenReader:
         ids, special = side.ids[row][real].numpy(), side.special[row][real].numpy()
         segment = np.zeros(len(ids), dtype=np.int64) if side.segments is None else side.segments[row][real].numpy()
         subwords = [self.subword(number) for number in ids.tolist()]
-        text = np.array([bare(subword, self.marks) for subword in subwords], dtype=object)
+        text = np.array([text_of(subword, self.marks) for subword in subwords], dtype=object)
         starts = word_starts(subwords, special, self.marks)
         places = real.nonzero()[:, 0].tolist()
         return _with_words(ids, special, text, starts, segment, aligned, {at: n for n, at in enumerate(places)})
@@ -195,7 +195,7 @@ def word_starts(subwords: Sequence[str], special: Flags, marks: Marks) -> Flags:
             "@@": open_word,
             "</w>": open_word,
         }[marks]
-        text = bare(subword, marks)
+        text = text_of(subword, marks)
         joins = goes_on and open_word and any(map(str.isalnum, text))
         starts[number] = not joins
         open_word = any(map(str.isalnum, text))

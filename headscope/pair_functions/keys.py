@@ -61,8 +61,8 @@ EITHER = frozenset({'"', "'", "``", "''"})
 
 
 def marks(tokens: Tokens) -> Flags:
-    """Which tokens [n] have neither letters nor digits."""
-    return np.array([not any(map(str.isalnum, text)) for text in tokens.text]) & ~tokens.special
+    """Which tokens [n] have neither letters nor digits, and are no blanks."""
+    return np.array([bool(text.strip()) and not any(map(str.isalnum, text)) for text in tokens.text]) & ~tokens.special
 
 
 def nearest(pairs: Pairs, holds: Flags, *, before: bool) -> Flags:
@@ -147,7 +147,7 @@ def _other(pairs: Pairs) -> Flags:
 @pair_function("same-word")
 def other_subword_of_the_word(pairs: Pairs) -> Flags:
     """The other pieces of its word."""
-    return pairs.equal("word") & _other(pairs)
+    return pairs.equal("word") & pairs.keys_that(pairs.key.word >= 0) & _other(pairs)
 
 
 @pair_function("same-token")

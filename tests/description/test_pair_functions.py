@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from headscope.data.alignment import Aligned
-from headscope.data.encoded import pad_side
-from headscope.data.token_text import marks_of
+from headscope.data.encoded import Encoded, pad_side
+from headscope.data.token_text import Marks, marks_of
+from headscope.description.features import IDENTITIES, Inventory
 from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.description.tokens import Pairs, TokenReader, Tokens, shape, word_starts
 from headscope.pair_functions.keys import CONTENT, FUNCTION, WORDS
@@ -114,6 +115,36 @@ def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
         read = reader.tokens(side, 0, Aligned(units, [("map", 0, 3)], 0, tags))
         pairs = Pairs(read, read, np.arange(len(read)))
         assert read.parsed and bool(PAIR_FUNCTIONS.get(name).holds(pairs).any()) is found
+
+
+def read_as(subwords: list[str], marks: Marks, aligned: Aligned | None = None) -> Pairs:
+    """All pairs of tokens of these subwords, of a vocabulary with such marks."""
+    reader = TokenReader(speakers.checkpoint("bert"), dict(enumerate(subwords)), marks)
+    tokens = reader.tokens(pad_side([Encoded.plain(range(len(subwords)))]), 0, aligned)
+    return Pairs(tokens, tokens, np.arange(len(tokens)))
+
+
+def test_byte_level_tokens_are_what_they_spell() -> None:
+    """ó is no number, Ã of é no capital, and “—” is punctuation, however bytes are written."""
+    pairs = read_as(["El", "ĠÃ©l", "ciÃ³n", "ĠÐ²", "ĠÃī", "ĠâĢľ", "3", "âĢĿ", "ĠâĢĶ", "Ġa"], "Ġ")
+    holding = {name: np.flatnonzero(PAIR_FUNCTIONS.get(name).holds(pairs)[0]) for name in ("numbers", "capitals")}
+    assert holding["numbers"].tolist() == [6] and holding["capitals"].tolist() == [0, 4]
+    assert np.flatnonzero(PAIR_FUNCTIONS.get("punctuation").holds(pairs)[0]).tolist() == [5, 7, 8]
+    assert np.argwhere(PAIR_FUNCTIONS.get("bracket").holds(pairs)).tolist() == [[5, 7], [7, 5]]
+    assert pairs.key.tag[[1, 3, 6, 8]].tolist() == ["short", "short", "NUM", "PUNCT"]
+    assert pairs.key.starts.tolist() == [True, True, False, True, True, True, True, True, True, True]
+
+
+def test_blanks_are_neither_punctuation_nor_one_word() -> None:
+    """SentencePiece puts ▁ before what it does not know; no word of a parse has it."""
+    parse = Aligned([[1, 2], [4], [5]], [("det", 1, 0)], 0)
+    for aligned in (None, parse):
+        pairs = read_as(["▁", "do", "g", "▁", "▁a", "."], "▁", aligned)
+        assert np.flatnonzero(PAIR_FUNCTIONS.get("punctuation").holds(pairs)[0]).tolist() == [5]
+        assert np.argwhere(PAIR_FUNCTIONS.get("same-word").holds(pairs)).tolist() == [[1, 2], [2, 1]]
+        inventory = Inventory.of([(pairs.query, pairs.key)])
+        same_word = sum(inventory.sizes[:4]) + IDENTITIES.index("same word")
+        assert np.argwhere(inventory.features(pairs)[4] == same_word).tolist() == [[1, 2], [2, 1]]
 
 
 @pytest.mark.parametrize("name", NAMES)
