@@ -90,7 +90,7 @@ class Similarity(Analysis):
             total.index_add_(0, row, each.view(-1, layers, h, h))
         pairs = sums.movedim(0, 2)[..., first, second].flatten(1, 2)  # [b l·2 p]
         count, tokens = heads.once("tokens", lambda: _tokens(heads, flat.dtype))
-        moments = gram(flat.view(len(flat), layers, -1).transpose(0, 1)).view(layers, h, k, h, k)
+        moments = gram(flat.view(-1, layers, h * k).transpose(0, 1)).view(layers, h, k, h, k)
         blocks = moments.permute(1, 3, 0, 2, 4)[first, second].transpose(0, 1).flatten(0, 1)  # [l·p k k]
         return {
             "pairs": Ratio(pairs, count, coarse=True),  # cosine and L2

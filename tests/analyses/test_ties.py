@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,20 @@ def test_heads_that_weigh_all_keys_alike_are_named(kind: str) -> None:
     assert remark.startswith(f"entropy: {count} heads weigh all keys alike ({HeadId(*place, 0)}, ")
     heads = found.heads[(found.heads.site == place[0].value) & (found.heads.layer == place[1])]
     assert heads.entropy_share.tolist() == pytest.approx([1.0] * count, abs=1e-6)
+
+
+def test_batches_in_which_no_query_counts_leave_similarities_alone() -> None:
+    """Lines of one token, without the first one: batches of them have nothing to compare."""
+    its, options = speakers.checkpoint("t5"), RunOptions(exclude_sinks=True)
+    texts = ["ah", "ah bi ah 3", "bi", "3", "bi bi ) ah bi", "ah", "ah ) bi", "bi", "3", "ah", "bi ah 3 ah bi ) ah"]
+    found = []
+    for kept in (texts, [text for text in texts if " " in text]):
+        lines = [Sentence(number, text, text) for number, text in enumerate(kept)]
+        corpus = Corpus("lines", len(lines), "0" * 40, partial(iter, lines), has_target=True)
+        made = analyze(its, corpus, analyses=[ANALYSES.get("similarity")], options=options, replicates=19)
+        of_source = made.heads[made.heads.site != "decoder-self"]  # the decoder's first token is its start
+        found.append(of_source[["similarity_cosine", "similarity_cka"]].to_numpy())
+    assert found[0] == pytest.approx(found[1], abs=1e-9) and (found[0] == found[0]).all()
 
 
 def test_where_no_query_counts_there_is_no_offset() -> None:
