@@ -82,7 +82,7 @@ class Lrp(Analysis):
         super().__init__(run)
         self.target: Target = self.options.target_token
         self.steps: Steps | None = self.options.steps or None
-        self.names: Sequence[str] = tuple(filter(None, self.options.rules.split(",")))
+        self.names: Sequence[str] = tuple(dict.fromkeys(filter(None, map(str.strip, self.options.rules.split(",")))))
         for name in self.names:
             self._check(name, RULE_SETS.get(name))
         self.used: dict[str, Steps] = {}

@@ -345,7 +345,7 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, batching: BatchingOptio
     """Sequences of random tokens, each block repeated once (Olsson et al. 2022): what only copying explains.
 
     The text's usual start comes first. An encoder sees the block once, its decoder the repetition. Batches are those of
-    `batching`, or of a few sequences where that is more.
+    `batching`, or of a few sequences where that is more; none where not even one token has room twice.
     """
     generator = torch.Generator().manual_seed(seed)
     plain = torch.tensor(checkpoint.common_ids())
@@ -353,7 +353,9 @@ def random_batches(checkpoint: Checkpoint, *, seed: int, batching: BatchingOptio
     start = checkpoint.encode(["a"], side="target", limit=UNCUT)[0].ids[:1] if two_sided else checkpoint.start_ids()
     limit = sentence_limit(checkpoint, batching.limit)
     block = min(RANDOM_BLOCK, (limit - len(start)) // 2)
-    size = max(FOLDS, batching.tokens // max(1, len(start) + 2 * block))
+    if block < 1:
+        return
+    size = max(FOLDS, batching.tokens // (len(start) + 2 * block))
     drawn_ids = plain[torch.randint(len(plain), (RANDOM_SEQUENCES, block), generator=generator)]
     for indices in torch.arange(RANDOM_SEQUENCES).split(size):
         drawn = drawn_ids[indices].tolist()

@@ -217,6 +217,21 @@ def test_random_tokens_are_a_block_twice(kind: str) -> None:
     assert found == 64
 
 
+@pytest.mark.parametrize("kind", ["mistral", "t5"])
+def test_where_no_token_has_room_twice_there_are_no_random_ones(kind: str) -> None:
+    checkpoint, two_sided = tiny.checkpoint(kind, 1), tiny.KINDS[kind].two_sided
+    study = analyze(
+        checkpoint,
+        tiny.corpus(1, count=11, target=two_sided),
+        analyses=[ANALYSES.get(name) for name in ("confidence", "previous_token")],
+        options=run_options(),
+        batching=BatchingOptions(limit=2),
+        replicates=REPLICATES,
+    )
+    assert "previous_token" in study.heads and "previous_token_random" not in study.heads
+    assert study.losses.truncated and list(study.tables["labels"].label) == []
+
+
 def test_offsets(trial: Trial) -> None:
     table = trial.study.tables["positional"]
     for place in [place for place in trial.places if place[0] in SELF]:
