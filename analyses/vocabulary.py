@@ -22,6 +22,7 @@ from headscope.attribution.residual_stream import (
 )
 from headscope.bootstrap import Estimate
 from headscope.config import option
+from headscope.data.token_text import bare, text_of
 from headscope.description.tokens import TokenReader
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
 from headscope.engine.declarations import Measure
@@ -226,10 +227,11 @@ class _Words:
         return BETWEEN.join(self.reader.named(int(number)) for number in self.plain[best])
 
     def find(self, token: str) -> int:
-        """The place of a token in the vocabulary: the one that begins a word, if any; ConfigError for none."""
-        names = [self.reader.subword(int(number)) for number in self.plain]
-        shown = [place for place, number in enumerate(self.plain.tolist()) if self.reader.named(number) == token]
-        starting = [place for place in shown if self.reader.marks and names[place] != token] or shown
+        """The place of a token, as tables have it or as text: one that begins a word, if any; ConfigError for none."""
+        marks, names = self.reader.marks, [self.reader.subword(int(number)) for number in self.plain]
+        written = [(bare(name, marks) or name, text_of(name, marks)) for name in names]
+        shown = [place for place, spellings in enumerate(written) if token in spellings]
+        starting = [place for place in shown if bare(names[place], marks) != names[place]] or shown
         if not starting:
             raise ConfigError(f"--vocabulary-tokens {token}: the vocabulary has no such token; name whole tokens")
         return starting[0]
