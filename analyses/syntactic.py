@@ -94,6 +94,7 @@ class Syntactic(Analysis):
         self.names: list[str] = list(RELATIONS)
         if self.options.relations not in ("default", "all"):
             self.names = [name.strip() for name in self.options.relations.split(",") if name.strip()]
+        self.unaligned = False
 
     def read(self, corpus: Corpus) -> None:
         """With `relations` "all": the names of those that occur, sorted. ConfigError where none of a list occurs."""
@@ -107,8 +108,9 @@ class Syntactic(Analysis):
             raise ConfigError(f"--relations: {unknown('relation in these parses', ', '.join(self.names), there)}")
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        if not heads.batch.aligned_of(heads.key_side):
+        if not (aligned := heads.batch.aligned_of(heads.key_side)):
             return {}
+        self.unaligned |= None in aligned
         name, exclude_sinks = f"{heads.site}/syntactic plan", self.run.exclude_sinks
         plan = heads.of_batch.get(name, heads.batch, lambda: _Plan(heads, self.names, exclude_sinks=exclude_sinks))
         block = plan.block(heads)
@@ -132,7 +134,7 @@ class Syntactic(Analysis):
             least = self.options.min_instances if self.options.relations == "all" else 1
             tables = [margins.table(p, least=least) for margins, p in zip(measured, adjusted, strict=True)]
             if self.options.relations != "all":
-                report.remarks = _not_found(self.names, tables)
+                report.remarks = _not_found(self.names, tables, unaligned=self.unaligned)
             report.tables["syntactic"] = pd.concat(tables, ignore_index=True)
             best = {margins.site_layer: margins.best(self.options.min_instances) for margins in measured}
             report.columns = [Column("syntactic_margin", {place: found[0] for place, found in best.items()})]
@@ -140,6 +142,12 @@ class Syntactic(Analysis):
                 "syntactic_relation": {head: text for _, texts in best.values() for head, text in texts.items()}
             }
         return report
+
+    def state(self) -> bool:
+        return self.unaligned
+
+    def add_state(self, state: bool) -> None:
+        self.unaligned |= state
 
     def _margins(self, aggregates: Aggregates, site_layer: tuple[Site, int]) -> _Margins:
         """Accuracies of one site and layer, beside the baselines, which are kept once for all layers of the site."""
@@ -238,12 +246,14 @@ class _Margins:
         return pd.DataFrame(columns | {"threshold": MARGIN, "p_adjusted": adjusted[head, cell]})
 
 
-def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame]) -> list[str]:
+def _not_found(names: Sequence[str], tables: Sequence[pd.DataFrame], *, unaligned: bool) -> list[str]:
+    """A remark on relations of which there is no instance; `unaligned`: there were sentences that are not counted."""
     present = {name for table in tables for name in table.relation}
     missing = [name for name in dict.fromkeys(names) if name not in present]
     if not missing:
         return []
-    return [f"syntactic: the parses have no {', '.join(missing)} (relations are those of UD 2, without subtypes)"]
+    where = "sentences that are not cut and align with their parses" if unaligned else "parses"
+    return [f"syntactic: the {where} have no {', '.join(missing)} (relations are those of UD 2, without subtypes)"]
 
 
 class _Block(NamedTuple):

@@ -635,6 +635,23 @@ def test_relations_that_the_parses_lack_are_named() -> None:
         tried("bert", [sentence], "syntactic", relations="dobj")
 
 
+def test_of_sentences_that_are_cut_it_is_not_said_that_parses_lack_relations() -> None:
+    remarks = []
+    for relation, limit in (("nsubj", 97), ("obj", 3)):
+        sentence = parsed("ah", "bhab", "ci", relations=[(relation, 1, 2)])
+        study = analyze(
+            tiny.checkpoint("bert", 1),
+            Corpus("cut", 1, "0" * 40, partial(iter, [sentence]), has_parses=True),
+            analyses=[ANALYSES.get("syntactic")],
+            options=run_options(relations="obj,nsubj" if limit == 97 else "obj"),
+            batching=BatchingOptions(limit=limit),
+            replicates=REPLICATES,
+        )
+        remarks.append(study.remarks[-1])
+        assert study.losses.truncated == (limit == 3)
+    assert remarks[0].startswith("syntactic") and remarks[1].startswith("syntactic") and remarks[0] != remarks[1]
+
+
 def test_sentences_without_a_word_are_no_obstacle() -> None:
     blank = Sentence(0, "\u3000", None, Parse("\u3000", (), ()))
     study = tried("bert", [blank], "syntactic")
