@@ -13,7 +13,7 @@ from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import count_unknown
 from headscope.errors import ConfigError
-from headscope.evaluation.likelihood import LikelihoodOptions
+from headscope.evaluation.likelihood import LikelihoodOptions, default_positions
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric, resampled_sums
 from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, bounded, judge, why_open
@@ -81,7 +81,6 @@ def _quantile(values: Array, share: float) -> float:
     return float(np.quantile(values, share)) if np.isfinite(values).all() else float("nan")
 
 
-TOKENS = 2048  # positions of a batch
 SEED, REPLICATES = 1, 1000
 
 
@@ -140,7 +139,7 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
     """Measure both models; KeyboardInterrupt where that is interrupted. Of encoders one pass hides 15 % of a text."""
     metric, corpus = METRICS.get(asked.metric), asked.corpus
     limits = [sentence_limit(each) for each in (before, after)]
-    reading = LikelihoodOptions(TOKENS, min(limits), "truncate", "random", SEED)
+    reading = LikelihoodOptions(default_positions(before), min(limits), "truncate", "random", SEED)
     numbered = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
     data = ValidationText(numbered, reading, TranslateOptions(), "raw", intact=before)
     scores = [metric.score(checkpoint, data) for checkpoint in (before, after)]

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Array, GroupSums, Ratio
-from headscope.data.batching import PROBED, BatchTrial, Long, Omissions, batches, groups, own_labels
+from headscope.data.batching import DEFAULT_TOKENS, PROBED, BatchTrial, Long, Omissions, batches, groups, own_labels
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
 from headscope.distributed import ALONE, Processes, fetch, upload, widest
@@ -34,7 +34,8 @@ from headscope.model.threads import threads_for_pass
 Hiding = Literal["each", "random"]
 WINDOW = {"text": 2048, "hidden": 128}  # sentences in memory at a time; hiding each token makes many rows of a sentence
 SHARE = 0.15  # of the tokens is hidden at random
-POSITIONS = 512  # whose logits are copied at a time
+POSITIONS, CELLS = 512, 2**25  # whose logits, and how many of them, are copied at a time
+LOGITS = 2**27  # of a batch whose size nobody gave: half a gigabyte in single precision
 
 
 class LabelledSentence(NamedTuple):
@@ -131,6 +132,12 @@ def likelihood(
     return sums
 
 
+def default_positions(checkpoint: Checkpoint) -> int:
+    """Positions of a batch where nobody says how many: 2,048, fewer with more than 65,536 words to predict."""
+    words = max(checkpoint.vocabularies) if checkpoint.predicts == "words" else 1
+    return max(1, min(DEFAULT_TOKENS, LOGITS // words))
+
+
 def trial(checkpoint: Checkpoint, corpus: Corpus, options: LikelihoodOptions) -> BatchTrial | None:
     """A pass over the longest of the first sentences, for `automatic_tokens`."""
     device = checkpoint.device
@@ -198,7 +205,8 @@ def token_sums(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     device = logits.device
     sums = torch.zeros(3, len(labels), dtype=widest(device), device=device)
-    for part in torch.split((labels != IGNORED).nonzero(), POSITIONS):
+    rows = max(1, min(POSITIONS, CELLS // logits.shape[-1]))
+    for part in torch.split((labels != IGNORED).nonzero(), rows):
         target = upload(labels[part[:, 0], part[:, 1]], device)  # [n]
         row, position = upload(part, device).unbind(dim=1)
         scores = precise(logits[row, position])  # [n V]

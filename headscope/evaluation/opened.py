@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from headscope.config import COMPANIONS, CheckpointOptions, Companions, EvaluateConfig, EvaluateOptions
-from headscope.data.batching import DEFAULT_TOKENS, automatic_tokens, sentence_limit
+from headscope.data.batching import automatic_tokens, sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.encoded import UnknownSubwords
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, HeadscopeError
-from headscope.evaluation.likelihood import LikelihoodOptions, trial
+from headscope.evaluation.likelihood import LikelihoodOptions, default_positions, trial
 from headscope.evaluation.metrics.base import (
     METRICS,
     Metric,
@@ -94,6 +94,7 @@ class OpenedEvaluation:
                 self.checkpoint.device,
                 partial(trial, self.checkpoint, self.corpus, reading),
                 limit=reading.limit,
+                default=reading.tokens,
                 processes=self.processes,
             )
             self.likelihood_options = replace(reading, tokens=tokens)
@@ -133,7 +134,7 @@ def matched(
     if refused := [name for name in metrics if why[name]]:
         others = ", ".join(name for name, reason in why.items() if reason is None)
         raise ConfigError(f"{refused[0]} {why[refused[0]]}; this text allows {others}")
-    tokens = config.batch_tokens or DEFAULT_TOKENS  # on an accelerator `fit_batches` knows better
+    tokens = config.batch_tokens or default_positions(checkpoint)  # on an accelerator `fit_batches` knows better
     limit = sentence_limit(checkpoint, config.max_length)
     likelihood_options = LikelihoodOptions(tokens, limit, config.long, config.hiding, config.seed)
     translate_options = TranslateOptions(

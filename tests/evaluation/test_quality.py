@@ -14,14 +14,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import headscope as hs
+from headscope.attribution.objectives import base as objectives
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
 from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError, OutputError
 from headscope.evaluation import each_head, opened, quality
+from headscope.evaluation import likelihood as scoring
 from headscope.evaluation.before_after import quality_change, question
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
@@ -29,6 +32,8 @@ from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads, select_heads
 from headscope.model.taps import masked
+from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.moments import text_batches
 from tests.oracles import checkpoints, speakers, tiny
 from tests.oracles.checkpoints import SOURCES, TARGETS
 
@@ -205,6 +210,60 @@ def test_token_sums_leave_out_what_is_ignored_and_widen_half_precision() -> None
     log_p = logits.float().log_softmax(-1)
     assert nll.tolist() == pytest.approx([-float(log_p[0, 0, 1] + log_p[0, 2, 6]), 0.0], abs=1e-5)
     assert count.tolist() == [2, 0] and right[1] == 0
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes how many numbers the largest tensor has that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("of", [token_sums, objectives.negative_log_likelihood])
+def test_losses_copy_the_logits_of_a_few_positions_at_a_time(of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn(5, 7, 101, dtype=torch.float64)
+    labels = torch.randint(101, (5, 7)).masked_fill(torch.arange(7) >= torch.tensor([[7], [3], [5], [2], [7]]), IGNORED)
+    whole = of(logits, labels)
+    for module in (scoring, objectives):
+        monkeypatch.setattr(module, "CELLS", 3 * 101 + 1)
+    with LargestTensor() as largest:
+        in_parts = of(logits, labels)
+    assert largest.numbers == 3 * 101
+    torch.testing.assert_close(in_parts, whole, rtol=1e-12, atol=0)
+    leaf = logits.clone().requires_grad_()
+    of(leaf, labels)[0].sum().backward()
+    known = labels != IGNORED
+    wanted = logits.softmax(-1).sub(torch.nn.functional.one_hot(labels * known, 101)).mul(known[..., None])
+    torch.testing.assert_close(leaf.grad, wanted)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint, corpus = speakers.checkpoint(kind), speakers.corpus(kind)
+    asked = question(checkpoint, corpus)
+    whole, of_whole = quality_change(checkpoint, checkpoint, asked), DamageMeter.of(checkpoint, corpus).of_intact
+    made = list[int]()
+
+    logits = type(checkpoint).logits
+
+    def noted(its: Any, batch: Batch, *more: Any) -> torch.Tensor:
+        made.append(batch.positions)
+        return logits(its, batch, *more)
+
+    monkeypatch.setattr(type(checkpoint), "logits", noted)
+    longest = max(batch.longest for batch in text_batches(checkpoint, corpus, None))
+    monkeypatch.setattr(scoring, "LOGITS", longest * max(checkpoint.vocabularies))
+    change, of_intact = quality_change(checkpoint, checkpoint, asked), DamageMeter.of(checkpoint, corpus).of_intact
+    assert max(made) == longest and len(made) > 3
+    assert change.before.value == pytest.approx(whole.before.value, rel=1e-12)
+    assert of_intact.value == pytest.approx(of_whole.value, rel=1e-12)
 
 
 def test_an_interrupted_pass_keeps_what_was_done(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from headscope.distributed import ALONE, Processes, upload
 from headscope.engine.aggregate import gram
 from headscope.engine.plan import gives_labels
 from headscope.errors import CheckpointError, NumericalError
+from headscope.evaluation.likelihood import default_positions
 from headscope.evaluation.sides import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -121,7 +122,7 @@ def text_batches(
     ConfigError for a target that the model cannot read.
     """
     refuse_unread_target(checkpoint, corpus)
-    batching = batching or BatchingOptions()
+    batching = batching or BatchingOptions(default_positions(checkpoint))
     return batches(
         corpus,
         checkpoint,
