@@ -31,6 +31,7 @@ from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import run_each_head, run_evaluation
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads, select_heads
+from headscope.model import forward
 from headscope.model.taps import masked
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import text_batches
@@ -215,13 +216,13 @@ def test_token_sums_leave_out_what_is_ignored_and_widen_half_precision() -> None
 class LargestTensor(TorchDispatchMode):
     """Notes how many numbers the largest tensor has that an operation makes."""
 
-    def __init__(self) -> None:
+    def __init__(self, but: tuple[str, ...] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.numbers = 0
+        self.numbers, self.but = 0, but
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor):
+        if isinstance(result, torch.Tensor) and not any(name in str(func) for name in self.but):
             self.numbers = max(self.numbers, result.numel())
         return result
 
@@ -242,6 +243,21 @@ def test_losses_copy_the_logits_of_a_few_positions_at_a_time(of: Any, monkeypatc
     known = labels != IGNORED
     wanted = logits.softmax(-1).sub(torch.nn.functional.one_hot(labels * known, 101)).mul(known[..., None])
     torch.testing.assert_close(leaf.grad, wanted)
+
+
+def test_outputs_are_compared_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = 3 * torch.randn(5, 7, 101, dtype=torch.float64)
+    wanted[2, 3, 11] = -torch.inf
+    actual = wanted + 1e-3 * torch.randn_like(wanted)
+    far = forward.max_abs_difference(actual, wanted)
+    known = ~wanted.isinf()
+    assert far == pytest.approx(float((actual - wanted)[known].abs().max() / wanted[known].abs().max()), rel=1e-12)
+    monkeypatch.setattr(forward, "CELLS", 97)
+    with LargestTensor(but=("view", "split")) as largest:
+        assert forward.max_abs_difference(actual, wanted) == far
+    assert largest.numbers == 97
+    actual[4, 6, 100] = torch.nan
+    assert forward.max_abs_difference(actual, wanted) == math.inf
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
