@@ -169,12 +169,16 @@ AFTER_SUM = {
     "self_attn.o_proj": "post_attention_layernorm",
     "attn.out_proj": "attn_layer_norm",
     "_attention.output": "_attention_norm",
+    "0.SelfAttention.o": "1.layer_norm",
+    "1.EncDecAttention.o": "2.layer_norm",
 }
 """Output projections, and the norms that read what their outputs are added to, in models of these tests."""
 
 
-def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[tuple[Site, int], Array]:
-    """What the output of every output projection is added to [n d], sentence by sentence: a norm's input minus it."""
+def sums_read(
+    kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]
+) -> dict[tuple[Site, int], tuple[Array, Array]]:
+    """The outputs of every output projection [n d], and what the norm after their addition reads [n d]."""
     parts = dict(checkpoint.model.named_modules())
     read: dict[tuple[Site, int], tuple[list[Array], list[Array]]] = {}
     for name in parts:
@@ -189,4 +193,10 @@ def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) ->
     for part in parts.values():
         part._forward_hooks.clear()
         part._forward_pre_hooks.clear()
-    return {where: np.concatenate(sums) - np.concatenate(outputs) for where, (outputs, sums) in read.items()}
+    return {where: (np.concatenate(outputs), np.concatenate(sums)) for where, (outputs, sums) in read.items()}
+
+
+def streams(kind: str, checkpoint: Checkpoint, sentences: Iterable[Sentence]) -> dict[tuple[Site, int], Array]:
+    """What the output of every output projection is added to [n d], sentence by sentence: a norm's input minus it."""
+    read = sums_read(kind, checkpoint, sentences)
+    return {where: sums - outputs for where, (outputs, sums) in read.items()}

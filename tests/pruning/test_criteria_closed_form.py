@@ -28,7 +28,7 @@ from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.ranking.ranking import rank_heads
-from tests.oracles import checkpoints, speakers
+from tests.oracles import checkpoints, speakers, tiny
 from tests.oracles import closed_form as oracle
 
 KINDS = ("bert", "llama", "t5", "marian", "native-post")
@@ -107,18 +107,33 @@ def refitted(projection: OutputProjection, rows: Any, columns: list[int]) -> tup
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_obs_takes_out_what_the_outputs_lose_least_by(kind: str) -> None:
+def test_obs_takes_out_what_the_residual_stream_loses_least_by(kind: str) -> None:
+    """Errors relative to the size of the stream that the next norm reads."""
     inputs, projections = measured(kind)
+    read = oracle.sums_read(kind, speakers.checkpoint(kind), speakers.corpus(kind))
 
     def cost(place: Any, projection: OutputProjection, rows: Any, columns: list[int]) -> float:
         lost, second = refitted(projection, rows, columns)
-        return float(np.trace(lost @ second @ lost.T))
+        _, stream = read[place]
+        return float(np.trace(lost @ second @ lost.T) * (1 / (stream**2).sum(axis=1)).mean())
 
     expected = slow_order(inputs, projections, cost)
     found = criterion_named("obs").scores(context_of(kind))
     assert set(found) == set(expected)
     for head, score in expected.items():
         assert found[head] == pytest.approx(score, rel=1e-6)
+
+
+def test_obs_compares_errors_as_they_are_where_outputs_go_through_a_norm_first() -> None:
+    """Gemma 2: no stream can be told, so scores are the sums of `greedy_order`'s errors."""
+    gemma = speakers.wrapped(tiny.KINDS["gemma"].make, speakers.SPEAKERS["llama"])
+    context = ScoringContext(gemma, speakers.corpus("llama"))
+    errors: dict[HeadId, float] = {}
+    for projection, sums in scoring.reached_modules(context, scoring.moments_of(context)):
+        for step in scoring.removal_order(context, projection, sums):
+            errors.update(dict.fromkeys(projection.units[step.block], step.error))
+    total = sum(errors[unit[0]] for unit in gate_layout(context.checkpoint.attention_sites).units)
+    assert max(criterion_named("obs").scores(context).values()) == pytest.approx(total, rel=1e-9)
 
 
 @pytest.mark.slow
