@@ -77,8 +77,9 @@ def test_every_module_gains_and_only_modules_that_lose_heads_change(kind: str) -
     places = {place for each in refits for place in each.projection.places}
     assert places == {(head.site, head.layer) for head in heads}
     for each in refits:
-        assert 0 <= each.error < each.error_without
         gone = each.projection.columns([head for head in heads if (head.site, head.layer) in each.projection.places])
+        if len(gone) < each.projection.weight.shape[1]:  # where all heads go nothing is left to refit
+            assert 0 <= each.error < each.error_without
         assert not each.refit.weight[:, gone].any() and each.refit.damping > 0
         assert each.projection.has_bias or not each.refit.shift.any()
     if not any(each.projection.mixing_folded for each in refits):  # folding is another model
