@@ -48,12 +48,8 @@ def bare(subword: str, marks: Marks) -> str:
 def text_of(subword: str, marks: Marks) -> str:
     """The text that a subword stands for, without the mark: bytes decoded (Ã³ is ó); a letter for a cut byte."""
     text = bare(subword, marks)
-    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", text) if marks == "▁" else None
-    if marks == "Ġ" and byte_table().keys() >= set(text):
-        raw = bytes(byte_table()[letter] for letter in text)
-    elif byte:
-        raw = bytes.fromhex(byte[1])
-    else:
+    raw = _bytes_of(text, marks)
+    if raw is None:
         return text.replace("▁", " ") if marks == "▁" else text
     decoded = raw.decode(errors="surrogateescape")
     return "".join(chr(CUT + ord(c) - 0xDC00) if "\udc80" <= c <= "\udcff" else c for c in decoded)
@@ -61,12 +57,20 @@ def text_of(subword: str, marks: Marks) -> str:
 
 def shown(subword: str, marks: Marks) -> str:
     """A subword as people read it, of a vocabulary that marks words so."""
-    if marks == "Ġ" and byte_table().keys() >= set(subword):
-        subword = bytes(byte_table()[letter] for letter in subword).decode(errors="backslashreplace")
+    raw = _bytes_of(subword, marks)
+    if raw is not None and (marks == "Ġ" or raw.isascii()):
+        subword = raw.decode(errors="backslashreplace")
     elif marks == "▁":
-        byte = re.fullmatch(r"<0x([0-7][0-9A-Fa-f])>", subword)
-        subword = chr(int(byte[1], 16)) if byte else subword.replace("▁", " ")
+        subword = subword.replace("▁", " ")
     return visible(subword)
+
+
+def _bytes_of(subword: str, marks: Marks) -> bytes | None:
+    """The bytes that a subword is written for, letter by letter or as <0xHH>; None of one that is text."""
+    if marks == "Ġ" and byte_table().keys() >= set(subword):
+        return bytes(byte_table()[letter] for letter in subword)
+    byte = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", subword) if marks == "▁" else None
+    return bytes.fromhex(byte[1]) if byte else None
 
 
 def visible(text: str) -> str:

@@ -99,12 +99,12 @@ def max_abs_difference(actual: Tensor, expected: Tensor) -> float:
         return float("inf")
     if not actual.numel():
         return 0.0
-    differences, sizes = [], [torch.ones_like(expected.flatten()[0].abs())]
+    differences, sizes = [], []
     for one, other in zip(actual.flatten().split(CELLS), expected.flatten().split(CELLS), strict=True):
         same = one == other  # -inf too, where a model masks what it must not say; NaN equals nothing
         differences.append((one - other).abs().masked_fill(same, 0.0).max())
         sizes.append(other.abs().masked_fill(other.isinf(), 0.0).max())
-    share = float(torch.stack(differences).max() / torch.stack(sizes).max())
+    share = float(torch.stack(differences).max() / torch.stack(sizes).max().clamp(min=1.0))
     return share if share == share else float("inf")
 
 

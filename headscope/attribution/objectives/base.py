@@ -16,12 +16,11 @@ from torch.nn.functional import cross_entropy
 
 from headscope.data.encoded import IGNORED, Batch, Side
 from headscope.errors import ConfigError, NumericalError
+from headscope.evaluation.likelihood import CELLS
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
 from headscope.model.nonfinite import deferred_checks
 from headscope.registry import Registry
-
-CELLS = 2**25  # logits that are copied at a time
 
 
 def no_words(checkpoint: Checkpoint, *, has_target: bool) -> str | None:
@@ -49,13 +48,13 @@ def per_sentence(values: Tensor, rows: Tensor, sentences: int) -> Tensor:
 
 def negative_log_likelihood(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Σ -log p of labels [b t] in nats and their number, [b] each; positions labelled `IGNORED` do not count."""
-    rows, positions = (labels != IGNORED).nonzero(as_tuple=True)
-    places, step = torch.stack([rows, positions], dim=1), max(1, CELLS // logits.shape[-1])
+    places = (labels != IGNORED).nonzero()
+    step = max(1, CELLS // logits.shape[-1])
     if logits.requires_grad and torch.is_grad_enabled():  # each part would have a gradient of the size of all logits
         step = max(1, len(places))
     parts = [part.unbind(dim=1) for part in places.split(step)]
     nll = torch.cat([cross_entropy(precise(logits[part]), labels[part], reduction="none") for part in parts])
-    return per_sentence(nll, rows, len(labels)), (labels != IGNORED).sum(dim=1)
+    return per_sentence(nll, places[:, 0], len(labels)), (labels != IGNORED).sum(dim=1)
 
 
 @dataclass(frozen=True)

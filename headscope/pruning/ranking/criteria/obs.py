@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from headscope.data.encoded import Batch
@@ -41,18 +43,14 @@ class OptimalBrainSurgeon(Criterion):
     def scores(self, context: ScoringContext) -> Scores:
         modules, corpus = list(reached_modules(context, moments_of(context))), context.corpus
         assert corpus is not None, "moments_of refuses this"
-        sizes = inverse_sizes(
-            context.checkpoint, text_batches(context.checkpoint, corpus.first(MEASURED), context.batching)
-        )
-        weights = [sum(sizes.get(place, 0.0) for place in projection.places) for projection, _ in modules]
+        texts = text_batches(context.checkpoint, corpus.first(MEASURED), context.batching)
+        inverse = inverse_sizes(context.checkpoint, texts)
+        scales = [sum(inverse.get(place, 0.0) for place in projection.places) for projection, _ in modules]
+        if not all(scales):
+            scales = [1.0] * len(modules)
         orders = [
-            (
-                projection,
-                [step._replace(error=weight * step.error) for step in removal_order(context, projection, sums)],
-            )
-            for weight, (projection, sums) in zip(
-                weights if all(weights) else [1.0] * len(weights), modules, strict=True
-            )
+            (projection, removal_order(context, projection, sums, weight=scale**0.5 * projection.weight))
+            for scale, (projection, sums) in zip(scales, modules, strict=True)
         ]
         return for_all_heads(context, error_when_gone(orders))
 
@@ -65,53 +63,49 @@ def inverse_sizes(checkpoint: Checkpoint, texts: Iterable[Batch]) -> dict[Place,
     reader = _StreamReader(checkpoint)
     for batch in texts:
         reader.add(batch.to(checkpoint.device))
-    return {
-        place: total / count for place, (total, count) in reader.sums.items() if count and place not in reader.untold
-    }
+    sizes = {place: torch.cat(parts) for place, parts in reader.sizes.items() if place not in reader.untold}
+    return {place: float((1 / each[each > 0]).mean()) for place, each in sizes.items() if each.any()}
 
 
 class _StreamReader(ContextTap):
-    """Adds up 1/‖h‖² batch after batch, and the tokens that have a stream at all."""
+    """Keeps ‖h‖² [n] of every place, batch after batch, and the places of which no stream can be told."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        self.order: list[Place] = []
+        self.tap = StreamTap()
+        self.called: list[Place] = []
         self.outputs: list[Tensor] = []
-        self.sums: dict[Place, tuple[float, int]] = {}
+        self.sizes: dict[Place, list[Tensor]] = {}
         self.untold: set[Place] = set()
 
     def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Which place the next output is of."""
-        self.order.append(place)
+        """Note which place the next output is of."""
+        self.called.append(place)
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Also copies outputs, before the tap follows what they are added to: it would follow the copies."""
+        modules = set(self.owners.values())
+        with super().observing(), ExitStack() as stack:
+            for module in modules:
+                stack.callback(module.register_forward_hook(self._output).remove)
+            stack.enter_context(self.tap.observing(modules))
+            yield
+
+    def _output(self, _: nn.Module, __: object, output: Tensor) -> None:
+        self.outputs.append(output.clone())
 
     def add(self, batch: Batch) -> None:
         """One pass over a batch."""
-        tap, modules = StreamTap(), set(self.owners.values())
-        hooks = [module.register_forward_hook(self._output) for module in modules]
-        self.order, self.outputs = [], []
-        try:
-            with (
-                self.observing(),
-                tap.observing(modules),
-                eval_mode(self.checkpoint.model),
-                threads_for_pass(self.checkpoint.model, batch.positions),
-            ):
-                self.read(batch)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        streams = tap.streams()
-        if not len(self.order) == len(self.outputs) == len(streams):  # W_O at work outside attention, or in parts
+        self.called, self.outputs, model = [], [], self.checkpoint.model
+        with self.observing(), eval_mode(model), threads_for_pass(model, batch.positions):
+            self.read(batch)
+        streams = self.tap.streams()
+        if len(self.called) != len(streams):  # W_O at work outside attention, or in parts
             self.untold.update(self.owners)
             return
-        for place, output, stream in zip(self.order, self.outputs, streams, strict=True):
+        for place, output, stream in zip(self.called, self.outputs, streams, strict=True):
             if stream is None:
                 self.untold.add(place)
-                continue
-            sizes = self.rows(place, output + stream).square().sum(dim=1)
-            total, count = self.sums.get(place, (0.0, 0))
-            sizes = sizes[sizes > 0]
-            self.sums[place] = total + float((1 / sizes).sum()), count + len(sizes)
-
-    def _output(self, _: nn.Module, __: object, output: Tensor) -> None:
-        self.outputs.append(output.detach().clone())
+            else:
+                self.sizes.setdefault(place, []).append(self.rows(place, output + stream).square().sum(dim=1))
