@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import random
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
+from itertools import cycle, islice, zip_longest
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -22,6 +23,8 @@ COMPRESSED = {  # how files begin that are compressed; those of gzip `opened` ha
     "zstd": rb"\x28\xb5\x2f\xfd",
     "zip": rb"PK\x03\x04",
 }
+DRAWS = 20
+"""How often a splice is tried before a line stays what it is."""
 A = TypeVar("A")
 B = TypeVar("B")
 Lines = str | Path | Sequence[str]
@@ -138,3 +141,35 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         raise DataError(f"{path} is not a whole gzip file ({error}); compress it again") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def text_units(lines: Sequence[str]) -> tuple[list[list[str]], str]:
+    """The words of every line and a space, or its characters and nothing where most lines have no spaces."""
+    words = [line.split() for line in lines]
+    if 2 * sum(len(line) > 1 for line in words) >= len(lines):
+        return words, " "
+    return [list(line.strip()) for line in lines], ""
+
+
+def splices(lines: Sequence[Sequence[str]], count: int, *, seed: int = 1) -> list[list[str]]:
+    """`count` lines of which each is the beginning of one and, from a word that both have, the end of another.
+
+    All lines begin one as often as others, within one time. Where a splice is a line that there is already, another
+    word and another line are drawn; after 20 draws the line stays what it is.
+    """
+    draws, known = random.Random(seed), {tuple(line) for line in lines}
+    places: dict[str, list[tuple[int, int]]] = {}
+    for number, line in enumerate(lines):
+        for at, word in enumerate(line):
+            places.setdefault(word, []).append((number, at))
+
+    def spliced(line: Sequence[str]) -> list[str]:
+        for _ in range(DRAWS if line else 0):
+            at = draws.randrange(len(line))
+            other, from_here = draws.choice(places[line[at]])
+            made = [*line[:at], *lines[other][from_here:]]
+            if tuple(made) not in known:
+                return made
+        return list(line)
+
+    return [spliced(line) for line in islice(cycle(lines), count)]

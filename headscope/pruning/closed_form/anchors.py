@@ -3,7 +3,8 @@
 On one kind of text a head can be predicted from others that know nothing of what it does on another kind. Random
 subwords, the words of the text in random order, and the text with some of its subwords drawn at random make the model
 compute things that the text never does; with their moments added to those of the text (each part with an equal weight)
-a refit is held to the intact model there as well. Where a model reads recordings these stay, and transcripts change.
+a refit is held to the intact model there as well. Lines that begin as one of the text and go on as another are more
+text of its own kind. Where a model reads recordings these stay, and transcripts change.
 Words that all lines begin with are no text but say what to do (`>>deu<<`, "translate English to German:", "query:"):
 every text that is made, and the sample that ships, begins with them too.
 """
@@ -18,11 +19,14 @@ from itertools import cycle, islice, takewhile
 from typing import NamedTuple, TypeVar
 
 from headscope.assets import sample, varied
+from headscope.data.batching import DEFAULT_TOKENS
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import MANY
-from headscope.data.lines import read_lines
+from headscope.data.lines import read_lines, splices, text_units
 from headscope.errors import ConfigError
+from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint, SideName
+from headscope.formats.translate_options import TranslateOptions
 from headscope.pruning.closed_form.damage import lines, spread
 from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name, sides
 
@@ -38,6 +42,7 @@ PARTS = {
     "mixed": ("random", "shuffled"),
     "general": ("random", "shuffled", "sample"),
     "noised": ("sample", *NOISES),
+    "spliced": ("spliced",),
     "text": ("text",),
 }
 """What stands beside the calibration text, by the name of an anchor."""
@@ -47,6 +52,8 @@ LANGUAGES = ("en", "de")
 """Languages that a general sample ships in."""
 COMMON = 40
 """Words of a language that are looked for, the most frequent of its sample."""
+SPLICED = 4
+"""Lines that are spliced, for each line of a text; one where there are recordings, which have to be heard again."""
 KNOWN = 0.15
 """Share of a text's words that must be among them."""
 UNREADABLE = 0.1
@@ -74,6 +81,7 @@ def anchor_texts(
             checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
         ),
         "shuffled": lambda: shuffled_text(checkpoint, corpus, seed=seed),
+        "spliced": lambda: spliced_text(checkpoint, corpus, seed=seed),
         "text": lambda: opened(anchor, like=corpus, name="--anchor"),
     }
     general = general_text(checkpoint, corpus) if "sample" in names else None
@@ -220,10 +228,10 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
         return [[next(rest) for _ in line] for line in split]
 
     def shuffled(lines: list[str], side: SideName) -> list[str]:
-        words = [line.split() for line in lines]
-        if 2 * sum(len(line) > 1 for line in words) >= len(lines):
-            return [" ".join(line) for line in reordered(words)]
-        made = ["".join(line) for line in reordered([list(line.strip()) for line in lines])]
+        units, between = text_units(lines)
+        made = [between.join(line) for line in reordered(units)]
+        if between:
+            return made
         if _unknown_share(checkpoint, made, side) <= _unknown_share(checkpoint, lines, side) + MANY:
             return made
         plain = set(checkpoint.plain_ids(side))
@@ -233,6 +241,35 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
 
     name = f"{corpus.name}, its words in random order"
     return _rewritten(corpus, shuffled, name=name, recordings=checkpoint.reads_sound)
+
+
+def spliced_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
+    """Lines that begin as one of a corpus and go on as another, at words that both have (see `splices`).
+
+    Their targets are what the model itself says of them (greedy search). Recordings stay, transcripts are spliced.
+    """
+
+    def spliced(lines: list[str], count: int) -> list[str]:
+        start = opening(lines)
+        units, between = text_units(_after(start, lines))
+        return [start + between.join(line) for line in splices(units, count, seed=seed)]
+
+    count = (1 if checkpoint.reads_sound else SPLICED) * corpus.count
+    second = spliced(_seconds(corpus), count) if corpus.has_second else None
+    if checkpoint.reads_sound:
+        source, target = _sources(corpus), spliced(_targets(corpus), count) if corpus.has_target else None
+    else:
+        source = spliced(_sources(corpus), count)
+        target = said(checkpoint, source) if corpus.has_target else None
+    made = open_corpus(source, target=target, second=second)
+    return replace(made, name=f"{corpus.name}, its lines spliced")
+
+
+def said(checkpoint: Checkpoint, lines: Sequence[str]) -> list[str]:
+    """What the model makes of lines, by greedy search; the line itself where that is nothing."""
+    options = TranslateOptions(beam=1)
+    found = translate_lines(checkpoint, lines, options=options, tokens=DEFAULT_TOKENS)
+    return [best.text.strip() or line for line, (best, *_) in zip(lines, found, strict=True)]
 
 
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:

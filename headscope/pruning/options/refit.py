@@ -15,7 +15,7 @@ from headscope.registry import unknown
 COMPENSATIONS = ("none", "mean", "least-squares")
 AUTO = "auto"
 """The compensation that harms least, of several."""
-ANCHORS = ("none", "random", "shuffled", "mixed", "general", "noised")
+ANCHORS = ("none", "random", "shuffled", "mixed", "general", "noised", "spliced")
 DAMPING = 1e-4
 """λ as a share of the mean of the diagonal of second moments."""
 
@@ -74,7 +74,8 @@ class Refit:
     `anchor` adds the moments of text that costs nothing to those of the calibration text, so that a refit holds on
     other text too: "random" subwords, "shuffled" words of the calibration text, "mixed" (both), "general" (both, and
     half of the sample that ships in the language of the text), "noised" (that half, and calibration text and sample
-    with 15, 30 and 60 % of their subwords drawn at random), "none", or a text of your own.
+    with 15, 30 and 60 % of their subwords drawn at random), "spliced" (lines that begin as one of the calibration text
+    and go on as another, with what the model itself says of them), "none", or a text of your own.
     `strength` is how far projections go to their refit: 0.5 is half the way from what they were.
     "auto" compares none, mean and least squares, with anchors, dampings and strengths unless these are given, on
     held-out text and on a second text, and takes what harms least on the worse of the two. `check` is that second text
