@@ -250,12 +250,19 @@ def candidate(method: str, held_out: float, check: float) -> Candidate:
 def test_the_least_harm_on_the_worse_text() -> None:
     none = candidate("none", 0.4, 0.2)
     ruins, mends = candidate("least-squares", 0.1, 0.3), candidate("mean", 0.36, 0.18)
-    assert least_harm([none, ruins]) is none and least_harm([none, ruins, mends]) is mends
-    assert least_harm([none, candidate("mean", 0.5, 0.01)]) is none
+    assert least_harm([none, ruins], none) is none and least_harm([none, ruins, mends], none) is mends
+    assert least_harm([none, candidate("mean", 0.5, 0.01)], none) is none
     assert "0.3" not in Choice([none, mends], mends, "t", 3).warning == ""
     warning = Choice([none, ruins], ruins, "t", 3).warning
     assert "worse than masking on other text: loss 2.3000 against 2.2000 on 3 sentences (t)" in warning
-    assert share(0.0, 0.0) == 1 and share(-0.2, -0.1) < 1 < share(-0.05, -0.1) and share(1e-9, 0.0) > 1
+    assert share(0.0, 0.0) == share(-0.2, -0.1) == share(-0.05, -0.1) == 0 and share(1e-9, 0.0) > 1
+    gains = candidate("none", 0.4, -0.02)
+    less, none_left = candidate("least-squares", 0.1, -0.01), candidate("least-squares", 0.05, 0.001)
+    assert least_harm([gains, none_left], gains) is gains, "a loss on other text where masking is none"
+    assert least_harm([gains, less, none_left], gains) is less, "less of a gain on one text is no harm"
+    assert Choice([gains, less], less, "t", 3).warning == "" != Choice([gains, none_left], none_left, "t", 3).warning
+    gain = [candidate("none", -0.1, -0.02), candidate("mean", -0.2, -0.01), candidate("least-squares", -0.01, -0.01)]
+    assert least_harm(gain, gain[0]) is gain[1]
 
 
 def test_cheap_texts() -> None:

@@ -220,7 +220,7 @@ class RefitBench:
         few, copy = self._first_stage(heads)
         nothing = self._candidate(few[0].options, self._pooled, heads, few[0])
         measured = {nothing.name: nothing}
-        for each in sorted(few[1:], key=lambda each: max(each.harms(few[0])))[:FINALISTS]:
+        for each in sorted(few[1:], key=lambda each: each.order(few[0]))[:FINALISTS]:
             copy.put_all(self.refits(heads, each.options))
             measured[each.name] = self._candidate(each.options, copy.model, few=each)
         if heads and self.altered is None and self.options.strength == 1:
@@ -234,7 +234,7 @@ class RefitBench:
             best = _best(measured.values(), nothing).options
             options = replace(best, strength=1.0, sequential=True, feed_forward=self.options.feed_forward)
             shown.append(self._candidate(options, self.copy_with(self.refits(heads, options)).model))
-        taken = least_harm([each for each in shown if each.first is None])
+        taken = least_harm([each for each in shown if each.first is None], nothing)
         return Choice(shown, taken, self.check[1].name, self.check[1].count)
 
     def _first_stage(self, heads: Sequence[HeadId]) -> tuple[list[Candidate], RefittedCopy]:
@@ -272,8 +272,7 @@ class RefitBench:
 
 def _best(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
     """The one of least squares that harms least on the worse of both texts."""
-    refits = [each for each in candidates if each.options.method == "least-squares"]
-    return min(refits, key=lambda each: max(each.harms(masked)))
+    return least_harm([each for each in candidates if each.options.method == "least-squares"], masked)
 
 
 def refitted(

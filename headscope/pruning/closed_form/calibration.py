@@ -5,7 +5,7 @@ Of several compensations the one is taken that harms least, on the worse of two 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -177,9 +177,16 @@ class Candidate:
         return f"{self.held_out.sentences} and {self.check.sentences} lines"
 
     def harms(self, masked: Candidate) -> tuple[float, float]:
-        """Its damage on both texts as shares of that of the masked heads, on the lines that it was measured on."""
+        """Its damage on both texts as shares of that of the masked heads, on the lines that it was measured on.
+
+        0 where neither is worse than the intact model.
+        """
         masked = self.first or masked
         return (share(self.held_out.damage, masked.held_out.damage), share(self.check.damage, masked.check.damage))
+
+    def order(self, masked: Candidate) -> tuple[float, float]:
+        """What the least harm has least of: the harm on the worse of both texts, and the damage on both together."""
+        return max(self.harms(masked)), self.held_out.damage + self.check.damage
 
 
 @dataclass(frozen=True)
@@ -198,9 +205,9 @@ class Choice:
 
     @property
     def warning(self) -> str:
-        """What is said where the one that was taken is worse than masking on the second text."""
+        """What is said where the one taken is worse on the second text than masking and than the intact model."""
         refitted, masked = self.taken.check, self.masked.check
-        if refitted.damage <= masked.damage:
+        if self.taken.harms(self.masked)[1] <= 1:
             return ""
         return (
             f"{self.taken.name} is worse than masking on other text: {refitted.objective} {refitted.value:.4f} against "
@@ -208,7 +215,7 @@ class Choice:
         )
 
     def record(self) -> dict[str, Any]:
-        """What `pruning.json` says of it; the harm of masking is 1 on both texts."""
+        """What `pruning.json` says of it; the harm of masking is 1, or 0 where it costs nothing."""
         return {
             "text": self.text,
             "sentences": self.sentences,
@@ -232,15 +239,21 @@ def _row(candidate: Candidate, masked: Candidate) -> dict[str, Any]:
 
 
 def share(damage: float, masked: float) -> float:
-    """A damage as a share of that of masked heads: 1 where it is the same, also where masking is no damage."""
+    """A damage as a share of that of masked heads; 0 where both are at least as good as the intact model.
+
+    More than 1 where heads that are masked are no damage, but this is.
+    """
     if masked > SMALLEST:
         return damage / masked
+    if damage <= SMALLEST:
+        return 0.0
     return 1 + (damage - masked) / max(abs(masked), SMALLEST)
 
 
-def least_harm(candidates: Sequence[Candidate]) -> Candidate:
-    """The candidate whose harm on the worse of both texts is least; the first of them is that of masked heads.
+def least_harm(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
+    """The candidate whose harm on the worse of both texts is least; of several the one of the least damage on both.
 
-    Masking harms both texts by 1, so what is taken is worse than masking on neither.
+    Heads that are `masked` harm a text by 1 at most. So what is taken is worse than they are only where both are better
+    than the intact model: what masking happens to gain on one text is no reason to leave the other as it is.
     """
-    return min(candidates, key=lambda each: max(each.harms(candidates[0])))
+    return min(candidates, key=lambda each: each.order(masked))
