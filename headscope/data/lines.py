@@ -9,7 +9,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle, islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -151,11 +151,11 @@ def text_units(lines: Sequence[str]) -> tuple[list[list[str]], str]:
     return [list(line.strip()) for line in lines], ""
 
 
-def splices(lines: Sequence[Sequence[str]], count: int, *, seed: int = 1) -> list[list[str]]:
-    """`count` lines of which each is the beginning of one and, from a word that both have, the end of another.
+def splices(lines: Sequence[Sequence[str]], *, seed: int = 1) -> list[list[str]]:
+    """Every line as far as one of its words, and from there on a line that has this word too, as that one goes on.
 
-    All lines begin one as often as others, within one time. Where a splice is a line that there is already, another
-    word and another line are drawn; after 20 draws the line stays what it is.
+    Words and lines are drawn. Where what comes out is a line that there is already, it is drawn anew; after 20 draws
+    the line stays what it is.
     """
     draws, known = random.Random(seed), {tuple(line) for line in lines}
     places: dict[str, list[tuple[int, int]]] = {}
@@ -166,10 +166,10 @@ def splices(lines: Sequence[Sequence[str]], count: int, *, seed: int = 1) -> lis
     def spliced(line: Sequence[str]) -> list[str]:
         for _ in range(DRAWS if line else 0):
             at = draws.randrange(len(line))
-            other, from_here = draws.choice(places[line[at]])
-            made = [*line[:at], *lines[other][from_here:]]
+            other, there = draws.choice(places[line[at]])
+            made = [*line[:at], *lines[other][there:]]
             if tuple(made) not in known:
                 return made
         return list(line)
 
-    return [spliced(line) for line in islice(cycle(lines), count)]
+    return [spliced(line) for line in lines]

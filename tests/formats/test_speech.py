@@ -169,9 +169,9 @@ def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Pat
             assert {line.source for line in lines} <= {line.source for line in corpus}, name
             assert [line.target for line in lines] != [line.target for line in corpus], name
     alike = open_corpus(text["source"], target=["a child sings", "a man sings loud", "two men sing"])
-    (spliced,) = (list(made()) for made in anchor_texts(checkpoint, alike, "spliced").values())
-    assert [line.source for line in spliced] == [line.source for line in alike], "once, as they have to be heard"
-    assert [line.target for line in spliced] == ["a child sings loud", "a man sings", "two men sing"]
+    for made in anchor_texts(checkpoint, alike, "spliced").values():
+        assert [line.source for line in made()] == [line.source for line in alike]
+        assert [line.target for line in made()] == ["a child sings loud", "a man sings", "two men sing"]
 
 
 def test_its_graph_is_one_forward_pass_and_no_text_is_proposed(folder: Path) -> None:

@@ -320,10 +320,9 @@ def test_noised_texts() -> None:
 
 def test_splices() -> None:
     """Every one is the beginning of its line and, from a word that both have, the end of another line."""
-    lines = [line.split() for line in ("the cat sat on a mat", "a dog sat by the door", "on the hill", "alone", "")]
-    made = splices(lines, 17)
-    assert len(made) == 17 and made == splices(lines, 17) != splices(lines, 17, seed=2)
-    assert len(set(map(tuple, made))) > 5
+    lines = [line.split() for line in ("the cat sat on a mat", "a dog sat by the door", "on the hill", "alone", "")] * 3
+    made = splices(lines)
+    assert made == splices(lines) != splices(lines, seed=2) and len(set(map(tuple, made))) > 5
 
     def could_be(line: list[str], start: list[str]) -> bool:
         joints = ((at, end, place) for at in range(len(start)) for end in lines for place in range(len(end)))
@@ -331,25 +330,28 @@ def test_splices() -> None:
             start[at] == end[place] and line == [*start[:at], *end[place:]] for at, end, place in joints if end != start
         )
 
-    for number, line in enumerate(made):
-        start = lines[number % len(lines)]
+    for line, start in zip(made, lines, strict=True):
         assert line == start if len(start) < 2 else line not in lines and could_be(line, start)
-    assert splices([["a", "b"], ["c", "d"]], 5) == [["a", "b"], ["c", "d"], ["a", "b"], ["c", "d"], ["a", "b"]]
+    assert splices([["a", "b"], ["c", "d"]]) == [["a", "b"], ["c", "d"]], "without a word that both have"
 
 
 def test_spliced_texts() -> None:
-    """Four lines for one, of words that are there; their translations are what the model says of them."""
+    """Four texts of the words that are there; their translations are what the model says of them."""
     shipped, start = open_checkpoint(str(hs.assets.trained()), device="cpu"), ">>de<< "
     english, german = (hs.assets.captions(side).read_text(encoding="utf-8").splitlines()[:7] for side in ("en", "de"))
-    made = list(spliced_text(shipped, hs.Texts(english, german).corpus()))
-    assert len(made) == 4 * 7 and not {line.source for line in made} <= set(english)
+    parts = anchor_texts(shipped, hs.Texts(english, german).corpus(), "spliced").values()
+    texts = [list(part()) for part in parts]
+    assert [len(text) for text in texts] == 4 * [7] and len(set(map(tuple, texts))) == 4
+    made = list(chain(*texts))
+    assert len({line.source for line in made} - set(english)) > 7
     assert {word for line in made for word in line.source.split()} <= set(" ".join(english).split())
     theirs = hs.load(str(hs.assets.trained())).translate([line.source for line in made], beam=1)
     assert [line.target for line in made] == theirs
-    told = spliced_text(shipped, hs.Texts([start + line for line in english], german).corpus())
-    assert [line.source for line in told] == [start + line.source for line in made]
+    told = anchor_texts(shipped, hs.Texts([start + line for line in english], german).corpus(), "spliced").values()
+    assert [line.source for part in told for line in part()] == [start + line.source for line in made]
     letters = spliced_text(speakers.checkpoint("bert"), hs.Texts(["abcd", "xbyz"] * 9).corpus())
-    assert {line.source for line in letters} == {"abcd", "xbyz", "abyz", "xbcd"} and not letters.has_target
+    assert {"abyz", "xbcd"} <= {line.source for line in letters} <= {"abcd", "xbyz", "abyz", "xbcd"}
+    assert not letters.has_target
 
 
 def test_what_all_lines_begin_with_stays_there() -> None:

@@ -35,6 +35,8 @@ LENGTHS = (6, 30)
 """Subwords of a random text, from and to."""
 NOISES = {"noised 15": 0.15, "noised 30": 0.3, "noised 60": 0.6}
 """Shares of subwords that are drawn at random."""
+SPLICED = ("spliced 1", "spliced 2", "spliced 3", "spliced 4")
+"""Texts of lines that begin as one and go on as another, each as long as the calibration text."""
 PARTS = {
     "": (),
     "random": ("random",),
@@ -42,7 +44,7 @@ PARTS = {
     "mixed": ("random", "shuffled"),
     "general": ("random", "shuffled", "sample"),
     "noised": ("sample", *NOISES),
-    "spliced": ("spliced",),
+    "spliced": SPLICED,
     "text": ("text",),
 }
 """What stands beside the calibration text, by the name of an anchor."""
@@ -52,8 +54,6 @@ LANGUAGES = ("en", "de")
 """Languages that a general sample ships in."""
 COMMON = 40
 """Words of a language that are looked for, the most frequent of its sample."""
-SPLICED = 4
-"""Lines that are spliced, for each line of a text; one where there are recordings, which have to be heard again."""
 KNOWN = 0.15
 """Share of a text's words that must be among them."""
 UNREADABLE = 0.1
@@ -81,7 +81,6 @@ def anchor_texts(
             checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
         ),
         "shuffled": lambda: shuffled_text(checkpoint, corpus, seed=seed),
-        "spliced": lambda: spliced_text(checkpoint, corpus, seed=seed),
         "text": lambda: opened(anchor, like=corpus, name="--anchor"),
     }
     general = general_text(checkpoint, corpus) if "sample" in names else None
@@ -90,6 +89,8 @@ def anchor_texts(
     both = corpus if general is None else with_lines(corpus, general.half())
     for name, share in NOISES.items():
         made[name] = partial(noised_text, checkpoint, both, share=share, seed=seed)
+    for number, name in enumerate(SPLICED):
+        made[name] = partial(spliced_text, checkpoint, corpus, seed=len(SPLICED) * seed + number)
     return {name: made[name] for name in names if name in made}
 
 
@@ -244,23 +245,21 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
 
 
 def spliced_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
-    """Lines that begin as one of a corpus and go on as another, at words that both have (see `splices`).
+    """As many lines as a corpus has, each of which begins as one of them and goes on as another (see `splices`).
 
     Their targets are what the model itself says of them (greedy search). Recordings stay, transcripts are spliced.
     """
 
-    def spliced(lines: list[str], count: int) -> list[str]:
+    def spliced(lines: list[str]) -> list[str]:
         start = opening(lines)
         units, between = text_units(_after(start, lines))
-        return [start + between.join(line) for line in splices(units, count, seed=seed)]
+        return [start + between.join(line) for line in splices(units, seed=seed)]
 
-    count = (1 if checkpoint.reads_sound else SPLICED) * corpus.count
-    second = spliced(_seconds(corpus), count) if corpus.has_second else None
-    if checkpoint.reads_sound:
-        source, target = _sources(corpus), spliced(_targets(corpus), count) if corpus.has_target else None
-    else:
-        source = spliced(_sources(corpus), count)
-        target = said(checkpoint, source) if corpus.has_target else None
+    second = spliced(_seconds(corpus)) if corpus.has_second else None
+    source = _sources(corpus) if checkpoint.reads_sound else spliced(_sources(corpus))
+    target = None
+    if corpus.has_target:
+        target = spliced(_targets(corpus)) if checkpoint.reads_sound else said(checkpoint, source)
     made = open_corpus(source, target=target, second=second)
     return replace(made, name=f"{corpus.name}, its lines spliced")
 
