@@ -48,6 +48,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     from headscope.evaluation.before_after import verdict_words
     from headscope.pruning.removal.record import merge_counts
     from headscope.pruning.removal.savings import allowed, rest
+    from headscope.results import counted
 
     proof = removed.verified
     columns = ("before", "after", "less, faster", *(["at most"] if removed.timings else []))
@@ -58,7 +59,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
         if old:
             table.add_row(title, f"{old:,}", f"{new:,}", f"{100 * (1 - new / old):.1f} %")
     for timing in removed.timings:
-        title = f"{timing.what}, {timing.sentences} sentence{'s' if timing.sentences > 1 else ''}, "
+        title = f"{timing.what}, {counted(timing.sentences, 'sentence')}, "
         title += "tokens/s" if timing.tokens else "ms"
         values = [timing.tokens / each if timing.tokens else 1e3 * each for each in (timing.before, timing.after)]
         most = allowed(timing, removed.before, removed.after)
@@ -69,17 +70,17 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     masked = "averaged" if merges else "masked"
     if removed.compensated is not None:
         held_out, choice = removed.compensated.text.held_out, removed.compensated.choice
-        title = f"on {held_out.count} sentences that were not calibrated on ({held_out.name})"
-        title += f"; other text: {choice.sentences} sentences ({choice.text})" if choice is not None else ""
+        title = f"on {counted(held_out.count, 'sentence')} that were not calibrated on ({held_out.name})"
+        title += f"; other text: {counted(choice.sentences, 'sentence')} ({choice.text})" if choice is not None else ""
         change = "key/value heads merged" if merges else "heads removed"
         console.show([Text(title, style="italic"), _performance_table(removed.compensated, change)])
         masked = masked if removed.compensated.options.method == "none" else f"refitted {masked}"
-    done = merges or f"{(count := len(removed.removal.removed))} head{'s' * (count != 1)} removed"
+    done = merges or f"{counted(len(removed.removal.removed), 'head')} removed"
     quality = removed.quality
     verdict = [] if quality is None else [f"{verdict_words(quality.record())} ({quality.text})"]
     lines = [
         f"{masked} and shrunk logits differ by {proof.difference:.1e} of the largest (limit {proof.tolerance:.0e}), "
-        f"reloaded {proof.reloaded or 0.0:.1e}, on {proof.sentences} sentences ({proof.data})"
+        f"reloaded {proof.reloaded or 0.0:.1e}, on {counted(proof.sentences, 'sentence')} ({proof.data})"
     ]
     if proof.cached is not None:
         lines.append(f"through the key/value cache: {proof.cached:.1e}")
@@ -91,7 +92,9 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     lines += [f"pushed to {removed.pushed}"] if removed.pushed else []
     if removed.compensated is not None and removed.compensated.refits:
         calibration, seconds = removed.compensated.text.calibration, removed.compensated.seconds
-        lines.append(f"moments and refits: {seconds:.1f} s on {calibration.count} sentences ({calibration.name})")
+        lines.append(
+            f"moments and refits: {seconds:.1f} s on {counted(calibration.count, 'sentence')} ({calibration.name})"
+        )
     console.show(console.signed([*lines, *(f"note: {note}" for note in removed.notes)], removed.signature))
     made = f"{removed.path}: {done} ({removed.format}, {removed.export})"
     answers, page = ([answer], removed.out / "page.html") if answer else ([*verdict, made], None)
@@ -100,10 +103,12 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
 
 def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:
     """The metric and the loss before and after, and how much more or less that is."""
+    from headscope.results import counted
+
     quality = removed.quality
     if quality is None:
         return
-    rows = [(f"{quality.title}, {quality.sentences} sentences", quality.before.value, quality.after.value)]
+    rows = [(f"{quality.title}, {counted(quality.sentences, 'sentence')}", quality.before.value, quality.after.value)]
     rows += [] if quality.loss is None else [("loss (nats)", *quality.loss)]
     for name, old, new in rows:
         yield name, f"{old:.4f}", f"{new:.4f}", f"{old - new:.4f}"

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     import torch
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 head`, `2,000 heads`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 @dataclass(frozen=True)
 class Signature:
     """Everything that a number depends on, in sacreBLEU's manner: `m:confidence.voita|eos:excl|…|v:0.1.0`."""

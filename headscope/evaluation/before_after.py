@@ -19,6 +19,7 @@ from headscope.evaluation.metrics.base import METRICS, Floor, Metric, Validation
 from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, bounded, judge, why_open
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
+from headscope.results import counted
 
 _TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 
@@ -198,5 +199,5 @@ def verdict_words(change: Mapping[str, Any]) -> str:
     if judged["verdict"] == WORSE:
         return f"{change['title']}: worse, beyond the margin of non-inferiority, {size}: {numbers}"
     limits = {name: judged[name] for name in ("worse_limit", "margin", "detectable")}
-    seen = why_open(**limits, text=f"{change['sentences']} sentences")
+    seen = why_open(**limits, text=counted(change["sentences"], "sentence"))
     return f"{change['title']}: non-inferior within {size} is not established: {numbers}; {seen}"

@@ -62,6 +62,7 @@ from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
 from headscope.pruning.sweep.table import MeasuredCells
+from headscope.results import counted
 
 COMPARED = 32
 """Lines of the text on which the smaller model is compared with the masked one."""
@@ -161,8 +162,8 @@ def divided(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> tuple
     text = split_text(corpus, chosen_by, sentences=config.calibration_sentences)
     if config.searches and judged.count < FEWEST:
         raise ConfigError(
-            f"{judged.count} sentences to judge on ({judged.name}), and of fewer than {FEWEST} no size is established "
-            "to be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
+            f"{counted(judged.count, 'sentence')} to judge on ({judged.name}), and of fewer than {FEWEST} no size is "
+            "established to be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
         )
     return text, judged
 
@@ -252,7 +253,7 @@ def _none_is_as_good(opened: Opened, baseline: Record, largest: Record) -> str:
     found = verdict_on(context, baseline, largest)
     assert found is not None, "the baseline was checked"
     limits = {"worse_limit": found.worse_limit, "margin": found.margin, "detectable": found.detectable}
-    why = f"; {why_open(**limits, text=f'{sentences} sentences')}" if found.verdict == OPEN else ""
+    why = f"; {why_open(**limits, text=counted(sentences, 'sentence'))}" if found.verdict == OPEN else ""
     return (
         f"not even with {len(largest['kept'])} of {context.gating.heads} heads the loss of {context.metric_title} is "
         f"established to be within {opened.config.margin}: {bounded(found.worse, found.worse_limit)}{why}; give more "

@@ -296,6 +296,11 @@ def test_a_group_that_a_layer_lacks_has_no_mean(tmp_path: Path) -> None:
     figure = find_figure("explained").drawn([load_run(path)])
     heights = [bar.get_height() for container in figure.axes[0].containers[1:] for bar in container]
     assert np.isfinite(heights).all() and max(heights) > 0.4
+    table.loc[table["head"] == 0, "explained"] = np.nan
+    table.to_csv(path / "heads.csv", index=False)
+    figure = find_figure("explained").drawn([load_run(path)])
+    bars = [bar for container in figure.axes[0].containers for bar in container if bar.get_height() > 0]
+    assert bars and min(bar.get_x() for bar in bars) > 1, "a head without an explained share has no bar"
 
 
 def test_maps_that_no_page_holds_are_refused(tmp_path: Path) -> None:

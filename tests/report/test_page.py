@@ -22,10 +22,12 @@ from headscope.engine.evidence.need import agreement_table
 from headscope.engine.rank_correlation import ranked
 from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
+from headscope.pruning.closed_form.calibration import share
 from headscope.report.page.analysis import examples_data, pack
 from headscope.report.page.cards import window
 from headscope.report.page.findings import _functions
 from headscope.report.page.numbers import rounded, spearman, words
+from headscope.report.page.pruning import removal_data
 from headscope.report.page.write import (
     SCRIPTS,
     analysis_report,
@@ -55,6 +57,7 @@ from tests.makers.pages import (
 from tests.makers.runs import make_run
 
 LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
+TEXTS = ("held_out", "check")
 
 
 class Elements(HTMLParser):
@@ -297,8 +300,30 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
     assert report["training"]["findings"] == [
         "train (mixing): 30 updates; best validation loss 1.67 at update 30, best BLEU 9 at update 30."
     ]
+    (removal,) = report["pruning"]["removals"]
+    assert [row[0] for row in removal["sizes"]] == ["parameters", "attention heads"]  # an encoder has no cache
     titles = [panel["title"] for panel in report["training"]["panels"]]
     assert titles[0].startswith("Loss") and "Alphas: nuclear norm over heads" in titles
+
+
+@pytest.mark.parametrize("masked", [0.2, -0.2])
+def test_harm_is_a_share_of_a_loss_never_of_a_gain(masked: float, tmp_path: Path) -> None:
+    path = removal_run(tmp_path / "small")
+    record = json.loads((path / "pruning.json").read_text(encoding="utf-8"))
+    candidates = [
+        {"name": name, "remark": "", **{text: {"value": 2 + loss, "damage": loss, "harm": harm} for text in TEXTS}}
+        for name, loss, harm in (("none", masked, 1.0), ("mean", 0.1, share(0.1, masked)))
+    ]
+    choice = {"text": "varied", "sentences": 1, "taken": "mean", "candidates": candidates}
+    verified = record["verified"] | {"searched": 0, "searches": 0}
+    record |= {"compensation": {"choice": choice}, "verified": verified}
+    (path / "pruning.json").write_text(json.dumps(record), encoding="utf-8")
+    removal = removal_data(path)
+    compared = removal["compared"]
+    numbers = [2.1, 0.1, 0.5] if masked > 0 else [2.1, 0.1]
+    assert compared["rows"][1] == ["mean (taken)", *numbers, *numbers]
+    assert len(compared["columns"]) == len(compared["rows"][1]) and "1 sentence" in compared["text"].split(", ")
+    assert "searches" not in [name for name, _ in removal["verified"]]
 
 
 def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
@@ -331,8 +356,9 @@ def test_broken_examples_end_in_one_line(run: Path, content: bytes | None) -> No
 
 
 def test_numbers_and_ranks() -> None:
-    assert [rounded(value) for value in (0.123456789, 3.0, float("nan"), -1e-9)] == [0.12346, 3, None, -1e-9]
-    assert [words(value) for value in (-0.5, 12345.6, 0.00012)] == ["−0.5", "12,346", "0.00012"]
+    assert [rounded(value) for value in (0.1234567891, 3.0, float("nan"), -1e-9)] == [0.123456789, 3, None, -1e-9]
+    assert words(rounded(0.180502)) == words(0.180502) == "0.181"
+    assert [words(value) for value in (-0.5, 12345.6, 0.00012, 2e-6)] == ["−0.5", "12,346", "0.00012", "2e−6"]
     assert ranked(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
     correlation, count = spearman([1, 2, 3, np.nan], [2, 4, 9, 1])
     assert correlation == pytest.approx(1.0) and count == 3
@@ -411,6 +437,10 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
     crossed = cards["examples"][str(len(cards["sentences"]) - 1)][1]
     assert [crossed["words"][line][place] for line, place in crossed["ends"]] == ["w30", "w2"]
     assert crossed["words"] == [[f"w{place}" for place in range(27, 34)], [f"w{place}" for place in range(6)]]
+    heads = pd.read_csv(run / "heads.csv", keep_default_na=False)
+    heads.loc[0, "explained"] = np.nan
+    heads.to_csv(run / "heads.csv", index=False)
+    assert gather([run])["analyses"][0]["cards"]["shares"][:2] == [[None] * 5, cards["shares"][1]]
     assert cards["pairs"]["0"] == [[kind, "None", "dog", 2.5, 0.7, 6] for kind in PAIRS]
 
 

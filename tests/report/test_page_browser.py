@@ -15,7 +15,8 @@ import pytest
 
 from headscope.engine.declarations import measure_of
 from headscope.engine.evidence.function_need import need_over_models
-from headscope.report.page.write import write_page
+from headscope.report.page.numbers import words
+from headscope.report.page.write import asset, write_page
 from headscope.report.readers.run import load_run
 from tests.makers.pages import (
     add_descriptions,
@@ -180,6 +181,14 @@ def test_a_head_has_a_card_and_all_are_in_words(reader: Reader) -> None:
     assert reader.page.locator(".card .chip").all_text_contents() == ["None → dog"] * 2
     assert "ablation" in reader.text(".card .needs")
     reader.page.get_by_label("Explained mostly by").select_option("")
+
+
+def test_numbers_are_rounded_as_in_sentences(reader: Reader) -> None:
+    values = (0.180502, 0.3125, 0.1805, 0.1815, 999.6, 1000.5, -0.00012345, 1.2345e-6, 5, -12345.6)
+    core = asset("core.js")  # the page's own functions are out of reach
+    functions = core[core.index("const GROUPS") : core.index("function interval")]
+    shown = reader.page.evaluate(f"(() => {{ {functions}; return {list(values)}.map(value => number(value)); }})()")
+    assert shown == [words(value) for value in values]
 
 
 WIDTHS = "bars => bars.map(bar => bar.getAttribute('width'))"

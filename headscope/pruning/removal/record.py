@@ -26,7 +26,7 @@ from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.savings import Timing, allowed, speed_words
 from headscope.pruning.removal.verify import Verification
-from headscope.results import Signature
+from headscope.results import Signature, counted
 from headscope.version import VERSION
 
 
@@ -100,14 +100,14 @@ def padding_note(done: Shrunk) -> tuple[str, ...]:
         return ()
     counts = sorted(set(layout.values()))
     saved = ": nothing is saved" if sum(layout.values()) == done.before.attention_heads else ""
-    return (f"filled up with {zeros} heads of zeros, to {', '.join(map(str, counts))} heads a layer{saved}",)
+    return (f"filled up with {counted(zeros, 'head')} of zeros, to {', '.join(map(str, counts))} heads a layer{saved}",)
 
 
 def merge_counts(removal: RemovalPlan) -> str:
     """How many key/value heads became how many; empty where none were merged."""
     counts = {(sum(map(len, sets)), len(sets)) for sets in removal.merged.values()}
     numbers = " and ".join(f"{before} into {after}" for before, after in sorted(counts))
-    return numbers and f"key/value heads merged {numbers} in {len(removal.merged)} layers"
+    return numbers and f"key/value heads merged {numbers} in {counted(len(removal.merged), 'layer')}"
 
 
 def removal_card(removed: Removed, written: SavedFiles) -> Card:
@@ -117,7 +117,7 @@ def removal_card(removed: Removed, written: SavedFiles) -> Card:
     refitted = "refitted and " if removed.compensated and removed.compensated.refits else ""
     merges = merge_counts(removed.removal)
     title = f"{after.attention_heads} of {before.attention_heads} heads"
-    changed = f"removed: {len(removed.removal.removed)} attention heads: {_heads_by_layer(removed.removal)}"
+    changed = f"removed: {counted(len(removed.removal.removed), 'attention head')}: {_heads_by_layer(removed.removal)}"
     compared = f"these heads {refitted}masked"
     if merges:
         title = changed = f"{merges}, their projections averaged"
@@ -131,7 +131,7 @@ def removal_card(removed: Removed, written: SavedFiles) -> Card:
             f"parameters: {before.parameters:,} before, {after.parameters:,} now",
             *([f"cache: {before.cache:,} bytes a token before, {after.cache:,} now"] if before.cache else []),
             f"outputs equal those of the whole model with {compared} to {proof.difference:.1e} of the largest, "
-            f"on {proof.sentences} sentences ({_without_folder(proof.data)})",
+            f"on {counted(proof.sentences, 'sentence')} ({_without_folder(proof.data)})",
             *_measured(removed.compensated),
             *_change(removed.quality),
             *(_change(removed.elsewhere)[:1] if removed.elsewhere else ()),
@@ -163,11 +163,12 @@ def _measured(compensated: Compensated | None) -> tuple[str, ...]:
     held_out, performance = compensated.text.held_out, compensated.performance
     names = {"intact": "intact", "removed": "heads removed", "refitted": "heads removed and the rest refitted"}
     values = ", ".join(f"{names[name]} {performance[name].value:.4f}" for name in names if name in performance)
-    text = f"{held_out.count} held-out sentences ({_without_folder(held_out.name)})"
+    text = f"{counted(held_out.count, 'held-out sentence')} ({_without_folder(held_out.name)})"
     lines = [f"{performance['intact'].objective} on {text}: {values}"]
     choice = compensated.choice
     if choice is not None:
-        other, taken = f"{choice.sentences} sentences of another kind ({_without_folder(choice.text)})", choice.taken
+        taken = choice.taken
+        other = f"{counted(choice.sentences, 'sentence')} of another kind ({_without_folder(choice.text)})"
         refit = "no refit did less harm" if taken is choice.masked else f"{taken.name} {taken.check.value:.4f}"
         numbers = f"heads removed {choice.masked.check.value:.4f}, {refit}"
         lines.append(f"{taken.check.objective} on {other}: {numbers}")
@@ -179,7 +180,7 @@ def _change(quality: QualityChange | None) -> tuple[str, ...]:
     if quality is None:
         return ("quality was not measured when this was written (`--source` does, and `headscope evaluate`)",)
     values = f"{quality.before.value:.4f} before, {quality.after.value:.4f} now"
-    text = f"{quality.sentences} sentences ({_without_folder(quality.text)})"
+    text = f"{counted(quality.sentences, 'sentence')} ({_without_folder(quality.text)})"
     return (f"{quality.title} on {text}: {values}", verdict_words(quality.record()))
 
 
@@ -309,5 +310,5 @@ def summary(removed: Removed) -> str:
 
 def _before_and_after(quality: QualityChange) -> str:
     """The metric before and after, and on what."""
-    text = f"{quality.sentences} sentences of {Path(quality.text).name}"
+    text = f"{counted(quality.sentences, 'sentence')} of {Path(quality.text).name}"
     return f"{quality.title} {quality.before.value:.4g} before, {quality.after.value:.4g} now ({text})"

@@ -65,20 +65,21 @@ def explained_shares(run: AnalysisRun) -> Figure:
 def _draw(axes: Axes, rows: pd.DataFrame, pitch: float) -> None:
     count = len(rows)
     place = np.array([*rows["head"], count + MEAN_GAP], dtype=float) + 0.5
-    whole = rows["explained"].to_numpy(float)
-    drawn = np.append(np.isfinite(whole), np.isfinite(whole).any())
+    counted = np.isfinite(rows["explained"].to_numpy(float))  # without a share of the whole there are no parts
+    drawn = np.append(counted, counted.any())
     axes.bar(place[drawn], 1.0, width=0.86, color=PALE, linewidth=0)
     height = np.zeros(count + 1)
     for group, (_, color) in PARTS.items():
         name = f"explained_{group}"
         values = rows[name].to_numpy(float) if name in rows else np.zeros(count)
+        values = np.where(counted, values, np.nan)
         known = values[np.isfinite(values)]
         part = np.nan_to_num(np.append(values, known.mean() if known.size else 0.0)).clip(min=0)
         part = np.minimum(part, 1 - height)
         axes.bar(place, part, bottom=height, width=0.86, color=color, linewidth=0)
         height = height + part
     low, high = (rows[f"explained_{end}"].to_numpy(float).clip(0, 1) for end in ("low", "high"))
-    axes.vlines(place[:-1], low, high, color="black", linewidth=0.7)
+    axes.vlines(place[:-1][counted], low[counted], high[counted], color="black", linewidth=0.7)
     shown = list(range(0, count, tick_step(count, pitch)))
     axes.set_xticks([*(head + 0.5 for head in shown), place[-1]], [*map(str, shown), "μ"])
     axes.set_xlim(0, count + MEAN_GAP + 1)

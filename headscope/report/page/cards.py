@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -25,8 +26,8 @@ Line = list[str | None]
 def cards_data(run: AnalysisRun) -> dict[str, Any] | None:
     """Of every head its sentence, shares, examples and pairs; None where no head was described.
 
-    `groups` are [title, colour] of the shares, which are those of the figure; `mostly` is what explains the most of a
-    head, in words.
+    `groups` are [title, colour] of the shares, which are those of the figure; a head that has none explained has none
+    of these either. `mostly` is what explains the most of a head, in words.
     """
     heads = run.heads
     if SENTENCE not in heads or "explained" not in heads:
@@ -36,7 +37,9 @@ def cards_data(run: AnalysisRun) -> dict[str, Any] | None:
     return {
         "groups": [list(part) for part in PARTS.values()],
         "sentences": heads[SENTENCE].fillna("").astype(str).tolist(),
-        "shares": [[rounded(row.get(name, 0.0)) for name in names] for row in rows],
+        "shares": [
+            [rounded(row.get(name, 0.0)) if math.isfinite(row["explained"]) else None for name in names] for row in rows
+        ],
         "mostly": [mostly(row) for row in rows],
         "examples": _by_head(run, "examples", partial(_example, marks=run.marks)),
         "pairs": _by_head(run, "token_pairs", partial(_pair, marks=run.marks)),

@@ -62,8 +62,8 @@ def importance_data(run: AnalysisRun, data: Data) -> dict[str, Any] | None:
         matrix.loc[first, second] = matrix.loc[second, first] = rho
     return {
         "measures": [*columns],
-        "agreement": [rounded_all(row, 3) for row in matrix.to_numpy()],
-        "median": rounded(pairs["spearman"].median(), 4),
+        "agreement": [rounded_all(row) for row in matrix.to_numpy()],
+        "median": rounded(pairs["spearman"].median()),
         "zero": _tests(run, [*columns]),
         "functions": _function_need(run, [*columns]),
     }
@@ -109,8 +109,8 @@ def needs_data(analyses: Sequence[Data]) -> dict[str, Any] | None:
         return None
     cells: dict[str, dict[str, Any]] = {}
     for row in table.to_dict("records"):
-        ends = rounded_all((row["needed"], row["needed_low"], row["needed_high"]), 3)
-        cells.setdefault(row["name"], {})[row["measure"]] = [*ends, rounded_all(row["each"], 3), row["heads"]]
+        ends = rounded_all((row["needed"], row["needed_low"], row["needed_high"]))
+        cells.setdefault(row["name"], {})[row["measure"]] = [*ends, rounded_all(row["each"]), row["heads"]]
     measures = {measure.name: measure.words for _, its in models for measure in its}
     return {"runs": runs, "measures": measures, "cells": cells}
 
@@ -184,7 +184,7 @@ def comparison_data(first: Data, second: Data) -> dict[str, Any]:
             correlations.append(
                 {
                     "name": measure["name"],
-                    "spearman": rounded(correlation, 4),
+                    "spearman": rounded(correlation),
                     "heads": count,
                     "difference": rounded(difference),
                 }

@@ -14,8 +14,11 @@ from numpy.typing import ArrayLike, NDArray
 from headscope.engine import rank_correlation
 from headscope.engine.declarations import Measure
 
-DIGITS = 5
-"""Significant digits of a number in the page and in the tables that it gives; the run's files have all."""
+DIGITS = 9
+"""Significant digits of a number in the page's data, the run's files have all.
+
+So many that three of them are those of the number itself: of 0.180502 five are 0.1805, and three of these 0.18.
+"""
 DIVERGING = "RdBu_r"
 DIVERGING_MAPS = {
     *("RdBu_r", "RdBu", "coolwarm", "bwr", "seismic", "PuOr", "PuOr_r", "PiYG", "BrBG", "RdYlBu_r", "berlin"),
@@ -24,19 +27,19 @@ STOPS = 17
 LOSS = "loss (nats)"
 
 
-def rounded(value: Any, digits: int = DIGITS) -> float | int | None:
-    """A number of `digits` significant digits; None for NaN and infinities. Whole numbers stay whole."""
+def rounded(value: Any) -> float | int | None:
+    """A number as the page's data have it; None for NaN and infinities. Whole numbers stay whole."""
     number = float(value)
     if not math.isfinite(number):
         return None
     if number == int(number) and abs(number) < 1e15:
         return int(number)
-    return float(f"{number:.{digits}g}")
+    return float(f"{number:.{DIGITS}g}")
 
 
-def rounded_all(values: Iterable[Any], digits: int = DIGITS) -> list[float | int | None]:
+def rounded_all(values: Iterable[Any]) -> list[float | int | None]:
     """The same for several."""
-    return [rounded(value, digits) for value in values]
+    return [rounded(value) for value in values]
 
 
 def words(value: Any) -> str:
@@ -44,11 +47,8 @@ def words(value: Any) -> str:
     number = float(value)
     if not math.isfinite(number):
         return "no number"
-    size = abs(number)
-    text = f"{number:,.0f}" if size >= 1000 else f"{number:.3g}"
-    if "e" in text and size >= 1e-4:
-        text = f"{number:.5f}".rstrip("0")
-    return text.replace("-", "−")
+    text = f"{number:,.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
+    return text.replace("e-0", "e-").replace("-", "−")
 
 
 def with_interval(value: Any, low: Any, high: Any) -> str:
@@ -56,11 +56,6 @@ def with_interval(value: Any, low: Any, high: Any) -> str:
     if not all(math.isfinite(float(end)) for end in (low, high)) or float(low) == float(high):
         return words(value)
     return f"{words(value)} (95 %: {words(low)} to {words(high)})"
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """`1 head`, `2 heads`."""
-    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def spearman(x: ArrayLike, y: ArrayLike) -> tuple[float, int]:

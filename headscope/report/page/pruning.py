@@ -20,6 +20,7 @@ from headscope.report.figures.training import STEPS, TrainingHistory, load_histo
 from headscope.report.page.numbers import LOSS, rounded, rounded_all
 from headscope.report.readers.pruning_runs import PruningRun, load_pruned
 from headscope.report.readers.run import RunError, texts_of
+from headscope.results import counted
 
 NUMBERS = ("seed", "kept", "of", "value", "low", "high", "difference", "loss")
 TRAJECTORIES = 4  # cells whose gates are drawn while they learn
@@ -82,6 +83,8 @@ def removal_data(path: Path) -> dict[str, Any]:
             for time in record.get("times") or []
         ]
         checked = dict(record.get("verified") or {})
+        if not checked.get("searches"):  # no model that searches
+            checked |= {"searched": None, "searches": None}
         verified = [[titled(name, CHECKED), _plain(value)] for name, value in checked.items()]
         removed = [str(name) for name in record["removed"]]
         source = dict(record.get("source") or {}).get("path")
@@ -93,7 +96,7 @@ def removal_data(path: Path) -> dict[str, Any]:
         "removed": removed,
         **quality,
         "compared": _compared(dict(record.get("compensation") or {}).get("choice")),
-        "sizes": [row for row in sizes if row[1] is not None],
+        "sizes": [row for row in sizes if row[1]],
         "times": times,
         "verified": [row for row in verified if row[1] is not None],
         "remarks": texts_of(record.get("remarks")),
@@ -104,7 +107,7 @@ def _quality(record: Any) -> dict[str, Any]:
     """Rows of quality before and after, and the verdict in words; none where it was not measured."""
     if not record:
         return {"quality": [], "verdict": ""}
-    text = f"{record['title']} ({record['sentences']} sentences, {Path(str(record['text'])).name})"
+    text = f"{record['title']} ({counted(record['sentences'], 'sentence')}, {Path(str(record['text'])).name})"
     rows = [[text, rounded(record["before"]["value"]), rounded(record["after"]["value"])]]
     if record.get("loss"):
         rows.append([LOSS, *rounded_all(record["loss"])])
@@ -112,17 +115,26 @@ def _quality(record: Any) -> dict[str, Any]:
 
 
 def _compared(record: Any) -> dict[str, Any]:
-    """Rows of compensations: the objective on held-out text and on other text, and the harm as a share of masking's."""
+    """Columns and rows of compensations: the objective on held-out and on other text, and by how much it is worse.
+
+    The harm, by which `auto` chooses, is a share of what masking loses: there is no such column where masking gains.
+    """
     if not record:
-        return {"rows": [], "text": ""}
+        return {"columns": [], "rows": [], "text": ""}
+    masked = record["candidates"][0]
+    columns, kept = [""], []
+    for text, title in (("held_out", "held out"), ("check", "other text")):
+        columns += [title, "worse than intact by"]
+        kept += [(text, "value"), (text, "damage")]
+        if masked[text]["damage"] > 0:
+            columns.append("share of what masking loses")
+            kept.append((text, "harm"))
     rows = [
-        [
-            " ".join([each["name"], *_remarks(each, record)]),
-            *(rounded(each[text][key]) for text in ("held_out", "check") for key in ("value", "harm")),
-        ]
+        [" ".join([each["name"], *_remarks(each, record)]), *(rounded(each[text][key]) for text, key in kept)]
         for each in record["candidates"]
     ]
-    return {"rows": rows, "text": f"{Path(str(record['text'])).name}, {record['sentences']} sentences"}
+    text = f"{Path(str(record['text'])).name}, {counted(record['sentences'], 'sentence')}"
+    return {"columns": columns, "rows": rows, "text": text}
 
 
 def _remarks(each: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
@@ -192,7 +204,7 @@ def _trajectory(table: pd.DataFrame) -> dict[str, Any]:
     return {
         "updates": [int(update) for update in chosen.index],
         "heads": [".".join(map(str, head)) for head in wide.columns.to_flat_index()],
-        "gates": [rounded_all(chosen[column], 3) for column in wide.columns],
+        "gates": [rounded_all(chosen[column]) for column in wide.columns],
     }
 
 

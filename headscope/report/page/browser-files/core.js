@@ -49,17 +49,24 @@ function section(id, title, ...children) {
 
 // Numbers
 
-const GROUPS = new Intl.NumberFormat('en', { maximumFractionDigits: 0 });
+const GROUPS = new Intl.NumberFormat('en', { maximumFractionDigits: 0, roundingMode: 'halfEven' });
 
-/** Three significant digits, a true minus sign; an en dash where there is no number. */
+/** Three significant digits as `words` of numbers.py has them, a true minus sign; an en dash where there is no number. */
 function number(value, digits = 3) {
   if (value === null || value === undefined) return '–';
   const size = Math.abs(value);
   let text;
-  if (Number.isInteger(value) || size >= 1000) text = GROUPS.format(value);
-  else if (size < 1e-4) text = value.toExponential(1);
-  else text = String(Number(value.toPrecision(digits)));
+  if (Number.isInteger(value) || size >= 999.5) text = GROUPS.format(value);
+  else if (size < 1e-4) text = Number(value.toPrecision(digits)).toExponential();
+  else text = String(Number(halfToEven(value, digits)));
   return text.replaceAll('-', '−');
+}
+
+/** Rounded as Python does: of two numbers that are equally near, the one with an even last digit. */
+function halfToEven(value, digits) {
+  const exact = Math.abs(value).toExponential(60).replace('.', ''); // all digits that the number has
+  const between = /^50*e/.test(exact.slice(digits)) && Number(exact[digits - 1]) % 2 === 0;
+  return (between ? value * (1 - Number.EPSILON) : value).toPrecision(digits);
 }
 
 function interval(measure, row) {
