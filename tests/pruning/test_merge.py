@@ -91,6 +91,14 @@ def test_merged_heads_are_the_averaged_ones(name: str, count: int, by_scores: bo
             assert (found[place]["weights"] - weights).transpose(1, 2)[real].abs().max() <= near
 
 
+def test_a_plain_class_for_layers_that_differ_is_refused_with_advice_that_merges_take() -> None:
+    whole = checkpoint("llama")
+    plan = plan_merge(whole.attention_sites, (2, 1))
+    with pytest.raises(ConfigError, match=r"--export native.*--merge-kv") as refused:
+        in_plain_class(whole.with_pooled_groups(plan).without_heads(plan), plan)
+    assert "--pad" not in str(refused.value)
+
+
 def test_heads_of_one_kind_share_when_there_are_scores() -> None:
     whole = checkpoint("wide")
     plan = plan_merge(whole.attention_sites, 2, scores=scored(whole))

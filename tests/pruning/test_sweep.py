@@ -582,6 +582,14 @@ def test_bad_input(words: dict[str, Any], tmp_path: Path, options: dict[str, Any
     assert not (tmp_path / "out").exists()
 
 
+def test_a_size_that_groups_cannot_have_is_refused_before_the_text_is_read(
+    words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headscope.pruning.sweep.cells.pass_tokens", lambda *_, **__: pytest.fail("the text was read"))
+    with pytest.raises(ConfigError, match="--keep 17"):
+        run_sweep(config(words, tmp_path / "out", keep=(17,)))
+
+
 def test_sizes_seeds_and_names() -> None:
     its = gate_layout(checkpoints.small().attention_sites)
     asked: dict[str, Any] = {"checkpoint": "x", "out": Path("x"), "source": Path("x"), "target": Path("x")}

@@ -327,8 +327,9 @@ def test_harm_is_a_share_of_a_loss_never_of_a_gain(masked: float, tmp_path: Path
 
 
 def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"run\.json"):
-        gather([tmp_path])
+    for missing in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RunError, match=r"analyze.*prune.*train"):
+            gather([missing])
     other = tmp_path / "conversion"
     other.mkdir()
     (other / "run.json").write_text('{"kind": "demonstration"}', encoding="utf-8")

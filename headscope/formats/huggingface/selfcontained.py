@@ -198,10 +198,14 @@ def in_plain_class(shrunk: Checkpoint, removal: RemovalPlan) -> Checkpoint:
     counts = set(removal.layout.values())
     groups = {len(kept) for kept in removal.groups.values()}
     if len(counts) != 1 or 0 in counts or len(groups) != 1:
+        how = (
+            "remove as many everywhere (`headscope prune rank --allocate uniform`), fill up with heads of zeros (--pad)"
+        )
+        if removal.merged:  # which --pad is not for
+            how = "give --merge-kv one number for all layers"
         raise ConfigError(
-            f"--export native: class {name} has one number of heads for all layers, and they differ here; remove as "
-            "many everywhere (`headscope prune rank --allocate uniform`), "
-            "fill up with heads of zeros (--pad), or take self-contained"
+            f"--export native: class {name} has one number of heads for all layers, and they differ here; {how}, or "
+            "take self-contained"
         )
     if config.narrowed["bias_heads"]:
         raise ConfigError(

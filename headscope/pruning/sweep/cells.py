@@ -62,6 +62,7 @@ class SweepContext:
         self.criteria = {name: criterion_of(name) for name in config.methods if name not in config.learnt}
         self.opened = opened or open_selection(config, trains=config.trains)
         self.checkpoint, self.gating = self.opened.checkpoint, self.opened.gating
+        self.cells = cells_of(config, self.gating, self.is_drawn)  # a wrong size is refused before the text is read
         corpus, valid = self.opened.corpus, self.opened.valid
         assert valid is not None
         if config.trains:
@@ -75,7 +76,6 @@ class SweepContext:
         reading = LikelihoodOptions(tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
         self.data = ValidationText(valid, reading, search, config.text, intact=self.checkpoint)
-        self.cells = cells_of(config, self.gating, self.is_drawn)
         self._by_criterion: dict[tuple[str, int], Scores] = {}  # which allocations of several sizes start from
         for method, _ in self.rankings(self.cells):
             if corpus is None and self.criteria[method][0].reads_text:

@@ -79,6 +79,9 @@ def kind_of(path: Path) -> str:
         return "pruning"
     if (path / "metrics.csv").is_file() and not (path / "heads.csv").is_file():
         return "training"
+    if not path.exists() or (path.is_dir() and not (path / "run.json").is_file()):
+        what = "has no run.json" if path.exists() else "is no directory"
+        raise RunError(f"{path} {what}; name what `headscope analyze`, `prune` or `train` wrote with --out")
     if path.is_dir() and (record := read_record(path / "run.json").get("kind")) not in (None, "analysis"):
         raise RunError(f"{path} is a run of another kind ({str(record)[:40]}), which no report shows")
     return "analysis"
