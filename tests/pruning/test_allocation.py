@@ -16,6 +16,8 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId
+from headscope.model.prefix_cache import resumable_layers
+from headscope.pruning.closed_form import compensate as compensate_module
 from headscope.pruning.closed_form.compensate import ModuleOrder, RefittedCopy, compensate, measured_allocation
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.moments import Moments, collect_moments
@@ -98,6 +100,37 @@ def test_an_anchor_is_refitted_on_and_measured_on(monkeypatch: pytest.MonkeyPatc
     assert len({mean for _, mean in seen}) == 3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_passes_begin_at_the_layer_that_differs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers to the last digit as of whole passes; feed-forward blocks are run less often."""
+    _, moments, meter, orders = measured(kind)
+    runs, of_layers = list[str](), [projection.owner for projection, _ in orders]
+
+    def allocated() -> tuple[dict[HeadId, float], dict[str, float], list[str]]:
+        runs.clear()
+        known: dict[str, float] = {}
+        return measured_allocation([meter, meter], moments, orders, known=known), known, [*runs]
+
+    def counted(self: RefittedCopy, *given: Any, made: Any = RefittedCopy.__init__) -> None:
+        made(self, *given)
+        for owner in of_layers:
+            self.model.get_submodule(owner).register_forward_hook(lambda *_, owner=owner: runs.append(owner))
+
+    def probed(model: nn.Module) -> Any:
+        found = resumable_layers(model)
+        runs.clear()
+        return found
+
+    monkeypatch.setattr(RefittedCopy, "__init__", counted)
+    monkeypatch.setattr(compensate_module, "resumable_layers", probed)
+    scores, known, fewer = allocated()
+    monkeypatch.setattr(compensate_module, "resumable_layers", lambda model: None)
+    assert allocated() == (scores, known, runs)
+    counts = {owner: (fewer.count(owner), runs.count(owner)) for owner in of_layers}
+    assert all(shared <= whole for shared, whole in counts.values()) and len(fewer) < len(runs)
+    assert counts[of_layers[0]][0] < 0.8 * counts[of_layers[0]][1]
+
+
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_every_step_takes_the_module_that_does_the_least_damage(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every module is measured at every step; the lazy evaluation measures few, and takes the same ones."""
@@ -106,8 +139,8 @@ def test_every_step_takes_the_module_that_does_the_least_damage(kind: str, monke
     found = measured_allocation([meter], moments, orders, known=known)
     half = dict(list(known.items())[: len(known) // 2])
     with monkeypatch.context() as patch:
-        measures = iter(range(len(known) - len(half)))
-        patch.setattr(DamageMeter, "measure", lambda *given, old=DamageMeter.measure: (next(measures), old(*given))[1])
+        measures, measure = iter(range(len(known) - len(half))), DamageMeter.measure
+        patch.setattr(DamageMeter, "measure", lambda *given, **how: (next(measures), measure(*given, **how))[1])
         again = measured_allocation([meter], moments, orders, known=half)
     assert again == found and half == known and next(measures, None) is None
     fewer: dict[str, float] = {}

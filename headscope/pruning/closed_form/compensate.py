@@ -24,9 +24,10 @@ from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, refuse_absent
 from headscope.model.native.shrink import fold_mixings
 from headscope.model.native.transformer import Transformer
+from headscope.model.prefix_cache import resumable_layers
 from headscope.model.projections import add_bias, has_added_bias
 from headscope.model.stored_weights import why_not_changed
-from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
 from headscope.pruning.closed_form.large_sums import LargeSums
 from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Place
 from headscope.pruning.closed_form.output_projections import FeedForwardOutput, OutputProjection, output_projections
@@ -195,12 +196,15 @@ def measured_allocation(
     is the cheapest by what was measured before (lazy evaluation, Minoux 1978): exact as long as no removal makes
     another cheaper. Scores are made to rise, for the damage itself can fall. `step` is called after every unit, and
     with 0 after every measurement. What is measured is put into `known`, by how many units of every module are gone;
-    what is there already is not measured.
+    what is there already is not measured. Where the model allows it a pass begins at the layer whose module loses the
+    unit.
     """
     refits = _Refits(moments, orders, options or RefitOptions())
     known = {} if known is None else known
     trial = RefittedCopy(meters[0].checkpoint, [projection for projection, _ in orders])
     gone, damage, scores = [0] * len(orders), 0.0, dict[HeadId, float]()
+    layer_index = resumable_layers(trial.model)
+    shared = [None if layer_index is None else SharedLayers(layer_index) for _ in meters]
 
     def measured(number: int) -> float:
         """The damage with one more unit of a module gone."""
@@ -208,7 +212,11 @@ def measured_allocation(
         if state not in known:
             for other, count in enumerate(gone):
                 trial.put(orders[other][0], refits.of(other, count + (other == number)))
-            known[state] = fmean(meter.measure(trial.model).damage for meter in meters)
+            places = orders[number][0].places
+            known[state] = fmean(
+                meter.measure(trial.model, layers=layers, places=places).damage
+                for meter, layers in zip(meters, shared, strict=True)
+            )
             step(0)
         return known[state]
 
@@ -226,6 +234,8 @@ def measured_allocation(
         unit = projection.units[units[gone[number]]]
         gone[number] += 1
         taken += 1
+        for layers in filter(None, shared):
+            layers.forget(projection.places)
         worst = max(damage, worst + TIE)
         scores.update(dict.fromkeys(unit, worst))
         step(1)

@@ -6,9 +6,11 @@ measured on the few lines counts when the rest is measured, so that no line is r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import compress
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +21,7 @@ from headscope.data.corpus import Corpus, check_predictions
 from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.discovery import eval_mode
+from headscope.model.prefix_cache import LayerIndex, SiteLayer, stored_output
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.moments import text_batches
 
@@ -39,6 +42,46 @@ class Performance:
     damage: float
     sentences: int
     predictions: float
+
+
+@dataclass
+class SharedLayers:
+    """What layers of a model put out on the batches of one text, as far as they are below whatever is altered.
+
+    `outputs` has, for every batch, layers with an entry per call; about as much memory as all hidden states of the
+    text.
+    """
+
+    layer_index: LayerIndex
+    outputs: dict[int, dict[nn.Module, list[Any]]] = field(default_factory=dict)
+
+    def below(self, places: Collection[SiteLayer]) -> list[nn.Module]:
+        """The layers that are computed before those that have an attention of `places`."""
+        first = min(self.layer_index.of[place].rank for place in places)
+        return [layer for rank, layer in self.layer_index.layers if rank[:2] < first[:2]]
+
+    def forget(self, places: Collection[SiteLayer]) -> None:
+        """The model itself has changed in `places`: what it put out there and above is dropped."""
+        stay = self.below(places)
+        for outputs in self.outputs.values():
+            for layer in outputs.keys() - stay:
+                del outputs[layer]
+
+    @contextmanager
+    def passing(self, batch: int, places: Collection[SiteLayer]) -> Iterator[None]:
+        """Within the block a copy that is altered in `places` passes over a batch: layers below are not recomputed."""
+        known = self.outputs.setdefault(batch, {})
+        below = self.below(places)
+
+        def keep(layer: nn.Module, _: Any, output: Any) -> None:
+            known.setdefault(layer, []).append(output)
+
+        with ExitStack() as stack:
+            stack.enter_context(stored_output({layer: known[layer] for layer in below if layer in known}))
+            for layer in below:
+                if layer not in known:
+                    stack.callback(layer.register_forward_hook(keep).remove)
+            yield
 
 
 @dataclass
@@ -86,13 +129,23 @@ class DamageMeter:
         value = self.objective.performance(total / predictions, 0.0)
         return Performance(self.objective.name, value, 0.0, self.sentences, predictions)
 
-    def measure(self, model: nn.Module | None = None) -> Performance:
-        """The performance of an altered copy of the model; of the model as it now is where there is none."""
+    def measure(
+        self,
+        model: nn.Module | None = None,
+        *,
+        layers: SharedLayers | None = None,
+        places: Collection[SiteLayer] = (),
+    ) -> Performance:
+        """The performance of an altered copy of the model; of the model as it now is where there is none.
+
+        `layers`: the copy differs only in `places` from the one that they are shared with.
+        """
         altered = self.checkpoint if model is None else self.checkpoint.with_model(model)
         total = damage = predictions = 0.0
         with eval_mode(altered.model), torch.no_grad():
-            for batch, intact in self.intact:
-                with threads_for_pass(altered.model, batch.positions):
+            for number, (batch, intact) in enumerate(self.intact):
+                shared = nullcontext() if layers is None else layers.passing(number, places)
+                with threads_for_pass(altered.model, batch.positions), shared:
                     outcome = self.objective.outcome(altered, batch, intact.aim)
                 total += float(outcome.values.double().sum())
                 damage += float(self.objective.damage(intact, outcome).double().sum())
