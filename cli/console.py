@@ -30,11 +30,18 @@ def out() -> Console:
 
 
 def show(parts: Iterable[Any]) -> None:
-    """Print tables and lines of text; lines are not broken, so that what is in them can be copied whole."""
+    """Print tables and lines of text; lines are not broken, so that what is in them can be copied whole.
+
+    A table that a terminal has no room for is folded in its cells, never cut.
+    """
     from rich.text import Text
 
     screen = out()
     for part in parts:
+        if not isinstance(part, (str, Text)) and _least(part, screen) > screen.width:
+            for column in part.columns:
+                fixed = screen.is_terminal or os.environ.get("COLUMNS", "").isdigit()
+                column.no_wrap, column.overflow = column.no_wrap and not fixed, "fold"
         if screen.is_terminal or isinstance(part, (str, Text)):
             screen.print(part, soft_wrap=isinstance(part, (str, Text)))
             continue

@@ -151,7 +151,8 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
     if not why:
         baseline = float(metric.of(first.sum(axis=0)[None])[0])
         worse = losses_left_out(metric, second, first)
-        verdict = judge(worse, margin=asked.margin.of(baseline), baseline=baseline or 1.0)
+        margin, most = asked.margin.of(baseline), metric.most_lost(baseline)
+        verdict = judge(worse, margin=margin, baseline=baseline or 1.0, most=most)
     unread = None if before.reads_sound else count_unknown(before, numbered, limit=min(limits), sentences=corpus.count)
     old_loss, new_loss = (float(total / count) for total, count in (each.loss.sum(axis=0) for each in scores))
     return QualityChange(

@@ -43,7 +43,9 @@ class NonInferiority:
     level: float = LEVEL
 
 
-def judge(worse: Array, *, margin: float, baseline: float, level: float = LEVEL) -> NonInferiority:
+def judge(
+    worse: Array, *, margin: float, baseline: float, most: float = math.inf, level: float = LEVEL
+) -> NonInferiority:
     """The verdict on losses `worse` [seed 1 + g] or [1 + g]: of the whole text, then without each of g groups of lines.
 
     The loss of one group is its influence (jackknife: g − 1 times what leaving it out changes). Of a mean over
@@ -56,7 +58,8 @@ def judge(worse: Array, *, margin: float, baseline: float, level: float = LEVEL)
 
     Seeds are drawn as sentences are: Student's limit of their means, with the degrees of freedom of seeds, is put
     together with that of sentences as the root of the sum of squared distances (MOVER: Zou & Donner 2008). Of fewer
-    than 60 groups nothing is established. NaN where the metric is not finite, or there is one group.
+    than 60 groups nothing is established. No limit is beyond `most`, all that there is to lose, and no loss can be seen
+    (`detectable` NaN) where only a larger one could. NaN where the metric is not finite, or there is one group.
     """
     worse = np.atleast_2d(worse)  # [seed 1+g]
     observed = float(worse[:, 0].mean())
@@ -65,14 +68,15 @@ def judge(worse: Array, *, margin: float, baseline: float, level: float = LEVEL)
     losses = influences(worse.mean(axis=0))
     seeds = seed_reach(worse[:, 0], level)
     above = math.hypot(sentence_reach(losses, abs(baseline), level), seeds)
-    high = observed + above
+    high = min(observed + above, max(most, observed))
     error = math.hypot(_standard_error(losses), _standard_error(worse[:, 0]))
     if high <= margin:
         verdict = NON_INFERIOR if len(losses) >= FEWEST else OPEN
     else:
         below = math.hypot(sentence_reach(-losses, -math.inf, level), seed_reach(worse[:, 0], level))
         verdict = WORSE if observed > margin and float(worse[:, 0].mean()) - below > margin else OPEN
-    return NonInferiority(observed, high, margin, above + normal_quantile(POWER) * error, verdict, level)
+    detectable = above + normal_quantile(POWER) * error
+    return NonInferiority(observed, high, margin, detectable if detectable <= most else math.nan, verdict, level)
 
 
 def influences(worse: Array) -> Array:
@@ -130,6 +134,8 @@ def why_open(*, worse_limit: float, margin: float, detectable: float, text: str)
     """Why a verdict establishes nothing, of what `text` names."""
     if not worse_limit > margin:  # NaN too, of one sentence
         return f"fewer than {FEWEST} sentences establish nothing"
+    if math.isnan(detectable):
+        return f"{text} could have seen no loss, not even of all there is to lose"
     return f"{text} could have seen a loss of {detectable:.3g} at least"
 
 

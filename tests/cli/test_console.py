@@ -43,6 +43,22 @@ def test_paths_and_digests_are_shown_whole(
         assert str(far_away) in value and digest in value and max(map(len, table)) <= 60
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_tables_without_room_are_folded_not_cut(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    screen = console_for_text(force_terminal=terminal, width=40)
+    monkeypatch.setattr(console, "console_for_text", lambda **given: console_for_text(**given) if given else screen)
+    columns = ("head", "integrated_gradients", "95 %")
+    row = ("encoder-self.10.11", "0.0123456", "0.0100001 to 0.0200002")
+    console.show([console.table(columns, [row], numbers=columns[1:], whole=columns)])
+    shown = capfd.readouterr().out
+    assert "…" not in shown
+    for word in ("encoder", "0.0123456", "0.0100001", "0.0200002"):
+        assert word in shown
+
+
 def test_lines_of_text_are_not_broken(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     console.show([Text("word " * 30 + "end"), "results: " + "x" * 100])

@@ -215,3 +215,17 @@ def test_one_sentence_has_no_limit_and_could_see_nothing() -> None:
     assert why_open(worse_limit=math.nan, margin=0.3, detectable=math.nan, text="it") == why_open(
         worse_limit=0.1, margin=0.3, detectable=0.2, text="it"
     )
+
+
+def test_no_limit_is_beyond_all_that_there_is_to_lose() -> None:
+    """Two seeds that differ say little: Student's t with one degree of freedom."""
+    worse = np.stack([np.full(201, loss) for loss in (2.0, 20.0)])
+    free = judge(worse, margin=0.3, baseline=30.0)
+    assert free.worse_limit > 50 and free.detectable > 30
+    metric = METRICS.get("bleu")
+    found = judge(worse, margin=0.3, baseline=30.0, most=metric.most_lost(30.0))
+    assert found.worse_limit == 30 and found.verdict == free.verdict == "not established"
+    assert math.isnan(found.detectable)
+    said = why_open(worse_limit=30.0, margin=0.3, detectable=found.detectable, text="this text")
+    assert "nan" not in said and "this text" in said
+    assert METRICS.get("cosine").most_lost(1.0) == 2 and METRICS.get("perplexity").most_lost(9.0) == math.inf

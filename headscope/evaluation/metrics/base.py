@@ -10,6 +10,7 @@ tokens or labels, final states beside those of the intact model.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
@@ -85,7 +86,7 @@ class Metric(ABC):
     A file in this folder defines one final subclass of `TranslationMetric`, `LikelihoodMetric` or `StateMetric`, which
     say what pass it `reads`, and registers it. Metrics come in the order of `order`, with `decimals`. `default`: it is
     measured where no metric is named; metrics without that only where there is none with. `says_loss`: the loss would
-    say the same once more.
+    say the same once more. `lowest` is the end of the range of a metric that falls as models get worse.
     """
 
     name: ClassVar[str]
@@ -94,6 +95,7 @@ class Metric(ABC):
     order: ClassVar[int] = 100
     decimals: ClassVar[int] = 4
     higher_is_better: ClassVar[bool] = True
+    lowest: ClassVar[float] = -math.inf
     default: ClassVar[bool] = True
     says_loss: ClassVar[bool] = False
 
@@ -139,6 +141,10 @@ class Metric(ABC):
         with np.errstate(invalid="ignore"):
             losses: Array = reference - values if self.higher_is_better else values - reference
         return losses
+
+    def most_lost(self, value: float) -> float:
+        """How much a model of this value can lose at most."""
+        return value - self.lowest if self.higher_is_better else math.inf
 
 
 class TranslationMetric(Metric):

@@ -20,6 +20,7 @@ class Accuracy(LikelihoodMetric):
     """Hits over labels, or over tokens."""
 
     name = "accuracy"
+    lowest = 0.0
     title = "accuracy"
     order = 50
 
@@ -52,6 +53,7 @@ class MacroF1(LikelihoodMetric):
     """
 
     name = "macro-f1"
+    lowest = 0.0
     title = "macro-F1"
     order = 60
     words = False

@@ -10,6 +10,7 @@ class Cosine(StateMetric):
     """Mean cosine of a sentence's mean-pooled final state to the intact model's."""
 
     name = "cosine"
+    lowest = -1.0
     title = "cosine to the intact model"
     order = 210
     tokens, column = False, 0
@@ -20,6 +21,7 @@ class TokenCosine(StateMetric):
     """Mean cosine of the final states of tokens."""
 
     name = "token-cosine"
+    lowest = -1.0
     title = "cosine of tokens to the intact model"
     order = 220
     tokens, column = True, 0

@@ -32,6 +32,7 @@ class Bleu(TranslationMetric):
     """sacreBLEU's corpus BLEU of matches [4], n-grams [4], and the lengths of translations and references."""
 
     name = "bleu"
+    lowest = 0.0
     title = "BLEU"
     order = 10
 
@@ -74,6 +75,7 @@ class Chrf(TranslationMetric):
     """sacreBLEU's corpus chrF2 of n-grams of translations, of references, and of both, for each length of n-grams."""
 
     name = "chrf"
+    lowest = 0.0
     title = "chrF2"
     order = 20
 

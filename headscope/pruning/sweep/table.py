@@ -73,8 +73,9 @@ class MeasuredCells:
         metric = METRICS.get(self.records[unpruned]["metric"])
         whole = self.left_out[unpruned]
         worse = np.stack([metric.worse(self.left_out[number], whole) for number in numbers])  # [seed 1+g]
-        baseline = float(whole[0]) or 1.0  # distances have a baseline of 0
-        return judge(worse, margin=self.margin, baseline=baseline, level=level)
+        value = float(whole[0])
+        most = metric.most_lost(value)
+        return judge(worse, margin=self.margin, baseline=value or 1.0, most=most, level=level)  # distances: 0
 
 
 def verdict_columns(found: NonInferiority | None) -> dict[str, Any]:
