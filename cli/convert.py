@@ -18,8 +18,8 @@ def convert(values: Mapping[str, Any], *, json: bool) -> None:
     Or a model, also one whose heads were removed, for an engine.
 
     Matrices that mix heads are folded into the output projections for Hugging Face; for fairseq they stay, as its
-    fork MHR has them. What was written is read again and must give the same logits, else nothing is left behind;
-    so is what the format cannot express.
+    fork MHR has them. What was written is read again and must give the same logits, else nothing is left behind.
+    What the format cannot express is refused.
     """
     from headscope.api.commands import load
     from headscope.pruning.engines.base import ENGINES

@@ -322,7 +322,7 @@ def test_harm_is_a_share_of_a_loss_never_of_a_gain(masked: float, tmp_path: Path
     compared = removal["compared"]
     numbers = [2.1, 0.1, 0.5] if masked > 0 else [2.1, 0.1]
     assert compared["rows"][1] == ["mean (taken)", *numbers, *numbers]
-    assert len(compared["columns"]) == len(compared["rows"][1]) and "1 sentence" in compared["text"].split(", ")
+    assert len(compared["columns"]) == len(compared["rows"][1]) and "(varied, 1 sentence)" in compared["text"]
     assert "searches" not in [name for name, _ in removal["verified"]]
 
 

@@ -17,6 +17,7 @@ from headscope.pruning.options.shared import (
     HEADS,
     LEARNT_WITH,
     MEASURED_TEXT,
+    STAY,
     TEXT,
     SelectionConfig,
 )
@@ -26,10 +27,10 @@ End = Literal["lowest", "highest"]
 Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
 """How many heads each layer keeps."""
 ALLOCATE = (
-    "How many heads each layer keeps. As all scores say, the same share, the same number (in whole groups: what "
-    "programs that serve models can hold, prune remove --export native), as scores say with as many heads of every "
-    "group of a layer (where query heads share keys and values; prune remove --export laguna), or as the loss says "
-    "that is measured once what is left is refitted (prune remove --compensate; slow)."
+    "How many heads each layer keeps. global: as all scores say; per-layer: the same share; uniform: the same number "
+    "(in whole groups: what programs that serve models can hold, prune remove --export native); per-group: as scores "
+    "say, with as many heads of every group of a layer (where query heads share keys and values; prune remove --export "
+    "laguna); measured: as the loss says once what is left is refitted (prune remove --compensate; slow)."
 )
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
 FEED_FORWARD = "--sequential, and refit the outputs of feed-forward blocks too, which then make up for heads as well."
@@ -41,13 +42,11 @@ class RankConfig(SelectionConfig):
 
     by: str = option(
         help="obs-task, obs, lrp, gradient, magnitude or another (`headscope list criteria`); with --from any column "
-        "of its heads.csv; or a CSV file with site,layer,head and scores.",
+        "of that run's heads.csv; or a CSV file with site,layer,head and scores.",
         metavar="NAME|FILE.csv",
         panel=HEADS,
     )
-    keep: int | None = option(
-        None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, minimum=1, common=True
-    )
+    keep: int | None = option(None, STAY, metavar="N", panel=HEADS, minimum=1, common=True)
     fraction: float | None = option(
         None, "Share of the heads that stays.", metavar="F", panel=HEADS, above=0, maximum=1, common=True
     )

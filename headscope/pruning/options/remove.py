@@ -13,7 +13,7 @@ from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
 from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
-from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, HEADS
+from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, EXPORT, HEADS
 from headscope.registry import unknown
 
 MergeAllocation = Literal["uniform", "measured"]
@@ -63,9 +63,8 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     column: str | None = option(None, "Column of --merge-by.", metavar="NAME", panel=HEADS, of="merge_by")
     export: tuple[str, ...] = option(
         (),
-        "{exports}; default: the first. Files for engines besides, as in native,onnx: {engines}. What most programs "
-        "can serve is native: "
-        "choose heads with prune rank --allocate uniform, or fill up with --pad.",
+        f"{EXPORT} What most programs can serve is native: choose heads with prune rank --allocate uniform, or fill up "
+        "with --pad.",
         metavar="KIND",
         panel=OUTPUT,
         common=True,

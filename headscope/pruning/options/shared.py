@@ -11,6 +11,8 @@ from headscope.config.inputs import DATA, OUTPUT, BatchTokens, CheckpointOptions
 from headscope.config.option import check_options, option, plain_options
 
 HEADS, LEARNING, COMPENSATION = "Which heads", "Learning", "Compensation"
+STAY = "Heads that stay, of those where heads may go (--sites)."
+EXPORT = "{exports}; default: the first. Files for engines besides, as in native,onnx: {engines}."
 GATE_LR = "Adam's rate for the gates; default: {gate_rates}."
 ANCHOR = (
     "least-squares and auto: calibrate on text that costs nothing too, so that the refit holds on other text: random "
@@ -105,7 +107,7 @@ class SelectionConfig(PruningOptions):
         False, "Go on and cut the heads out, into DIR/pruned (prune remove).", panel=OUTPUT, identity=False, common=True
     )
     export: tuple[str, ...] = option(
-        (), "For --remove: as prune remove has it.", metavar="KIND", panel=OUTPUT, identity=False, of="remove"
+        (), f"What --remove writes: {EXPORT}", metavar="KIND", panel=OUTPUT, identity=False, of="remove"
     )
 
     def __post_init__(self) -> None:

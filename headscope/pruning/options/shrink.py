@@ -15,7 +15,7 @@ from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.rank import Allocation
 from headscope.pruning.options.refit import AUTO, Refit, as_text
-from headscope.pruning.options.shared import COMPENSATION, HEADS, HeadChoice
+from headscope.pruning.options.shared import COMPENSATION, EXPORT, HEADS, STAY, HeadChoice
 from headscope.pruning.options.sweep import SweepConfig
 
 SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
@@ -27,9 +27,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
     """The options of `headscope prune shrink`: how small, on which text; all else has a default."""
 
     device_map: str | None = None
-    keep: int | None = option(
-        None, "Heads that stay, of those sites.", metavar="N", panel=HEADS, minimum=1, common=True
-    )
+    keep: int | None = option(None, STAY, metavar="N", panel=HEADS, minimum=1, common=True)
     fraction: float | None = option(
         None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS, above=0, maximum=1, common=True
     )
@@ -97,7 +95,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
         5, "Timed runs of each model, fewer if slow; 0: none.", panel=MODEL, minimum=0, maximum=10_000, identity=False
     )
     seed: int = option(1, "Seed of what is drawn.", panel=MODEL, minimum=0, maximum=SEED)
-    export: tuple[str, ...] = option((), "As prune remove has it.", metavar="KIND", panel=OUTPUT, common=True)
+    export: tuple[str, ...] = option((), EXPORT, metavar="KIND", panel=OUTPUT, common=True)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -14,7 +14,15 @@ from headscope.evaluation.margin import MARGIN, Margin
 from headscope.pruning.options.learn import check_prices, learners
 from headscope.pruning.options.rank import ALLOCATE, SEQUENTIAL, Allocation
 from headscope.pruning.options.refit import RefitOptions
-from headscope.pruning.options.shared import COMPENSATION, GATE_LR, HEADS, LEARNING, LEARNT_WITH, PruningOptions
+from headscope.pruning.options.shared import (
+    COMPENSATION,
+    GATE_LR,
+    HEADS,
+    LEARNING,
+    LEARNT_WITH,
+    STAY,
+    PruningOptions,
+)
 
 MEASURING = "Measuring"
 OF_GATES = ("start", "updates", "gate_lr")
@@ -35,7 +43,7 @@ class SweepConfig(PruningOptions):
         common=True,
     )
     keep: tuple[int, ...] = option(
-        (), "Sizes: heads that stay, of those sites.", metavar="N,N,…", panel=HEADS, minimum=1, common=True
+        (), f"Sizes: {STAY[0].lower()}{STAY[1:]}", metavar="N,N,…", panel=HEADS, minimum=1, common=True
     )
     fractions: tuple[float, ...] = option(
         (), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS, above=0, maximum=1, common=True
@@ -49,9 +57,15 @@ class SweepConfig(PruningOptions):
         minimum=0,
     )
     strength_as: Literal["paper", "code"] = option(
-        "paper", "As prune l0 has it.", name="lambda-as", panel=HEADS, of="lambdas"
+        "paper",
+        "l0: λ is a price on the sum over heads, or (code) on the mean over attention modules of it.",
+        name="lambda-as",
+        panel=HEADS,
+        of="lambdas",
     )
-    start: Literal["glorot", "open"] | None = option(None, "As prune l0 has it.", panel=HEADS)
+    start: Literal["glorot", "open"] | None = option(
+        None, "l0: gates at the start, random or open; default: open with --keep, else glorot.", panel=HEADS
+    )
     allocate: Allocation = option("global", ALLOCATE, panel=HEADS)
     compensate: str = option(
         "none",

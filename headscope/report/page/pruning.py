@@ -124,16 +124,18 @@ def _compared(record: Any) -> dict[str, Any]:
     masked = record["candidates"][0]
     columns, kept = [""], []
     for text, title in (("held_out", "held out"), ("check", "other text")):
-        columns += [title, "worse than intact by"]
+        columns += [title, "worse by"]
         kept += [(text, "value"), (text, "damage")]
         if masked[text]["damage"] > 0:
-            columns.append("share of what masking loses")
+            columns.append("as a share")
             kept.append((text, "harm"))
     rows = [
         [" ".join([each["name"], *_remarks(each, record)]), *(rounded(each[text][key]) for text, key in kept)]
         for each in record["candidates"]
     ]
-    text = f"{Path(str(record['text'])).name}, {counted(record['sentences'], 'sentence')}"
+    other = f"{Path(str(record['text'])).name}, {counted(record['sentences'], 'sentence')}"
+    text = f"on held-out text and on other text ({other})"
+    text += "; as a share of what masking loses" * ("as a share" in columns)
     return {"columns": columns, "rows": rows, "text": text}
 
 

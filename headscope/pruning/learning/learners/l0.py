@@ -42,7 +42,9 @@ class L0Options:
         "story-of-heads program's concrete_coef).",
         name="lambda-as",
     )
-    keep: int | None = option(None, "Heads that stay, of those sites.", metavar="N", minimum=1, common=True)
+    keep: int | None = option(
+        None, "Heads that stay, of those where heads may go (--sites).", metavar="N", minimum=1, common=True
+    )
     start: Literal["glorot", "open"] | None = option(
         None,
         "Gates at the start: random, as the program's, about half of them half closed; or open. Default: open with "

@@ -36,7 +36,7 @@ class SubsetOptions:
     there is no temperature.
     """
 
-    keep: int = option(help="Heads that stay, of those sites.", metavar="K", minimum=1)
+    keep: int = option(help="Heads that stay, of those where heads may go (--sites).", metavar="K", minimum=1)
     first: float = option(1.0, "Of the soft choice at the start; the authors' is 0.1.", name="temperature")
     last: float = option(0.05, "And at the end; the authors' is 1e-8, after 15,000 updates.", name="end-temperature")
     cooldown: int | None = option(

@@ -98,7 +98,7 @@ function removalOf(removal) {
     made.append(table('Seconds', ['pass', 'sentences', 'before', 'after', 'times as fast', 'from round to round'], removal.times));
   }
   if (removal.compared.rows.length) {
-    made.append(table(`Compensation, on held-out text and on other text (${removal.compared.text})`, removal.compared.columns, removal.compared.rows));
+    made.append(table(`Compensation, ${removal.compared.text}`, removal.compared.columns, removal.compared.rows));
   }
   made.append(table('How it was checked', ['', ''], removal.verified.map(([name, value]) => [name, value])),
     make('details', {}, make('summary', {}, `${removal.removed.length} removed heads`), make('p', {}, removal.removed.join(', '))));
