@@ -183,6 +183,12 @@ def test_a_head_has_a_card_and_all_are_in_words(reader: Reader) -> None:
     reader.page.get_by_label("Explained mostly by").select_option("")
 
 
+def test_signatures_break_after_their_marks(reader: Reader) -> None:
+    signature = reader.page.locator(".signature").first
+    whole = signature.text_content()
+    assert whole.startswith("m:") and signature.locator("wbr").count() > whole.count("|") > 0
+
+
 def test_numbers_are_rounded_as_in_sentences(reader: Reader) -> None:
     values = (0.180502, 0.3125, 0.1805, 0.1815, 999.6, 1000.5, -0.00012345, 1.2345e-6, 5, -12345.6)
     core = asset("core.js")  # the page's own functions are out of reach

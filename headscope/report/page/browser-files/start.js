@@ -61,7 +61,7 @@ function buildAbout() {
     const lists = [['Remarks', data.remarks], ['Left out', data.left_out]].filter(([, lines]) => lines.length);
     made.append(make('h3', {}, `Run ${data.name}`), make('dl', { class: 'facts' }, data.facts.map(([name, value]) => [make('dt', {}, name), make('dd', {}, value)])),
       ...lists.flatMap(([title, lines]) => [make('h4', {}, title), make('ul', {}, lines.map((line) => make('li', {}, line)))]),
-      make('p', { class: 'signature' }, data.signature));
+      make('p', { class: 'signature' }, data.signature.split(/(?<=[|+,:=])/).map((part) => [part, make('wbr')])));
   }
 }
 
