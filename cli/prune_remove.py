@@ -57,7 +57,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     for title, name in _SIZES.items():
         old, new = getattr(removed.before, name), getattr(removed.after, name)
         if old:
-            table.add_row(title, f"{old:,}", f"{new:,}", f"{100 * (1 - new / old):.1f} %")
+            table.add_row(title, f"{old:,}", f"{new:,}", f"{_fixed(100 * (1 - new / old), 1)} %")
     for timing in removed.timings:
         title = f"{timing.what}, {counted(timing.sentences, 'sentence')}, "
         title += "tokens/s" if timing.tokens else "ms"
@@ -111,7 +111,7 @@ def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:
     rows = [(f"{quality.title}, {counted(quality.sentences, 'sentence')}", quality.before.value, quality.after.value)]
     rows += [] if quality.loss is None else [("loss (nats)", *quality.loss)]
     for name, old, new in rows:
-        yield name, f"{old:.4f}", f"{new:.4f}", f"{old - new:.4f}"
+        yield name, _fixed(old), _fixed(new), _fixed(old - new)
 
 
 def _performance_table(compensated: Compensated, change: str) -> Table:
@@ -137,7 +137,12 @@ def _performance_table(compensated: Compensated, change: str) -> Table:
 
 
 def _numbers(performance: Performance) -> tuple[str, str]:
-    return f"{performance.value:.4f}", f"{performance.damage:.4f}"
+    return _fixed(performance.value), _fixed(performance.damage)
+
+
+def _fixed(value: float, digits: int = 4) -> str:
+    """So many digits behind the point; what is rounded to 0 has no sign."""
+    return f"{round(value, digits) + 0.0:.{digits}f}"
 
 
 _SIZES = {
