@@ -51,6 +51,7 @@ COMPARED = {
     "feed-forward": RefitOptions(sequential=True, feed_forward=True),
     "feed-forward, general": RefitOptions(damping=0.1, sequential=True, feed_forward=True, anchor="general"),
     "feed-forward, noised": RefitOptions(damping=0.3, sequential=True, feed_forward=True, anchor="noised"),
+    "feed-forward, spliced": RefitOptions(damping=0.1, sequential=True, feed_forward=True, anchor="spliced"),
     "auto": None,
 }
 
