@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from headscope.heads import HeadId
 from headscope.model.prefix_cache import resumable_layers
 from headscope.pruning.closed_form import compensate as compensate_module
 from headscope.pruning.closed_form.compensate import ModuleOrder, RefittedCopy, compensate, measured_allocation
-from headscope.pruning.closed_form.damage import DamageMeter
+from headscope.pruning.closed_form.damage import DamageMeter, SharedLayers
 from headscope.pruning.closed_form.moments import Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.options.rank import RankConfig
@@ -124,8 +124,11 @@ def test_passes_begin_at_the_layer_that_differs(kind: str, monkeypatch: pytest.M
     monkeypatch.setattr(RefittedCopy, "__init__", counted)
     monkeypatch.setattr(compensate_module, "resumable_layers", probed)
     scores, known, fewer = allocated()
+    monkeypatch.setattr(SharedLayers, "__init__", partialmethod(SharedLayers.__init__, most=3000))
+    found, alike, some = allocated()
+    assert (found, alike) == (scores, known) and len(fewer) < len(some), "as far as memory goes"
     monkeypatch.setattr(compensate_module, "resumable_layers", lambda model: None)
-    assert allocated() == (scores, known, runs)
+    assert allocated() == (scores, known, runs) and len(some) < len(runs)
     counts = {owner: (fewer.count(owner), runs.count(owner)) for owner in of_layers}
     assert all(shared <= whole for shared, whole in counts.values()) and len(fewer) < len(runs)
     assert counts[of_layers[0]][0] < 0.8 * counts[of_layers[0]][1]

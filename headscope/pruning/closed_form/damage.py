@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, ObjectiveOutput, choose_objective
 from headscope.data.batching import BatchingOptions
@@ -48,12 +49,13 @@ class Performance:
 class SharedLayers:
     """What layers of a model put out on the batches of one text, as far as they are below whatever is altered.
 
-    `outputs` has, for every batch, layers with an entry per call; about as much memory as all hidden states of the
-    text.
+    `outputs` has, for every batch, layers with an entry per call: about all hidden states of the text. Where there are
+    `most` bytes of them no more are kept.
     """
 
     layer_index: LayerIndex
     outputs: dict[int, dict[nn.Module, list[Any]]] = field(default_factory=dict)
+    most: int = 1 << 31
 
     def below(self, places: Collection[SiteLayer]) -> list[nn.Module]:
         """The layers that are computed before those that have an attention of `places`."""
@@ -78,10 +80,16 @@ class SharedLayers:
 
         with ExitStack() as stack:
             stack.enter_context(stored_output({layer: known[layer] for layer in below if layer in known}))
-            for layer in below:
+            for layer in below if self.size < self.most else ():
                 if layer not in known:
                     stack.callback(layer.register_forward_hook(keep).remove)
             yield
+
+    @property
+    def size(self) -> int:
+        """Bytes of what is kept."""
+        kept = (output for batch in self.outputs.values() for calls in batch.values() for output in calls)
+        return sum(part.nbytes for part in tree_leaves(list(kept)) if isinstance(part, torch.Tensor))
 
 
 @dataclass
