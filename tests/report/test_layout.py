@@ -55,9 +55,6 @@ def test_layout_arithmetic() -> None:
     assert Legend.plan([], 3).height == 0
     assert "".join(wrap("a|" + "b" * 300 + "|c", 2, 6)) == "a|" + "b" * 300 + "|c"
     assert all(text_width(line, 6) <= 2 for line in wrap(SIGNATURE, 2, 6))
-    measures = "m:" + "+".join(["confidence", "similarity", "distinctness"] * 6)
-    lines = wrap(f"{measures}|v:1", 2, 6)
-    assert "".join(lines) == f"{measures}|v:1" and all(line[-1] in "+|" for line in lines[:-1])
     assert shorten("short", 1, 6) == "short"
     assert wrap("", 1, 6) == []
 

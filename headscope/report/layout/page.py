@@ -204,10 +204,7 @@ def text_width(text: str, size: float, *, weight: str = "normal") -> float:
 
 
 def wrap(text: str, width: float, size: float, *, weight: str = "normal") -> list[str]:
-    """Lines no wider than `width` inches: broken after spaces and pipes, inside longer words after +, comma or colon.
-
-    Between letters only where a word has none of these.
-    """
+    """Lines no wider than `width` inches: broken after spaces and pipes, inside a word where it must be."""
     if "\n" in text:
         return [line for part in text.split("\n") for line in wrap(part, width, size, weight=weight)]
     width *= 0.97  # letters of a few pixels are set a little wider than the font says
@@ -245,10 +242,8 @@ def _breakable(text: str, width: float, size: float, weight: str) -> list[str]:
         start = 0
         for end in range(1, len(token) + 1):
             if text_width(token[start:end], size, weight=weight) > width and end - start > 1:
-                marks = [place for place in range(start + 1, end) if token[place - 1] in "+,:="]
-                cut = marks[-1] if marks else end - 1
-                tokens.append(token[start:cut])
-                start = cut
+                tokens.append(token[start : end - 1])
+                start = end - 1
         tokens.append(token[start:])
     return tokens
 
