@@ -21,10 +21,12 @@ from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.selfcontained import in_plain_class
 from headscope.heads import HeadId, Site
 from headscope.model.taps import capture
+from headscope.pruning.closed_form.bench import RefitBench
+from headscope.pruning.closed_form.calibration import CalibrationText
 from headscope.pruning.closed_form.compensate import RefittedCopy
 from headscope.pruning.closed_form.damage import DamageMeter
 from headscope.pruning.closed_form.sequential import sequential_refits
-from headscope.pruning.options.refit import RefitOptions
+from headscope.pruning.options.refit import Refit, RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import merge_plan, savings
 from headscope.pruning.removal.merge_plan import Merge, plan_merge
@@ -226,6 +228,15 @@ def test_means_and_refits_are_rounded_to_the_half_precision_of_the_file(
     held_out = text.read_text().splitlines()[-record["quality"]["sentences"] :]
     found = hs.load(str(small)).evaluate(text=held_out, metrics=("perplexity",))["perplexity"]
     assert found.value == pytest.approx(record["quality"]["after"]["value"], rel=1e-6)
+
+
+def test_a_refit_of_merged_heads_is_compared_with_the_merge_alone() -> None:
+    """Nothing is masked, so no warning speaks of masking."""
+    whole, corpus = speakers.checkpoint("llama"), speakers.corpus("llama", count=13)
+    pooled, parts = whole.with_pooled_groups(plan_merge(whole.attention_sites, 1)), CalibrationText(corpus, corpus)
+    for altered, without in ((None, "masking"), (pooled, "merging")):
+        choice = RefitBench(whole, parts, Refit(), altered=altered).compensated([]).choice
+        assert choice is not None and choice.without == without
 
 
 def test_decoding_is_timed_where_a_cache_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:

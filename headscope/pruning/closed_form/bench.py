@@ -210,7 +210,12 @@ class RefitBench:
         """The refit that was asked for beside masking; `copy` has it."""
         nothing = RefitOptions(method="none", add_bias=self.add_bias)
         both = [self._candidate(nothing, self._pooled, heads), self._candidate(options, copy.model)]
-        return Choice(both, both[1], self.check[1].name, self.check[1].count)
+        return self._choice(both, both[1])
+
+    def _choice(self, candidates: Sequence[Candidate], taken: Candidate) -> Choice:
+        """What was compared on the second text, and taken."""
+        without = "masking" if self.altered is None else "merging"
+        return Choice(candidates, taken, self.check[1].name, self.check[1].count, without)
 
     def _chosen(self, heads: Sequence[HeadId]) -> Choice:
         """What harms least: of all candidates on a few lines, of the best two and masking on all lines.
@@ -235,7 +240,7 @@ class RefitBench:
             options = replace(best, strength=1.0, sequential=True, feed_forward=self.options.feed_forward)
             shown.append(self._candidate(options, self.copy_with(self.refits(heads, options)).model))
         taken = least_harm([each for each in shown if each.first is None], nothing)
-        return Choice(shown, taken, self.check[1].name, self.check[1].count)
+        return self._choice(shown, taken)
 
     def _first_stage(self, heads: Sequence[HeadId]) -> tuple[list[Candidate], RefittedCopy]:
         """Masking and all candidates on the few lines, and the copy that they were measured with."""

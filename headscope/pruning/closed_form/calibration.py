@@ -191,12 +191,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidates that were compared, "none" first, and the one that was taken; `text` is the second text."""
+    """The candidates that were compared, "none" first, and the one that was taken; `text` is the second text.
+
+    `without` says what "none" is: heads that are only masked, or key/value heads that are only merged.
+    """
 
     candidates: Sequence[Candidate]
     taken: Candidate
     text: str
     sentences: int
+    without: str = "masking"
 
     @property
     def masked(self) -> Candidate:
@@ -210,8 +214,9 @@ class Choice:
         if self.taken.harms(self.masked)[1] <= 1:
             return ""
         return (
-            f"{self.taken.name} is worse than masking on other text: {refitted.objective} {refitted.value:.4f} against "
-            f"{masked.value:.4f} on {self.sentences} sentences ({self.text}); --compensate auto takes what harms least"
+            f"{self.taken.name} is worse than {self.without} on other text: {refitted.objective} {refitted.value:.4f} "
+            f"against {masked.value:.4f} on {self.sentences} sentences ({self.text}); --compensate auto takes what "
+            "harms least"
         )
 
     def record(self) -> dict[str, Any]:
