@@ -314,15 +314,17 @@ def test_harm_is_a_share_of_a_loss_never_of_a_gain(masked: float, tmp_path: Path
         {"name": name, "remark": "", **{text: {"value": 2 + loss, "damage": loss, "harm": harm} for text in TEXTS}}
         for name, loss, harm in (("none", masked, 1.0), ("mean", 0.1, share(0.1, masked)))
     ]
-    choice = {"text": "varied", "sentences": 1, "taken": "mean", "candidates": candidates}
+    choice = {"text": "varied", "sentences": 1, "objective": "top1", "taken": "mean", "candidates": candidates}
+    compensation = {"choice": choice, "performance": {"intact": {"objective": "loss"}}}
     verified = record["verified"] | {"searched": 0, "searches": 0}
-    record |= {"compensation": {"choice": choice}, "verified": verified}
+    record |= {"compensation": compensation, "verified": verified}
     (path / "pruning.json").write_text(json.dumps(record), encoding="utf-8")
     removal = removal_data(path)
     compared = removal["compared"]
     numbers = [2.1, 0.1, 0.5] if masked > 0 else [2.1, 0.1]
     assert compared["rows"][1] == ["mean (taken)", *numbers, *numbers]
     assert len(compared["columns"]) == len(compared["rows"][1]) and "(varied, 1 sentence)" in compared["text"]
+    assert [name for name in compared["columns"] if "," in name] == ["loss, held out", "top1, other text"]
     assert "searches" not in [name for name, _ in removal["verified"]]
 
 

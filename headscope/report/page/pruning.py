@@ -95,7 +95,7 @@ def removal_data(path: Path) -> dict[str, Any]:
         "source": str(source or ""),
         "removed": removed,
         **quality,
-        "compared": _compared(dict(record.get("compensation") or {}).get("choice")),
+        "compared": _compared(dict(record.get("compensation") or {})),
         "sizes": [row for row in sizes if row[1]],
         "times": times,
         "verified": [row for row in verified if row[1] is not None],
@@ -114,16 +114,18 @@ def _quality(record: Any) -> dict[str, Any]:
     return {"quality": rows, "verdict": verdict_words(record)}
 
 
-def _compared(record: Any) -> dict[str, Any]:
+def _compared(compensation: Mapping[str, Any]) -> dict[str, Any]:
     """Columns and rows of compensations: the objective on held-out and on other text, and by how much it is worse.
 
     The harm, by which `auto` chooses, is a share of what masking loses: there is no such column where masking gains.
     """
+    record = compensation.get("choice")
     if not record:
         return {"columns": [], "rows": [], "text": ""}
     masked = record["candidates"][0]
     columns, kept = [""], []
-    for text, title in (("held_out", "held out"), ("check", "other text")):
+    objective = compensation["performance"]["intact"]["objective"]
+    for text, title in (("held_out", f"{objective}, held out"), ("check", f"{record['objective']}, other text")):
         columns += [title, "worse by"]
         kept += [(text, "value"), (text, "damage")]
         if masked[text]["damage"] > 0:
