@@ -27,10 +27,9 @@ End = Literal["lowest", "highest"]
 Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
 """How many heads each layer keeps."""
 ALLOCATE = (
-    "How many heads each layer keeps. global: as all scores say; per-layer: the same share; uniform: the same number "
-    "(in whole groups: what programs that serve models can hold, prune remove --export native); per-group: as scores "
-    "say, with as many heads of every group of a layer (where query heads share keys and values; prune remove --export "
-    "laguna); measured: as the loss says once what is left is refitted (prune remove --compensate; slow)."
+    "Heads that layers keep. global: as all scores say; per-layer: the same share; uniform: the same number, in whole "
+    "groups (--export native); per-group: as scores say, as many of every key/value group (--export "
+    "laguna); measured: as the loss says once the rest is refitted (--compensate; slow)."
 )
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
 FEED_FORWARD = "--sequential, and refit the outputs of feed-forward blocks too, which then make up for heads as well."
@@ -41,8 +40,8 @@ class RankConfig(SelectionConfig):
     """What heads are ranked by, how many stay, and what follows."""
 
     by: str = option(
-        help="obs-task, obs, lrp, gradient, magnitude or another (`headscope list criteria`); with --from any column "
-        "of that run's heads.csv; or a CSV file with site,layer,head and scores.",
+        help="obs-task, obs, lrp, gradient, magnitude or others (`headscope list criteria`); with --from a column "
+        "of its heads.csv; or a CSV file of site,layer,head and scores.",
         metavar="NAME|FILE.csv",
         panel=HEADS,
     )
