@@ -27,9 +27,9 @@ End = Literal["lowest", "highest"]
 Allocation = Literal["global", "per-layer", "uniform", "per-group", "measured"]
 """How many heads each layer keeps."""
 ALLOCATE = (
-    "Heads that layers keep. global: as scores say; per-layer: the same share; uniform: the same number, in whole groups "
-    "(--export native); per-group: as scores say, as many of every key/value group (--export laguna); measured: as the "
-    "loss says after refits (--compensate; slow)."
+    "Heads that layers keep. global: as scores say; per-layer: the same share; uniform: the same number, in whole "
+    "groups (--export native); per-group: as scores say, as many of every key/value group (--export laguna); "
+    "measured: as the loss says after refits (--compensate; slow)."
 )
 SEQUENTIAL = "least-squares: refit module after module, so that later ones make up for earlier ones (two passes each)."
 FEED_FORWARD = "--sequential, and refit the outputs of feed-forward blocks too, which then make up for heads as well."
