@@ -27,7 +27,7 @@ from headscope.model.attention import AttentionCall, is_half, replace_contexts, 
 from headscope.model.interface import features_shape, reads_sound, suppress_warnings, through_attend
 from headscope.model.nonfinite import first_non_finite, is_finite
 from headscope.model.stored_weights import computing_dtype, execution_device, is_quantised
-from headscope.model.transformers_models import refuse_head_masks
+from headscope.model.transformers_models import reads_input, refuse_head_masks
 
 SOURCE_LENGTH, TARGET_LENGTH = 5, 3
 
@@ -134,8 +134,12 @@ def find_attention(model: nn.Module) -> AttentionSites:
 
 
 def base_of(model: nn.Module) -> nn.Module:
-    """The model without its task head (a vocabulary-wide output layer costs as much as a small encoder)."""
-    return getattr(model, "base_model", model)
+    """The model without its task head (a vocabulary-wide output layer costs as much as a small encoder).
+
+    All of it where `base_model` are layers within it, which do not read what the model reads (DINOv3).
+    """
+    base: nn.Module = getattr(model, "base_model", model)
+    return base if reads_input(base) else model
 
 
 def is_two_sided(model: nn.Module) -> bool:
@@ -226,29 +230,18 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
         if beside and "input_ids" in inputs:
             raise CheckpointError(
                 f"model type {kind!r} reads {beside} beside the text, and headscope gives it text alone, with which it "
-                f"cannot run; {_advice(model)}"
+                f"cannot run; {interface.advice(base_of(model))}"
             ) from error
         reason = reason_of(error, most=200)
         picture = "×".join(map(str, inputs["pixel_values"].shape[2:])) if "pixel_values" in inputs else ""
         probe = f"a picture of {picture}, as its image_size says" if picture else f"a probe of {SOURCE_LENGTH} tokens"
         raise CheckpointError(f"model type {kind!r} fails on {probe}: {reason}; it cannot be analysed") from error
+    if not isinstance(output, Tensor):
+        raise CheckpointError(
+            f"{type(model).__name__} (model type {kind!r}) gives states of several layers, and headscope reads "
+            "one output; name in architectures of config.json the class of its final states (such as Dinov2Model)"
+        )
     return output.float()
-
-
-def _advice(model: nn.Module) -> str:
-    """What may be opened instead: a part of the model that transformers can save by itself."""
-    parts = [name for name, part in base_of(model).named_children() if _stands_alone(part)]
-    if not parts:
-        return "it is not supported"
-    others = "".join(f" or model.{name}" for name in parts[1:])
-    return f"open a part of it: save model.{parts[0]}{others} with save_pretrained, and the tokenizer"
-
-
-def _stands_alone(part: nn.Module) -> bool:
-    config: Any = getattr(part, "config", None)
-    attends_outside = getattr(config, "add_cross_attention", False)
-    readable = getattr(part, "main_input_name", "") in ("input_ids", "pixel_values")
-    return hasattr(part, "save_pretrained") and readable and not attends_outside
 
 
 def _compare(output: Tensor, expected: Tensor, kind: str, *, half: bool) -> None:
@@ -275,7 +268,7 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
         if config.is_encoder_decoder:
             raise CheckpointError(
                 f"model type {config.model_type!r} writes text for a picture, and headscope's texts come without "
-                f"pictures; {_advice(model)}"
+                f"pictures; {interface.advice(base_of(model))}"
             )
         vision = getattr(config, "vision_config", config)
         size = getattr(vision, "image_size", 224)

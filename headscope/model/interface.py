@@ -87,6 +87,22 @@ def why_no_call(config: Any, kind: str) -> str:
     )
 
 
+def advice(base: nn.Module) -> str:
+    """What of a model (without its task head) may be opened instead: a part that transformers can save by itself."""
+    parts = [name for name, part in base.named_children() if _stands_alone(part)]
+    if not parts:
+        return "it is not supported"
+    others = "".join(f" or model.{name}" for name in parts[1:])
+    return f"open a part of it: save model.{parts[0]}{others} with save_pretrained, and the tokenizer"
+
+
+def _stands_alone(part: nn.Module) -> bool:
+    config: Any = getattr(part, "config", None)
+    attends_outside = getattr(config, "add_cross_attention", False)
+    readable = getattr(part, "main_input_name", "") in ("input_ids", "pixel_values")
+    return hasattr(part, "save_pretrained") and readable and not attends_outside
+
+
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
     """Within the block transformers and what it calls log nothing: it warns of models that lack the implementation."""

@@ -95,9 +95,8 @@ def projections(model: nn.Module) -> dict[tuple[Site, int], Projections]:
     def receive(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if waiting and inputs and isinstance(inputs[0], Tensor):
             site_layer, context = waiting[0]
-            flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
             linear = is_linear(module) and readable(module)
-            if linear and (gate := _constant_gate(inputs[0], flat)) is not None:
+            if linear and (gate := _constant_gate(inputs[0], context)) is not None:
                 outputs[site_layer] = columns_of(module, context.shape[1], context.shape[3], gate=gate)
                 waiting.clear()
 
@@ -192,13 +191,26 @@ def _weight(parents: list[Any]) -> tuple[Tensor, int] | None:
     return None
 
 
-def _constant_gate(x: Tensor, context: Tensor) -> float | None:
-    """The constant that a context [b t h·k] is multiplied by on its way to x. Returns None if x is something else."""
-    if x.shape != context.shape:
+def beside_contexts(x: Tensor, context: Tensor) -> tuple[Tensor, Tensor] | None:
+    """What a matrix reads, and a context [b h t k], both as [b t h·k]. Returns None if x has another size.
+
+    x may have positions in rows and columns of a picture (SAM 3), or its axis of positions first (MLCD, which then
+    agrees for a batch of one, as probes are).
+    """
+    flat = context.transpose(1, 2).flatten(2)
+    if x.ndim < 2 or x.shape[-1] != flat.shape[-1] or x.numel() != flat.numel():
         return None
-    if torch.equal(x, context):
+    return x.reshape(flat.shape), flat
+
+
+def _constant_gate(x: Tensor, context: Tensor) -> float | None:
+    """The constant that a context [b h t k] is multiplied by on its way to x. Returns None if x is something else."""
+    if (pair := beside_contexts(x, context)) is None:
+        return None
+    x, flat = pair
+    if torch.equal(x, flat):
         return 1.0
-    found, wanted = x.detach().double(), context.detach().double()
+    found, wanted = x.detach().double(), flat.detach().double()
     gate = float((found * wanted).sum() / wanted.square().sum())
     rounding = 4 * torch.finfo(x.dtype).eps * float(found.abs().max())
     return gate if gate and float((found - gate * wanted).abs().max()) <= rounding else None

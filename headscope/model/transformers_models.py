@@ -5,8 +5,10 @@ Nothing can be an instance of a class whose module was never imported.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from torch import nn
@@ -35,6 +37,16 @@ def is_linear(module: object) -> TypeGuard[nn.Linear | Conv1D]:
 def _is(instance: object, module: str, name: str) -> bool:
     imported = sys.modules.get(module)
     return imported is not None and isinstance(instance, getattr(imported, name))
+
+
+def reads_input(model: nn.Module) -> bool:
+    """Whether a model or a part of one takes what its class says that such models read: ids, pictures, sound."""
+    return getattr(model, "main_input_name", "input_ids") in _arguments(type(model).forward)
+
+
+@lru_cache(maxsize=256)  # read once a class and not at every pass
+def _arguments(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def refuse_head_masks(arguments: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ TASKS = {
     "causal": "AutoModelForCausalLM",
     "seq2seq": "AutoModelForSeq2SeqLM",
     "picture": "AutoModelForImageClassification",
+    "picture states": "AutoModel",
 }
 
 

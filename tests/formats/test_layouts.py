@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoBackbone,
     BertConfig,
     CLIPConfig,
     CLIPForImageClassification,
     CLIPModel,
     ConvNextConfig,
     ConvNextModel,
+    Dinov2Config,
     PreTrainedModel,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
@@ -177,6 +179,12 @@ def test_a_model_that_writes_text_for_pictures_is_refused_with_what_opens() -> N
 
 def test_a_classifier_of_pictures_is_probed_with_a_picture_of_its_size() -> None:
     assert set(find_attention(clip(CLIPForImageClassification)).layout.values()) == {5}
+
+
+def test_a_backbone_that_gives_states_of_several_layers_says_what_opens() -> None:
+    backbone = AutoBackbone.from_config(Dinov2Config(**PICTURES))
+    with pytest.raises(CheckpointError, match=r"Dinov2Backbone .* gives states of several layers, .*; name in"):
+        find_attention(backbone)
 
 
 def test_a_model_of_pictures_that_fails_on_one_is_not_said_to_read_text() -> None:

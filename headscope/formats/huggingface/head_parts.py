@@ -26,6 +26,7 @@ from headscope.model.discovery import AttentionSites, CallTracker, base_of, eval
 from headscope.model.interface import through_attend
 from headscope.model.projections import (
     Slices,
+    beside_contexts,
     columns_of,
     graph_nodes,
     hooked_matrices,
@@ -317,10 +318,10 @@ def _units(heads: list[Tensor], source: Any, weight: Tensor, axis: int) -> Slice
 
 
 def _gate(context: Tensor, x: Tensor) -> StateParts | None:
-    """What makes the factors of a context [1 h t k] on its way to x [1 t h·k]. Returns None if x is no such product."""
-    flat = context.transpose(1, 2).flatten(2)  # [b t h·k]
-    if x.shape != flat.shape:
+    """What makes the factors of a context [b h t k] on its way to x [b t h·k]. Returns None if x is no such product."""
+    if (pair := beside_contexts(x, context)) is None:
         return None
+    x, flat = pair
     if torch.equal(x, flat):
         return StateParts()
     if x.grad_fn is None or context.grad_fn is None:

@@ -7,6 +7,7 @@ copy of this file can lie beside the weights and be loaded with `trust_remote_co
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -130,6 +131,13 @@ def no_heads(
 AttentionInterface.register(EMPTY, no_heads)
 
 
+def without_task_head(model: Any) -> Any:
+    """What names in `config.narrowed` start from: as `headscope.model.discovery.base_of`, which cannot be read here."""
+    base = model.base_model
+    main = getattr(base, "main_input_name", "input_ids")
+    return base if main in inspect.signature(type(base).forward).parameters else model
+
+
 def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> None:
     """Give a freshly built model the sizes that `table` says; its values are to be filled afterwards.
 
@@ -140,7 +148,7 @@ def narrow(model: Any, table: dict[str, Any] | None, *, empty: str = EMPTY) -> N
     that have one for each head). Parts that this class lacks are left aside.
     ValueError for a table that does not narrow. `empty` is the attention implementation of layers without heads.
     """
-    base = model.base_model
+    base = without_task_head(model)
     modules = dict(base.named_modules())
     table = table or {}
     if not isinstance(table, dict):

@@ -66,7 +66,8 @@ def narrowed_class(plain: Any) -> Any:
 
     def build(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         plain.__init__(self, config, *args, **kwargs)
-        self.plain_shapes = {name: tuple(weight.shape) for name, weight in self.base_model.named_parameters()}
+        base = narrowing.without_task_head(self)
+        self.plain_shapes = {name: tuple(weight.shape) for name, weight in base.named_parameters()}
         narrow(self, getattr(config, "narrowed", None), empty=EMPTY)
 
     attributes = {"__init__": build, "is_custom_code": classmethod(lambda cls: False), "__module__": __name__}

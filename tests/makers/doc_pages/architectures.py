@@ -14,6 +14,7 @@ KINDS = {
     "causal": "decoders",
     "seq2seq": "encoder–decoders",
     "picture": "encoders of pictures",
+    "picture states": "encoders of pictures",
     "BertForMultipleChoice": "encoders",
 }
 REASONS = {
