@@ -106,12 +106,20 @@ def _ending(overview: dict[str, Any], options: Mapping[str, Any]) -> Iterator[An
     yield from console.ending(
         [
             f"{sum(counts.values())} heads ({parts}); {fitting} analyses fit",
+            *_between(overview["sites"]),
             *_windows(overview["sites"]),
             *_shared(overview["sites"]),
         ],
         "",
         command_line(*analyze, options={**options, **text}, names=(*TEXT, *COMPANIONS)) if reads else "",
     )
+
+
+def _between(sites: list[dict[str, Any]]) -> Iterator[str]:
+    """Which layers have attention, where those below or between have none."""
+    for site in sites:
+        if site["numbers"] != list(range(site["layers"])):
+            yield f"{site['site']}: only layers {', '.join(map(str, site['numbers']))} have attention"
 
 
 def _windows(sites: list[dict[str, Any]]) -> Iterator[str]:

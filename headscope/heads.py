@@ -119,11 +119,17 @@ def refuse_absent(heads: Iterable[HeadId], layout: Layout) -> None:
             raise ConfigError(f"this model has no head {head}; it has {describe_heads(layout)}")
 
 
+def counts_of(layout: Layout, site: Site) -> list[int]:
+    """The number of heads of each layer up to the last of a site; 0 for layers without attention (hybrids as Jamba)."""
+    layers = [layer for of, layer in layout if of is site]
+    return [layout.get((site, layer), 0) for layer in range(max(layers, default=-1) + 1)]
+
+
 def describe_heads(layout: Layout) -> str:
     """`encoder-self 6 × 12, cross 6 × 8`; head counts that differ between layers are listed."""
     parts = []
     for site in SITES:
-        counts = [layout[key] for key in sorted(layout, key=lambda p: p[1]) if key[0] is site]
+        counts = counts_of(layout, site)
         if counts:
             heads = str(counts[0]) if len(set(counts)) == 1 else "/".join(map(str, counts))
             parts.append(f"{site} {len(counts)} × {heads}")

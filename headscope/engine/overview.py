@@ -34,6 +34,7 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
                 {
                     "site": site.value,
                     "layers": len(attention_sites),
+                    "numbers": [attention_site.layer for attention_site in attention_sites],
                     "heads": [attention_site.heads for attention_site in attention_sites],
                     "width": [attention_site.width for attention_site in attention_sites],
                     "groups": [attention_site.groups for attention_site in attention_sites],

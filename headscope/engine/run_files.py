@@ -20,7 +20,7 @@ from headscope.files.output_checks import OutputKind
 from headscope.files.tables import Example, as_arrays, write_arrays, write_csv, write_pickle
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import Checkpoint
-from headscope.heads import SITES, Site
+from headscope.heads import SITES, Site, counts_of
 from headscope.results import Signature, signature_of
 from headscope.version import VERSION
 
@@ -50,9 +50,7 @@ def describe_run(
 ) -> RunDescription:
     """Describe a study while the checkpoint and the corpus are as they were measured."""
     common, signature = _signatures(study, checkpoint, corpus, settings)
-    layout: dict[str, list[int]] = {}
-    for attention_site in checkpoint.attention_sites.order:
-        layout.setdefault(attention_site.site.value, []).append(attention_site.heads)
+    layout = {site.value: counts for site in SITES if (counts := counts_of(checkpoint.layout, site))}
     record = {
         "headscope": VERSION,
         "complete": study.complete,

@@ -108,7 +108,7 @@ def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
     assert found["sites"] == [
         {
             **{"site": "encoder-self", "layers": 6, "heads": [12] * 6, "width": [32] * 6, "groups": [12] * 6},
-            **{"windows": [], "shared": []},
+            **{"numbers": [*range(6)], "windows": [], "shared": []},
         }
     ]
     fits = {each["name"]: each["fits"] for each in found["analyses"]}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +13,13 @@ import transformers
 from transformers import AutoConfig, AutoModel
 
 from headscope.errors import CheckpointError
+from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention, probe_inputs
 from headscope.model.projections import projections
 from headscope.model.taps import capture, gated
+from headscope.report.readers.run import load_run
 from tests.contracts.architectures import (
     BY_NAME,
     VOCABULARY,
@@ -28,6 +32,8 @@ from tests.contracts.architectures import (
     silence,
     two_berts,
 )
+from tests.contracts.catalogue import catalogue
+from tests.oracles import tiny as words
 from tests.oracles.captured import capture_once
 
 BERT, GPT2, LLAMA = (BY_NAME[name].sizes for name in ("bert", "gpt2", "llama"))
@@ -244,3 +250,39 @@ def assert_plain(architecture: Architecture, ids: torch.Tensor) -> None:
     special = [architecture.sizes[f"{name}_token_id"] for name in ("pad", "bos", "eos")]
     assert not torch.isin(ids, torch.tensor(special)).any()
     assert ids.unique().numel() == ids.numel()
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"), [("lfm2", [0, 6]), ("qwen3_next", [0, 0, 0, 6]), ("recurrent_gemma", [0, 0, 6])]
+)
+def test_layers_below_the_first_attention_count_in_a_run(
+    name: str, heads: list[int], command: Any, tmp_path: Path
+) -> None:
+    """A run of a model whose first layers have no attention: its figures could not find layer 1 of one layer."""
+    (tmp_path / "text").write_text("ah bi ch\nbi ah ch bi\n", encoding="utf-8")
+    sharpened(catalogue()[name].model()).save_pretrained(tmp_path / "model")
+    words.tokenizer([], []).save_pretrained(tmp_path / "model")
+    asked = ["--only", "confidence,similarity", "--bootstrap", 100]
+    ran = command("analyze", tmp_path / "model", "--source", tmp_path / "text", "--out", tmp_path / "run", *asked)
+    assert ran[0] == 0, ran
+    run = load_run(tmp_path / "run")
+    assert run.layout == {"decoder-self": heads} and set(run.heads["layer"]) == {len(heads) - 1}
+    assert (tmp_path / "run" / "figures" / "heads.png").is_file()
+    assert f"decoder-self: only layers {len(heads) - 1} have attention" in command("show", tmp_path / "model")[1]
+
+
+@pytest.mark.parametrize(("width", "multiplied"), [(11, "eager"), (12, "grouped_mm")])
+def test_experts_of_any_width_open(width: int, multiplied: str, tmp_path: Path) -> None:
+    """torch multiplies all experts at once if rows are multiples of 16 bytes, which 11 numbers of float32 are not."""
+    entry = catalogue()["qwen3_moe"]
+    sizes = entry.sizes | {"hidden_size": 44, "moe_intermediate_size": width, "experts_implementation": None}
+    model = sharpened(replace(entry, sizes=sizes).model())
+    if multiplied == "eager":
+        with pytest.raises(CheckpointError, match=r'; call model\.set_experts_implementation\("eager"\) first$'):
+            find_attention(model)
+    model.save_pretrained(tmp_path)
+    opened: Any = open_checkpoint(str(tmp_path), device="cpu").model
+    assert opened.config._experts_implementation == multiplied
+    model.set_experts_implementation("eager")
+    ids = torch.tensor([[5, 7, 11, 13]])
+    assert_near(logits(opened, {"input_ids": ids}), logits(model, {"input_ids": ids}), 1e-5)

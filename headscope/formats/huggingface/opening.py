@@ -104,8 +104,8 @@ def open_model(
             model, info = _with_head(load, config) or (model, info)
         weakref.finalize(model, stack.pop_all().close)
     _check_weights(path, info, absent)
-    if model.dtype == torch.float64:
-        model.set_experts_implementation("eager")  # the others' matrix products have no double precision
+    if not _multiplies_experts_at_once(model):
+        model.set_experts_implementation("eager")
     check_devices(model, placed.get("device_map"))
     keep_differentiable(model)
     model = (model if placed else model.to(device)).eval()
@@ -272,6 +272,14 @@ def _dtype(name: str, config: Any, device: str) -> torch.dtype:
         return dtype
     stored = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     return torch.float32 if device == "cpu" else stored
+
+
+def _multiplies_experts_at_once(model: PreTrainedModel) -> bool:
+    """Whether torch's product of all experts takes a model: none in double precision, rows of multiples of 16 bytes."""
+    parts = (part for part in model.modules() if not isinstance(part, torch.nn.Conv1d))
+    stacks = [weight for part in parts for weight in part.parameters(recurse=False) if weight.ndim == 3]
+    odd = any(size * weight.element_size() % 16 for weight in stacks for size in weight.shape[1:])
+    return model.dtype != torch.float64 and not odd
 
 
 def _check_weights(path: str, info: dict[str, Any], absent: frozenset[str]) -> None:
