@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -11,6 +12,9 @@ from headscope.cli import console
 from headscope.cli.options import made_of, read
 from headscope.cli.prune_remove import show_removed
 from headscope.pruning.options.shrink import ShrinkConfig
+
+if TYPE_CHECKING:
+    from headscope.evaluation.before_after import QualityChange
 
 
 @made_of(ShrinkConfig)
@@ -36,4 +40,15 @@ def shrink(values: Mapping[str, Any], *, json: bool) -> None:
     if json:
         console.print_json({"out": str(removed.path), **removal_record(removed), **console.pushed(removed.pushed)})
         return
+    removed = replace(removed, notes=(*removed.notes, *loses_less(config, removed.quality)))
     show_removed(removed, values, answer=summary(removed))
+
+
+def loses_less(config: ShrinkConfig, quality: QualityChange | None) -> tuple[str, ...]:
+    """What to try where the smaller model is worse beyond the margin."""
+    from headscope.evaluation.non_inferiority import WORSE
+
+    if quality is None or quality.verdict is None or quality.verdict.verdict != WORSE:
+        return ()
+    refits = not config.feed_forward and config.compensate in ("auto", "least-squares")
+    return (f"less is lost with {'--feed-forward, which takes many passes, or with ' * refits}more heads",)

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ from safetensors.torch import load_file, save_file
 from transformers import BertModel
 
 import headscope as hs
+from headscope.cli.prune_shrink import loses_less
 from headscope.config import EvaluateConfig
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_evaluation
 from headscope.pruning import shrink
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.options.shrink import SHARES
+from headscope.pruning.options.shrink import SHARES, ShrinkConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import cells
@@ -267,6 +269,25 @@ def test_errors_are_one_line(
     assert status == 2 and said in error, error
     assert error.strip().count("\n") == 0 and (tmp_path / "notes/mine.txt").read_text() == "mine\n"
     assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "more", "advised"),
+    [
+        ("worse", {}, ["--feed-forward", "more heads"]),
+        ("worse", {"feed_forward": True}, ["more heads"]),
+        ("worse", {"compensate": "mean"}, ["more heads"]),
+        ("not established", {}, []),
+    ],
+)
+def test_what_loses_less_is_said_of_a_worse_model(
+    folder: Path, tmp_path: Path, verdict: str, more: dict[str, Any], advised: list[str]
+) -> None:
+    config = ShrinkConfig(checkpoint=str(folder / "encoder"), source=folder / "text", keep=3, out=tmp_path, **more)
+    quality: Any = SimpleNamespace(verdict=SimpleNamespace(verdict=verdict))
+    said = " ".join(loses_less(config, quality))
+    assert [words for words in ("--feed-forward", "more heads") if words in said] == advised
+    assert loses_less(config, None) == ()
 
 
 def test_a_text_is_needed(folder: Path, tmp_path: Path, command: Command) -> None:
