@@ -5,11 +5,10 @@ A pass that fails runs a second time, to name the layer.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -24,6 +23,7 @@ from headscope.model.interface import through_attend
 from headscope.model.nonfinite import HALVES, deferred_checks, first_non_finite, is_finite
 from headscope.model.taps import frozen_parameters, masked
 from headscope.model.threads import threads_for_pass
+from headscope.model.transformers_models import takes
 
 CELLS = 2**23  # numbers that are compared at a time
 PATCH = 16 * 16 * 3  # numbers of a picture that are one position of most models
@@ -57,8 +57,10 @@ def outputs(model: nn.Module, batch: ModelInputs) -> Tensor:
     """Logits (or the final states of a model without a head): [n V] of the real positions, else as they come."""
     if type(model).__name__.endswith("ForMultipleChoice"):  # it takes several texts for one answer
         model = base_of(model)
+    # transformers' cache has as many layers as the encoder of the config, also where a decoder alone has more (BART)
+    whole = {"use_cache": False} if takes(model, "use_cache") else {}
     with torch.no_grad(), threads_for_pass(model, batch.positions):
-        result: Any = model(**batch.arguments)
+        result: Any = model(**batch.arguments, **whole)
     if not isinstance(result, Tensor):
         logits = getattr(result, "logits", None)
         result = result[0] if logits is None else logits
@@ -77,13 +79,7 @@ def cache_argument(model: nn.Module) -> str | None:
 
     "cache" from transformers 5.24 on; "past_key_values" before, and in models that bring their own code.
     """
-    return _cache_argument(type(model).forward)
-
-
-@lru_cache(maxsize=64)  # read once a class and not at every token
-def _cache_argument(forward: Callable[..., Any]) -> str | None:
-    taken = inspect.signature(forward).parameters
-    return next((name for name in ("cache", "past_key_values") if name in taken), None)
+    return next((name for name in ("cache", "past_key_values") if takes(model, name)), None)
 
 
 def with_cache(model: nn.Module, cache: Any = None, **arguments: Any) -> tuple[Any, Any]:

@@ -41,7 +41,12 @@ def _is(instance: object, module: str, name: str) -> bool:
 
 def reads_input(model: nn.Module) -> bool:
     """Whether a model or a part of one takes what its class says that such models read: ids, pictures, sound."""
-    return getattr(model, "main_input_name", "input_ids") in _arguments(type(model).forward)
+    return takes(model, getattr(model, "main_input_name", "input_ids"))
+
+
+def takes(model: nn.Module, argument: str) -> bool:
+    """Whether a model names an argument among those that it takes."""
+    return argument in _arguments(type(model).forward)
 
 
 @lru_cache(maxsize=256)  # read once a class and not at every pass
