@@ -188,6 +188,16 @@ def test_functions_without_evidence_are_hollow_and_count_in_no_bar(runs: dict[st
     assert "▼s\n(◆−1)\n(★r)" in texts(heads_figure(run, ["confidence"], unsupported=True))
 
 
+def test_the_legend_of_functions_has_shades_of_heads_without_one(runs: dict[str, AnalysisRun]) -> None:
+    """Classes explain a head with a function, position one without."""
+    shares = {"explained": 0.9, "explained_position": 0.0, "explained_classes": 0.0}
+    heads = runs["small"].heads.assign(functions="sink", functions_unsupported="", **shares)
+    heads.loc[0, "explained_classes"] = 0.9
+    heads.loc[1, ["functions", "explained_position"]] = "", 0.9
+    shown = " ".join(texts(functions_figure(replace(runs["small"], heads=heads))))
+    assert "mostly explained by position" in shown and "explained by classes" not in shown
+
+
 @pytest.mark.filterwarnings("error")  # of axes without a width
 def test_functions_leave_out_a_site_without_heads(tmp_path: Path) -> None:
     run = load_run(make_run(tmp_path / "pruned", {"encoder-self": [2, 2], "cross": [0, 0]}))

@@ -48,7 +48,7 @@ def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
     sizes = [_panel_size(grid, tall) for grid in grids]
     laid = flow(sizes, widest(14.0), gap=(0.35, 0.12))
     entries = legend_entries((mark for grid in grids for mark in grid.marks), boxed=True)
-    shades = dict(found for grid in grids for found in _grounds(run, grid.site).values())
+    shades = dict(found for grid in grids for found in _grounds(run, grid).values())
     entries += [
         ("    ", shades[word], f"no function found; mostly explained by {word}")
         for word, _ in PARTS.values()
@@ -67,7 +67,7 @@ def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
     )
     longest = max((sum(row.values()) for grid in grids for row in _families(grid)), default=0)
     for grid, corner in zip(grids, laid.corners, strict=True):
-        _draw_panel(page, grid, corner, tall, longest=max(longest, 1), grounds=_grounds(run, grid.site))
+        _draw_panel(page, grid, corner, tall, longest=max(longest, 1), grounds=_grounds(run, grid))
     legend.draw(page, laid.height)
     return page.finished()
 
@@ -91,17 +91,18 @@ def _panel_size(grid: Grid, tall: float) -> tuple[float, float]:
     return LEFT + _reach(grid) + 0.15 + _bars(), ABOVE + layers * tall + BELOW
 
 
-def _grounds(run: AnalysisRun, site: str) -> dict[tuple[int, int], tuple[str, str]]:
+def _grounds(run: AnalysisRun, grid: Grid) -> dict[tuple[int, int], tuple[str, str]]:
     """By layer and head what explains most of a head, in words, and a pale shade of its colour in `explained`.
 
-    Only of heads of which a description says at least half.
+    Only of heads of which a description says at least half, and which have no function with evidence.
     """
     found = {}
-    for row in run.heads[run.heads["site"] == site].to_dict("records"):
-        if group := leading_group(row):
+    for row in run.heads[run.heads["site"] == grid.site].to_dict("records"):
+        layer, head = int(row["layer"]), int(row["head"])
+        if (group := leading_group(row)) and all(function.hollow for function in grid.functions[layer][head]):
             word, color = PARTS[group]
             red, green, blue = (SHADE * part + 1 - SHADE for part in to_rgb(color))
-            found[int(row["layer"]), int(row["head"])] = word, to_hex((red, green, blue))
+            found[layer, head] = word, to_hex((red, green, blue))
     return found
 
 
