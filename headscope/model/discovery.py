@@ -236,7 +236,9 @@ def _run_probe(model: nn.Module, inputs: dict[str, Any], kind: str) -> Tensor:
         picture = "×".join(map(str, inputs["pixel_values"].shape[2:])) if "pixel_values" in inputs else ""
         experts = "multiple of 16 bytes" in reason  # of torch's product of all experts
         then = 'call model.set_experts_implementation("eager") first' if experts else "it cannot be analysed"
-        probe = f"a picture of {picture}, as its image_size says" if picture else f"a probe of {SOURCE_LENGTH} tokens"
+        config: Any = getattr(model.config, "vision_config", model.config)
+        size = "as its image_size says" if hasattr(config, "image_size") else "its config says no image_size"
+        probe = f"a picture of {picture}, {size}" if picture else f"a probe of {SOURCE_LENGTH} tokens"
         raise CheckpointError(f"model type {kind!r} fails on {probe}: {reason}; {then}") from error
     if not isinstance(output, Tensor):
         raise CheckpointError(

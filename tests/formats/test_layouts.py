@@ -20,6 +20,8 @@ from transformers import (
     ConvNextModel,
     Dinov2Config,
     PreTrainedModel,
+    Siglip2VisionConfig,
+    Siglip2VisionModel,
     VisionEncoderDecoderConfig,
     VisionEncoderDecoderModel,
     ViTConfig,
@@ -179,6 +181,15 @@ def test_a_model_that_writes_text_for_pictures_is_refused_with_what_opens() -> N
 
 def test_a_classifier_of_pictures_is_probed_with_a_picture_of_its_size() -> None:
     assert set(find_attention(clip(CLIPForImageClassification)).layout.values()) == {5}
+
+
+def test_a_model_whose_config_says_no_size_of_pictures_is_not_said_to() -> None:
+    """SigLIP 2 reads patches: pictures of any size, cut up beforehand."""
+    sizes = {name: size for name, size in PICTURES.items() if name != "image_size"}
+    model = Siglip2VisionModel(Siglip2VisionConfig(**sizes))
+    says = r"'siglip2\S*' fails on a picture of 224×224, its config says no image_size: "
+    with pytest.raises(CheckpointError, match=says):
+        find_attention(model)
 
 
 def test_a_backbone_that_gives_states_of_several_layers_says_what_opens() -> None:

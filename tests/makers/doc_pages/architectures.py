@@ -21,6 +21,7 @@ REASONS = {
     "its own code": "computes attention in its own code, past the interface of transformers 5",
     "calls attention": "subtracts two attentions, so no head has a context of its own",
     "takes input": "reads sound",
+    "passes 'indices'": "chooses keys by an index of its own",
 }
 
 
