@@ -36,16 +36,15 @@ def show(parts: Iterable[Any]) -> None:
     """
     from rich.text import Text
 
-    screen = out()
+    screen, asked = out(), os.environ.get("COLUMNS", "").isdigit()
+    fixed = screen.is_terminal or asked
     for part in parts:
         if not isinstance(part, (str, Text)) and _least(part, screen) > screen.width:
             for column in part.columns:
-                fixed = screen.is_terminal or os.environ.get("COLUMNS", "").isdigit()
                 column.no_wrap, column.overflow = column.no_wrap and not fixed, "fold"
         if screen.is_terminal or isinstance(part, (str, Text)):
             screen.print(part, soft_wrap=isinstance(part, (str, Text)))
             continue
-        asked = os.environ.get("COLUMNS", "").isdigit()
         wide = console_for_text(width=screen.width if asked else max(screen.width, _least(part, screen)))
         with wide.capture() as drawn:
             wide.print(part)

@@ -250,18 +250,17 @@ def spliced_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Co
     Their targets are what the model itself says of them (greedy search). Recordings stay, transcripts are spliced.
     """
 
-    def spliced(lines: list[str]) -> list[str]:
-        start = opening(lines)
-        units, between = text_units(_after(start, lines))
-        return [start + between.join(line) for line in splices(units, seed=seed)]
+    def spliced(lines: list[str], side: SideName) -> list[str]:
+        units, between = text_units(lines)
+        return [between.join(line) for line in splices(units, seed=seed)]
 
-    second = spliced(_seconds(corpus)) if corpus.has_second else None
-    source = _sources(corpus) if checkpoint.reads_sound else spliced(_sources(corpus))
-    target = None
-    if corpus.has_target:
-        target = spliced(_targets(corpus)) if checkpoint.reads_sound else said(checkpoint, source)
-    made = open_corpus(source, target=target, second=second)
-    return replace(made, name=f"{corpus.name}, its lines spliced")
+    sound, name = checkpoint.reads_sound, f"{corpus.name}, its lines spliced"
+    written = corpus if sound else replace(corpus, has_target=False)
+    made = _rewritten(written, spliced, name=name, recordings=sound)
+    if made.has_target == corpus.has_target:
+        return made
+    second, source = _seconds(made) if made.has_second else None, _sources(made)
+    return replace(open_corpus(source, target=said(checkpoint, source), second=second), name=name)
 
 
 def said(checkpoint: Checkpoint, lines: Sequence[str]) -> list[str]:

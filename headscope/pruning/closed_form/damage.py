@@ -74,14 +74,15 @@ class SharedLayers:
         """Within the block a copy that is altered in `places` passes over a batch: layers below are not recomputed."""
         known = self.outputs.setdefault(batch, {})
         below = self.below(places)
+        missing = [layer for layer in below if layer not in known]
 
         def keep(layer: nn.Module, _: Any, output: Any) -> None:
             known.setdefault(layer, []).append(output)
 
         with ExitStack() as stack:
             stack.enter_context(stored_output({layer: known[layer] for layer in below if layer in known}))
-            for layer in below if self.size < self.most else ():
-                if layer not in known:
+            if missing and self.size < self.most:
+                for layer in missing:
                     stack.callback(layer.register_forward_hook(keep).remove)
             yield
 

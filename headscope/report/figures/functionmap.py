@@ -48,7 +48,8 @@ def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
     sizes = [_panel_size(grid, tall) for grid in grids]
     laid = flow(sizes, widest(14.0), gap=(0.35, 0.12))
     entries = legend_entries((mark for grid in grids for mark in grid.marks), boxed=True)
-    shades = dict(found for grid in grids for found in _grounds(run, grid).values())
+    grounds = [_grounds(run, grid) for grid in grids]
+    shades = dict(found for of_site in grounds for found in of_site.values())
     entries += [
         ("    ", shades[word], f"no function found; mostly explained by {word}")
         for word, _ in PARTS.values()
@@ -66,8 +67,8 @@ def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
         footer=run.signature,
     )
     longest = max((sum(row.values()) for grid in grids for row in _families(grid)), default=0)
-    for grid, corner in zip(grids, laid.corners, strict=True):
-        _draw_panel(page, grid, corner, tall, longest=max(longest, 1), grounds=_grounds(run, grid))
+    for grid, corner, of_site in zip(grids, laid.corners, grounds, strict=True):
+        _draw_panel(page, grid, corner, tall, longest=max(longest, 1), grounds=of_site)
     legend.draw(page, laid.height)
     return page.finished()
 
