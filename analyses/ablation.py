@@ -11,9 +11,9 @@ import torch
 from headscope.attribution.gatevector import ablation, explained_batch
 from headscope.bootstrap import Ratio
 from headscope.config import option
+from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
 from headscope.engine.base import Analysis, analysis
-from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.prefix_cache import LayerIndex, resumable_layers

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio, interval
 from headscope.config import LabelOptions, option
+from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
-from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of

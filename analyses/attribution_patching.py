@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from headscope.analyses.patching import PatchingOptions, PromptAnalysis
 from headscope.attribution.patching import CHANNELS, CONTEXT, first_order_effects
 from headscope.bootstrap import Ratio
+from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
 from headscope.engine.base import analysis
-from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 

@@ -11,10 +11,10 @@ from headscope.attribution.fitted_gates import FittedGates, GatingFit, fit_gates
 from headscope.attribution.gatevector import split_gates
 from headscope.bootstrap import Estimate
 from headscope.config import option
+from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
-from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint

@@ -14,8 +14,8 @@ from headscope.analyses.copying import exact
 from headscope.attribution.residual_stream import UNTOLD, HeadFactors, SiteLayer, stream_of, why_no_stream
 from headscope.bootstrap import Array, Estimate
 from headscope.config import option
+from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
+from headscope.config.declarations import Measure
 from headscope.engine.base import Analysis, HeadBatch, analysis
-from headscope.engine.declarations import Measure
 from headscope.engine.fork.confidence import base, map_distances, mean_of_keys, without_last_cell
 
 LEAST_SURE = "they are the least sure where to look (Voita et al. 2019, §4)"

@@ -10,8 +10,8 @@ from torch import Tensor
 from headscope.attribution.residual_stream import ResidualStream, SiteLayer, read_states, stream_of, why_no_stream
 from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
+from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance
 from headscope.formats.base import Checkpoint

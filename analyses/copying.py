@@ -10,8 +10,8 @@ from torch import Tensor
 
 from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream_of, why_no_stream
 from headscope.bootstrap import Estimate
+from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
-from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

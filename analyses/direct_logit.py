@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from headscope.attribution.readout import Norm, Readout, find_readout
 from headscope.attribution.residual_stream import output_slices
 from headscope.bootstrap import Ratio
+from headscope.config.declarations import Measure
 from headscope.data.encoded import IGNORED
 from headscope.engine.base import Analysis, HeadBatch, RunOptions, analysis
-from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import precise

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headscope.bootstrap import Ratio
+from headscope.config.declarations import Measure
 from headscope.engine.base import Analysis, HeadBatch, analysis
-from headscope.engine.declarations import Measure
 from headscope.heads import Site
 
 

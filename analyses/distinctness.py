@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Estimate
+from headscope.config.declarations import Measure
 from headscope.distributed import widest
 from headscope.engine.aggregate import gram
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.projections import Projections, Slices

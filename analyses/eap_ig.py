@@ -9,9 +9,9 @@ from headscope.analyses.patching import PromptAnalysis
 from headscope.attribution.patching import CONTEXT, integrated_effects
 from headscope.bootstrap import Ratio
 from headscope.config import option
+from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
 from headscope.engine.base import analysis
-from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Ratio
+from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis, head_ids
-from headscope.engine.declarations import Measure
 
 EVEN = 1e-6  # share of the largest entropy that heads which weigh all keys alike may lack: rounding
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Array, Estimate, Ratio
+from headscope.config.declarations import AnalysisFigure, Measure
 from headscope.data.encoded import Batch
 from headscope.data.vocabulary import Vocabulary
 from headscope.distributed import widest
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
-from headscope.engine.declarations import AnalysisFigure, Measure
 from headscope.evaluation.likelihood import token_sums
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config import LabelOptions, option
+from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.corpus import Corpus
 from headscope.description.examples import Examples, Sharpest, leading_pairs
 from headscope.description.features import GROUPS
@@ -23,7 +24,6 @@ from headscope.description.shares import FOLDS, Explained, explained
 from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
-from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.formats.base import Checkpoint

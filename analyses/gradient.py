@@ -13,8 +13,8 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio
 from headscope.config import option
+from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis, head_ids
-from headscope.engine.declarations import Measure
 from headscope.heads import Site
 
 Granularity = Literal["token", "example", "batch"]

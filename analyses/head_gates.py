@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from headscope.bootstrap import Ratio
+from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
-from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from headscope.attribution.gatevector import explained_batch, integrated_gradients
 from headscope.bootstrap import Ratio
 from headscope.config import option
+from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
-from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio
 from headscope.config import option
+from headscope.config.declarations import Measure
 from headscope.data.encoded import Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.engine.declarations import Measure
 from headscope.engine.rank_correlation import spearman
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from headscope.attribution.residual_stream import input_states, layer_block
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
+from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.encoded import Side
 from headscope.distributed import fetch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
-from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance
 from headscope.errors import CheckpointError

@@ -13,9 +13,9 @@ from headscope.attribution.objectives.answer import AnswerObjective
 from headscope.attribution.patching import CONTEXT, PromptEffects, exact_effects
 from headscope.bootstrap import Ratio
 from headscope.config import option
+from headscope.config.declarations import Measure
 from headscope.data.encoded import IGNORED, Batch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, RunOptions, analysis
-from headscope.engine.declarations import Measure
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.prefix_cache import LayerIndex, resumable_layers

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from headscope.bootstrap import Estimate, Ratio, interval, joined
 from headscope.config import PublishedLabelOptions
+from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
-from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.config import PublishedLabelOptions
+from headscope.config.declarations import HeadFunction, Measure
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
-from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import above_chance
 

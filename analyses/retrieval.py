@@ -15,10 +15,10 @@ from torch import Tensor
 from headscope.attribution.continuation import WrittenToken, continue_greedily
 from headscope.bootstrap import Array, Estimate
 from headscope.config import LabelOptions, option
+from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import share_p
 from headscope.engine.heads.rows import max_and_position

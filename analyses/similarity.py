@@ -12,10 +12,10 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio, interval
 from headscope.config import option
+from headscope.config.declarations import AnalysisFigure, Measure
 from headscope.distributed import upload
 from headscope.engine.aggregate import gram
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
-from headscope.engine.declarations import AnalysisFigure, Measure
 from headscope.heads import Site
 
 NEAR = 0.02  # ‖a − b‖² against ‖a‖² + ‖b‖², below which a − b is formed

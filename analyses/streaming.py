@@ -15,10 +15,10 @@ from torch import Tensor
 from headscope.attribution.fitted_gates import LabelledText, StreamingFit, learn_gates
 from headscope.bootstrap import Estimate
 from headscope.config import option
+from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, Passkeys, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.engine.declarations import Measure
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site

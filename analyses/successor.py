@@ -14,8 +14,8 @@ from torch import Tensor
 from headscope.attribution.residual_stream import SiteLayer, read_states, stream_of, why_no_stream
 from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
+from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
-from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import share_p
 from headscope.errors import DataError

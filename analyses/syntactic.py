@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate, Ratio, interval
 from headscope.config import PublishedLabelOptions, option
+from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus
 from headscope.distributed import upload
@@ -26,7 +27,6 @@ from headscope.engine.base import (
     analysis,
     head_ids,
 )
-from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.rows import max_and_position

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from headscope.analyses.gradient import GradientOptions, gate_gradients
 from headscope.bootstrap import Ratio
+from headscope.config.declarations import Measure
 from headscope.engine.base import Analysis, HeadBatch, analysis
-from headscope.engine.declarations import Measure
 
 
 @analysis

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
+from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
-from headscope.engine.declarations import HeadFunction, Measure
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import share_p
 from headscope.engine.heads.earlier_keys import EarlierKeys

@@ -22,10 +22,10 @@ from headscope.attribution.residual_stream import (
 )
 from headscope.bootstrap import Estimate
 from headscope.config import option
+from headscope.config.declarations import Measure
 from headscope.data.token_text import bare, text_of
 from headscope.description.tokens import TokenReader
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
-from headscope.engine.declarations import Measure
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 

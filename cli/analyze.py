@@ -13,7 +13,7 @@ from headscope.cli import console
 from headscope.cli.options import STDIN, made_of, option_of, read, value_of
 from headscope.config import AnalyzeConfig
 from headscope.config.analyze import ANALYSES
-from headscope.engine.declarations import analysis_options
+from headscope.config.declarations import analysis_options
 from headscope.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def analyze(values: Mapping[str, Any], *, json: bool) -> None:
 
 
 def _as_json(finished: FinishedRun) -> dict[str, Any]:
-    from headscope.results import signed_rows
+    from headscope.signature import signed_rows
 
     return {
         "out": str(finished.folder),

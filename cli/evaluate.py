@@ -101,7 +101,7 @@ def _show(evaluation: Evaluation, out: Path | None) -> None:
 
 def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> EachHead:
     from headscope.evaluation.run import run_each_head
-    from headscope.results import signed_rows
+    from headscope.signature import signed_rows
 
     heads = run_each_head(config, progress=console.progress, processes=processes)
     if not processes.main:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from headscope.cli import console
-from headscope.engine.declarations import measure_of
+from headscope.config.declarations import measure_of
 
 if TYPE_CHECKING:
     import pandas as pd

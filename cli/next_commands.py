@@ -67,8 +67,8 @@ def after_analysis(finished: FinishedRun) -> str:
 
 def _of_analyses(options: Mapping[str, Any]) -> Iterator[str]:
     """Options of analyses that run unasked (`--alignments`), as far as they were given."""
+    from headscope.config.declarations import analysis_options
     from headscope.engine.base import ANALYSES
-    from headscope.engine.declarations import analysis_options
 
     for name, option in analysis_options().items():
         default = option.field.default

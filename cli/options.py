@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_o
 
 import typer
 
+from headscope.config.declarations import metric_names, objective_names
 from headscope.config.engines import engine_list, export_list, goal_list, quantization_list
 from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
 from headscope.config.option import check_options, declared_options, flag, flag_of, values_left_out
-from headscope.engine.declarations import metric_names, objective_names
 from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
 from headscope.pruning.options.learn import learners

@@ -48,7 +48,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
     from headscope.evaluation.before_after import verdict_words
     from headscope.pruning.removal.record import merge_counts
     from headscope.pruning.removal.savings import allowed, rest
-    from headscope.results import counted
+    from headscope.signature import counted
 
     proof = removed.verified
     columns = ("before", "after", "less, faster", *(["at most"] if removed.timings else []))
@@ -103,7 +103,7 @@ def show_removed(removed: Removed, options: Mapping[str, Any] | None = None, *, 
 
 def _quality_rows(removed: Removed) -> Iterator[tuple[str, ...]]:
     """The metric and the loss before and after, and how much more or less that is."""
-    from headscope.results import counted
+    from headscope.signature import counted
 
     quality = removed.quality
     if quality is None:

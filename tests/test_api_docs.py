@@ -22,8 +22,8 @@ import headscope as hs
 from headscope.api.options import PathName, checked_value
 from headscope.api.removal import OldRefit
 from headscope.config import AnalyzeConfig, EvaluateConfig
+from headscope.config.declarations import analysis_options
 from headscope.config.small import ConvertConfig, TranslateConfig
-from headscope.engine.declarations import analysis_options
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig

@@ -154,7 +154,7 @@ def test_commands_import_heavy_libraries_in_their_bodies(path: Path) -> None:
             "headscope.bounds",
             "headscope.config",
             "headscope.pruning.options",
-            "headscope.engine.declarations",  # options and figures of analyses are options and commands
+            "headscope.config.declarations",  # options and figures of analyses are options and commands
             "headscope.errors",
             "headscope.heads",
             "headscope.files",

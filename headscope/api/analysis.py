@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from headscope.config import AnalyzeConfig, AnalyzeOptions
+from headscope.config.declarations import checked_options
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.conclusion import AnalysisResult
-from headscope.engine.declarations import checked_options
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, with_stanza
@@ -34,7 +34,7 @@ from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.pruning.engines.alignment import check_alignment_model, write_measured
 from headscope.pruning.gate_layout import gate_layout
-from headscope.results import Signature
+from headscope.signature import Signature
 
 NOTHING: Mapping[str, Sequence[str]] = {}
 

@@ -26,7 +26,7 @@ from headscope.model.discovery import eval_mode
 from headscope.model.mixing.experts import one_expert
 from headscope.model.taps import masked
 from headscope.registry import unknown
-from headscope.results import Signature
+from headscope.signature import Signature
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -21,7 +21,7 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Union
 
 from headscope.api.library_defaults import library_defaults
 from headscope.config import AnalyzeOptions
-from headscope.engine.declarations import analysis_options
+from headscope.config.declarations import analysis_options
 from headscope.errors import ConfigError, HeadscopeError, flags_are_kept
 from headscope.files.serialize import types_of
 from headscope.progress import Progress, bar, no_progress, reported

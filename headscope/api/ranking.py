@@ -23,7 +23,7 @@ from headscope.pruning.ranking.criterion import Criterion, criterion_named
 from headscope.pruning.ranking.rank_run import context_of, scores_between, scoring_of
 from headscope.pruning.ranking.ranking import check_keep, rank_heads
 from headscope.pruning.selection import OpenedSelection, gates_for
-from headscope.results import Signature, signature_of
+from headscope.signature import Signature, signature_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -22,7 +22,7 @@ class AnalyzeOptions(TextOptions):
 
     `only`, `skip` and `also` name analyses or groups of them. `analysis_options` are values of options that analyses
     declare (`Analysis.Options`), by name; they are checked when the analyses are known
-    (`headscope.engine.declarations.checked_options`).
+    (`headscope.config.declarations.checked_options`).
     """
 
     only: tuple[str, ...] = option(

@@ -17,10 +17,10 @@ from torch import Tensor
 from headscope.attribution.objectives.base import OBJECTIVES, Objective
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config import NoOptions, check_options
+from headscope.config.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
-from headscope.engine.declarations import REGISTRY, AnalysisFigure, HeadFunction, Measure
 from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
 from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
@@ -168,7 +168,7 @@ class Analysis:
     `Options` is a frozen dataclass of `headscope.config.option` fields: options of `headscope analyze` and of the API
     that this analysis has; `self.options` is an instance. `self.run` has the options that all analyses share.
     `measures` say how figures show its columns, `pairs` its matrices of pairs of heads (in similarity.npz); `functions`
-    are the kinds of its labels, `figures` its own figures (see `headscope.engine.declarations`; what these attributes
+    are the kinds of its labels, `figures` its own figures (see `headscope.config.declarations`; what these attributes
     use must be constants of the file or of that module).
     """
 

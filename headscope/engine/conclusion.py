@@ -11,12 +11,12 @@ import pandas as pd
 from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap
+from headscope.config.declarations import Measure
 from headscope.data.batching import Omissions
 from headscope.data.token_text import Marks
 from headscope.description.sentences import descriptions
 from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
-from headscope.engine.declarations import Measure
 from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.evidence.labels import evidence_table
 from headscope.engine.evidence.need import Statistics, agreement_table, need_table, resampled_agreement

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.config.declarations import imported, measured_columns, rankable_columns
 from headscope.engine.base import ANALYSES, Analysis
-from headscope.engine.declarations import imported, measured_columns, rankable_columns
 from headscope.errors import ConfigError
 from headscope.evaluation.metrics.base import fitting_metrics
 from headscope.formats.base import Checkpoint

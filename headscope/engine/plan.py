@@ -13,6 +13,7 @@ import torch
 from headscope.attribution.objectives.base import choose_objective
 from headscope.bootstrap import FOLDS, REPLICATES, Bootstrap
 from headscope.config import AnalyzeOptions
+from headscope.config.declarations import checked_options, refuse_idle_options
 from headscope.data.batching import (
     DEFAULT_TOKENS,
     PROBED,
@@ -33,7 +34,6 @@ from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
 from headscope.engine.conclusion import AnalysisResult, LeftOut
-from headscope.engine.declarations import checked_options, refuse_idle_options
 from headscope.engine.frequencies import token_frequencies
 from headscope.engine.runner import AnalysisRunner
 from headscope.errors import ConfigError

@@ -21,7 +21,7 @@ from headscope.files.tables import Example, as_arrays, write_arrays, write_csv, 
 from headscope.files.writing import write_atomically, write_json
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site, counts_of
-from headscope.results import Signature, signature_of
+from headscope.signature import Signature, signature_of
 from headscope.version import VERSION
 
 PAGE = "report.html"

@@ -19,7 +19,7 @@ from headscope.evaluation.metrics.base import METRICS, Floor, Metric, Validation
 from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, bounded, judge, why_open
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
-from headscope.results import counted
+from headscope.signature import counted
 
 _TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 

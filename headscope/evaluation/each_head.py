@@ -16,7 +16,7 @@ from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.quality import MeasuredMetrics, evaluation_signature, measure
 from headscope.heads import all_heads, select_heads
 from headscope.progress import Progress, no_progress
-from headscope.results import Signature
+from headscope.signature import Signature
 
 if TYPE_CHECKING:
     import pandas as pd

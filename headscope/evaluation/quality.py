@@ -31,7 +31,7 @@ from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
-from headscope.results import Signature, signature_of
+from headscope.signature import Signature, signature_of
 
 if TYPE_CHECKING:
     import pandas as pd

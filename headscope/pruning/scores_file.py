@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from headscope.engine.declarations import unknown_column
+from headscope.config.declarations import unknown_column
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError, DataError
 from headscope.files.reading import read_record

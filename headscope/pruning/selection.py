@@ -36,7 +36,7 @@ from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
 from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig
 from headscope.pruning.removal.export import choose_export, split_export
-from headscope.results import Signature, signature_of
+from headscope.signature import Signature, signature_of
 from headscope.version import VERSION
 
 ALIGNMENT = "alignment"

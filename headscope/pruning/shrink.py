@@ -62,7 +62,7 @@ from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
 from headscope.pruning.sweep.table import MeasuredCells
-from headscope.results import counted
+from headscope.signature import counted
 
 COMPARED = 32
 """Lines of the text on which the smaller model is compared with the masked one."""

@@ -1,7 +1,7 @@
 """Figures: what each file of `headscope/report/figures` declares, and what analyses and other packages add to these.
 
 Commands and help texts are made of the declarations, which are read without importing matplotlib (as those of analyses
-are, `headscope.engine.declarations`).
+are, `headscope.config.declarations`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from headscope.engine import declarations
-from headscope.engine.declarations import AnalysisFigure, analysis_figures, imported
+from headscope.config import declarations
+from headscope.config.declarations import AnalysisFigure, analysis_figures, imported
 from headscope.errors import ConfigError
 from headscope.registry import Registry, unknown
 

@@ -23,7 +23,7 @@ from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.model.threads import threads_for_pass
-from headscope.results import Signature, signature_of
+from headscope.signature import Signature, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, remarks_on
 from headscope.training.data.prepare import Prepared, prepare

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headscope.engine.declarations import Measure
+from headscope.config.declarations import Measure
 from headscope.engine.evidence.function_need import need_over_models
 
 T = 4.302652729911275  # of Student with 2 degrees of freedom, 0.975

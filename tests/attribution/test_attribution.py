@@ -23,10 +23,10 @@ from headscope.attribution.gatevector import (
     shapley,
     split_gates,
 )
+from headscope.config.declarations import checked_options
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.conclusion import AnalysisResult
-from headscope.engine.declarations import checked_options
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint

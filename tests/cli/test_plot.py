@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import headscope.report.figures.attention
 from headscope.cli.plot import app
-from headscope.engine.declarations import pair_measures
+from headscope.config.declarations import pair_measures
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, OutputError
 from headscope.files.tables import write_pickle
 from headscope.formats.native import NATIVE

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headscope.cli.main import COMMANDS
-from headscope.engine.declarations import declarations
+from headscope.config.declarations import declarations
 from tests.makers.doc_pages.write import written
 from tests.makers.documented import DOCS, README, pages
 from tests.makers.modules import ROOT

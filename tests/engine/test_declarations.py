@@ -18,9 +18,8 @@ import headscope as hs
 from headscope import registry
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.cli import main
-from headscope.engine import declarations
-from headscope.engine.base import ANALYSES
-from headscope.engine.declarations import (
+from headscope.config import declarations
+from headscope.config.declarations import (
     Declaration,
     Measure,
     analysis_options,
@@ -29,6 +28,7 @@ from headscope.engine.declarations import (
     measure_of,
     objective_names,
 )
+from headscope.engine.base import ANALYSES
 from headscope.errors import ConfigError
 from headscope.pruning.ranking.criterion import CRITERIA
 from headscope.report.figures.headmap import heads_figure

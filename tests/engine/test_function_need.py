@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from headscope.engine.declarations import Measure
+from headscope.config.declarations import Measure
 from headscope.engine.evidence.function_need import function_need_sentence, function_need_table
 
 NEEDED = Measure("need", keep="highest")

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 import headscope as hs
 from headscope.cli.main import app
+from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.conclusion import AnalysisResult
-from headscope.engine.declarations import Measure
 from headscope.engine.faithfulness.orders import scores_of, undirected
 from headscope.engine.overview import catalogue
 from headscope.engine.plan import analyze

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from headscope.engine.declarations import head_functions
+from headscope.config.declarations import head_functions
 from headscope.errors import ConfigError, OutputError
 from headscope.report.figures.functionmap import functions_figure
 from headscope.report.layout.grid import cell_lines, centred_limits, shared_limits

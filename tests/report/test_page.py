@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 
 import headscope as hs
-from headscope.engine.declarations import measure_of
+from headscope.config.declarations import measure_of
 from headscope.engine.evidence.need import agreement_table
 from headscope.engine.rank_correlation import ranked
 from headscope.errors import ConfigError, OutputError

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from headscope.engine.declarations import measure_of
+from headscope.config.declarations import measure_of
 from headscope.engine.evidence.function_need import need_over_models
 from headscope.report.page.numbers import words
 from headscope.report.page.write import asset, write_page

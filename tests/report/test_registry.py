@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import headscope as hs
 from headscope import registry
 from headscope.cli.plot import app
+from headscope.config.declarations import imported
 from headscope.config.option import declared_options
-from headscope.engine.declarations import imported
 from headscope.errors import ConfigError
 from headscope.report.registry import PlotFigure, declared_figures, find_figure, plot_figures
 from tests.makers.figures import make_training

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from headscope.bootstrap import Array
+from headscope.config.declarations import Measure, head_functions
 from headscope.description.sentences import mostly
-from headscope.engine.declarations import Measure, head_functions
 from headscope.tails import student_quantile
 
 if TYPE_CHECKING:

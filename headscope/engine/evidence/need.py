@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap, GroupSums, interval
-from headscope.engine.declarations import Measure
+from headscope.config.declarations import Measure
 from headscope.engine.evidence.significance import adjust, p_of_difference
 from headscope.engine.rank_correlation import kendall, row_spearman, spearman
 from headscope.heads import HeadId, Site

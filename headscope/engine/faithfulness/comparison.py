@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap, Estimate, GroupSums
-from headscope.engine.declarations import measure_of
+from headscope.config.declarations import measure_of
 from headscope.engine.faithfulness.orders import Scores, agreement, ordered, random_order
 from headscope.engine.faithfulness.performance_drop import PerformanceDrop
 from headscope.errors import ConfigError

@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 from torch import nn
 
+from headscope.config.declarations import measure_of, measured_columns
 from headscope.engine.base import Analysis
-from headscope.engine.declarations import measure_of, measured_columns
 from headscope.engine.rank_correlation import spearman
 from headscope.heads import HeadId, Site
 

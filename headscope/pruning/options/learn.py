@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from headscope.bounds import WHOLE
+from headscope.config.declarations import Declared, declared
 from headscope.config.inputs import MODEL, OUTPUT
 from headscope.config.option import option
-from headscope.engine.declarations import Declared, declared
 from headscope.errors import ConfigError
 from headscope.pruning.options.shared import GATE_LR, HEADS, LEARNING, SelectionConfig
 from headscope.registry import Registry

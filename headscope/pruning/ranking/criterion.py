@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from headscope.attribution.objectives.base import Objective
+from headscope.config.declarations import Measure, measured_columns, rankable_columns
 from headscope.data.batching import BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, RunOptions, draws, needs_objective
-from headscope.engine.declarations import Measure, measured_columns, rankable_columns
 from headscope.engine.faithfulness.orders import Scores
 from headscope.engine.frequencies import token_frequencies
 from headscope.engine.plan import analyze, choose_analyses

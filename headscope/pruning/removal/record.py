@@ -26,7 +26,7 @@ from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.export import choose_export
 from headscope.pruning.removal.savings import Timing, allowed, speed_words
 from headscope.pruning.removal.verify import Verification
-from headscope.results import Signature, counted
+from headscope.signature import Signature, counted
 from headscope.version import VERSION
 
 

@@ -58,7 +58,7 @@ from headscope.pruning.removal.record import (
 from headscope.pruning.removal.savings import Timing, engine_timing, timings
 from headscope.pruning.removal.verify import require, verify
 from headscope.pruning.scores_file import read_scores
-from headscope.results import Signature, signature_of
+from headscope.signature import Signature, signature_of
 
 RECORD = "pruning.json"
 REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL_FILES)

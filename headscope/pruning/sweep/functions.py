@@ -9,12 +9,12 @@ from pathlib import Path
 import pandas as pd
 
 from headscope.config import AnalyzeConfig
+from headscope.config.declarations import analysis_options, checked_options
 from headscope.config.option import restored
 from headscope.data.batching import sentence_limit
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.engine.base import Analysis
-from headscope.engine.declarations import analysis_options, checked_options
 from headscope.engine.plan import analyze, chosen_analyses, run_options, with_stanza
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.files.reading import read_record

@@ -61,7 +61,7 @@ from headscope.pruning.sweep.cells import SweepContext, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
 from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors, verdict_lines, verdicts
-from headscope.results import Signature
+from headscope.signature import Signature
 from headscope.training.from_scratch import recipe_digest
 from headscope.version import VERSION
 

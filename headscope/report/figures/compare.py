@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.config import option
-from headscope.engine.declarations import measure_of
+from headscope.config.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.report.figures.headmap import WIDEST
 from headscope.report.layout.grid import (

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from headscope.config import option
-from headscope.engine.declarations import measure_of
+from headscope.config.declarations import measure_of
 from headscope.report.layout.legend import Entry, Legend, method_style
 from headscope.report.layout.output import panel_width, widest
 from headscope.report.layout.page import (

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from headscope.config import option
+from headscope.config.declarations import HeadFunction, head_functions
 from headscope.description.sentences import leading_group
-from headscope.engine.declarations import HeadFunction, head_functions
 from headscope.report.figures.explained import PARTS
 from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell_size, grids_of, label_grid
 from headscope.report.layout.legend import Function, Legend, contrast, fit, legend_entries

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.config import option
-from headscope.engine.declarations import Measure, measure_of, overview_measures
+from headscope.config.declarations import Measure, measure_of, overview_measures
 from headscope.errors import ConfigError
 from headscope.report.layout.grid import (
     ABOVE,

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from headscope.engine.declarations import Measure, measure_of, measured_columns
+from headscope.config.declarations import Measure, measure_of, measured_columns
 from headscope.engine.evidence.function_need import need_over_models
 from headscope.errors import ConfigError
 from headscope.report.layout.legend import COLORS, Entry, Legend

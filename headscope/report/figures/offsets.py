@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from headscope.engine.declarations import head_functions
+from headscope.config.declarations import head_functions
 from headscope.report.layout.grid import draw_cells
 from headscope.report.layout.legend import Function, Legend, functions_of
 from headscope.report.layout.output import widest

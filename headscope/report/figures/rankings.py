@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from headscope.config import option
-from headscope.engine.declarations import measure_of
+from headscope.config.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.report.layout.legend import SITE_COLORS, Entry, Legend, contrast
 from headscope.report.layout.output import cell_pitch, widest

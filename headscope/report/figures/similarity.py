@@ -10,7 +10,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from headscope.engine.declarations import Measure, pair_measures
+from headscope.config.declarations import Measure, pair_measures
 from headscope.errors import ConfigError
 from headscope.registry import unknown
 from headscope.report.layout.grid import draw_cells, measure_limits, parse_range, square_ticks

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from headscope.config import option
-from headscope.engine.declarations import measure_of
+from headscope.config.declarations import measure_of
 from headscope.errors import ConfigError
 from headscope.files.reading import read_json
 from headscope.files.tables import read_csv

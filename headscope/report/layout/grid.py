@@ -12,7 +12,7 @@ from matplotlib.colors import Colormap, Normalize
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
-from headscope.engine.declarations import Measure
+from headscope.config.declarations import Measure
 from headscope.errors import ConfigError
 from headscope.report.layout.legend import Function, contrast, fit, functions_of
 from headscope.report.layout.output import cell_pitch

@@ -13,7 +13,7 @@ from functools import cache
 
 from matplotlib.colors import to_rgb
 
-from headscope.engine.declarations import HeadFunction, criterion_names, head_functions, measured_columns
+from headscope.config.declarations import HeadFunction, criterion_names, head_functions, measured_columns
 from headscope.pruning.options.learn import learners
 from headscope.report.layout.page import INK, TICK, Flow, Page, Swatch, flow, text_width, wrap
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.engine.declarations import Declaration, measure_of, measured_columns, pair_measures
+from headscope.config.declarations import Declaration, measure_of, measured_columns, pair_measures
 from headscope.files.tables import Bytes, Example
 from headscope.report.layout.legend import functions_of
 from headscope.report.page.numbers import rounded, rounded_all, scale

@@ -13,7 +13,7 @@ import numpy as np
 from headscope.report.layout.legend import functions_of
 from headscope.report.page.importance import best_ranking, head_names, importances, needed, numbers
 from headscope.report.page.numbers import LOSS, with_interval, words
-from headscope.results import counted
+from headscope.signature import counted
 
 Data = Mapping[str, Any]
 NAMED = 4  # heads that a sentence names

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from headscope.engine.declarations import measure_of
+from headscope.config.declarations import measure_of
 from headscope.engine.evidence.function_need import function_need_sentence, need_over_models
 from headscope.engine.evidence.need import agreement_table
 from headscope.report.figures.faithfulness import METRICS

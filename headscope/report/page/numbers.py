@@ -11,8 +11,8 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from numpy.typing import ArrayLike, NDArray
 
+from headscope.config.declarations import Measure
 from headscope.engine import rank_correlation
-from headscope.engine.declarations import Measure
 
 DIGITS = 9
 """Significant digits of a number in the page's data, the run's files have all.

@@ -20,7 +20,7 @@ from headscope.report.figures.training import STEPS, TrainingHistory, load_histo
 from headscope.report.page.numbers import LOSS, rounded, rounded_all
 from headscope.report.readers.pruning_runs import PruningRun, load_pruned
 from headscope.report.readers.run import RunError, texts_of
-from headscope.results import counted
+from headscope.signature import counted
 
 NUMBERS = ("seed", "kept", "of", "value", "low", "high", "difference", "loss")
 TRAJECTORIES = 4  # cells whose gates are drawn while they learn

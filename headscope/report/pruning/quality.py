@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from headscope.engine.declarations import head_functions
+from headscope.config.declarations import head_functions
 from headscope.report.layout.legend import Entry, functions_of, method_entries, method_style
 from headscope.report.layout.page import INK, TICK, Swatch, text_width
 from headscope.report.layout.panels import short_number

@@ -20,8 +20,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.bounds import MOST_HEADS, MOST_LAYERS
+from headscope.config.declarations import unknown_column
 from headscope.data.token_text import MARKS, Marks
-from headscope.engine.declarations import unknown_column
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
 from headscope.files.reading import read_json
 from headscope.files.tables import Bytes, Example, read_csv

@@ -11,8 +11,8 @@ from typing import Any
 
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.config import flag
+from headscope.config.declarations import Measure, rankable_columns
 from headscope.engine.base import ANALYSES
-from headscope.engine.declarations import Measure, rankable_columns
 from headscope.pruning.engines.base import ENGINES
 from headscope.pruning.ranking.criterion import CRITERIA
 from headscope.relevance.rulesets import RULE_SETS

@@ -8,8 +8,8 @@ from typing import Any
 
 from headscope.bootstrap import Ratio
 from headscope.config import option
+from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.engine.base import Analysis, HeadBatch, analysis
-from headscope.engine.declarations import AnalysisFigure, HeadFunction, Measure
 
 
 @dataclass(frozen=True)
