@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headscope.errors import CheckpointError, DataError, reason_of
+from headscope.files.npz import native_numbers
 from headscope.files.reading import read_bytes
 from headscope.formats.safe_pickle import BROKEN, MOST_STEPS, Machine, Refused, Storage, StoredTensor, StubType
 
@@ -54,7 +55,7 @@ def array_of(value: object) -> NDArray[Any] | None:
     if count * np.dtype(dtype).itemsize != len(data):
         return None
     order = "F" if cast(StubType, value).state[3] is True else "C"
-    return np.frombuffer(data, dtype=dtype, count=count).reshape(shape, order=cast(Any, order))
+    return native_numbers(np.frombuffer(data, dtype=dtype, count=count)).reshape(shape, order=cast(Any, order))
 
 
 def rows_of(value: object) -> list[NDArray[Any]] | None:

@@ -223,7 +223,10 @@ def test_sound_is_read_where_soundfile_is_installed(
         made.encode([str(tmp_path / "b.wav")], side="source", limit=5)
 
 
-@pytest.mark.parametrize(("values", "message"), [(np.zeros((4, 3)), r"x\.npy"), (np.zeros((BINS, 101)), r"x\.npy")])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [(np.zeros((4, 3)), r"x\.npy"), (np.zeros((BINS, 101)), r"x\.npy"), (np.zeros((BINS, 3), "c8"), "complex64")],
+)
 def test_features_of_another_size_are_refused(
     made: SpeechCheckpoint, tmp_path: Path, values: Any, message: str
 ) -> None:

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -319,6 +320,35 @@ def test_hostile_vocabularies(tmp_path: Path, content: Any) -> None:
     with pytest.raises((DataError, CheckpointError)) as caught:
         opened(path)
     assert not mark.exists() and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("layout", [np.asfortranarray, np.ascontiguousarray])
+@pytest.mark.parametrize("dtype", [">f4", ">f8", ">f2", "f2", ml_dtypes.bfloat16])
+def test_types_of_numbers(tmp_path: Path, dtype: Any, layout: Any) -> None:
+    """Arrays of any float type, byte order and layout; rounded here where the type is narrower."""
+    arrays = {name: array.astype(dtype) for name, array in story.make(HP, (7, 11), 13, seed=3).items()}
+    rounded = logits(opened(written(tmp_path / "a", HP, {name: a.astype(np.float32) for name, a in arrays.items()})))
+    found = written(tmp_path / "b", HP, {name: layout(array) for name, array in arrays.items()})
+    np.testing.assert_array_equal(logits(opened(found)), rounded)
+
+
+@pytest.mark.parametrize("dtype", [object, complex, "i8", np.longdouble, ml_dtypes.float8_e4m3fn, [("a", "f4")]])
+def test_types_that_are_no_weights(tmp_path: Path, dtype: Any) -> None:
+    arrays = story.make(HP, (7, 11), 13, seed=3) | {"mod/emb_inp/mat:0": np.ones((7, 10), dtype)}
+    with pytest.raises(CheckpointError, match=r"array mod/emb_inp/mat:0 is of the type \S+; save it as float32"):
+        opened(written(tmp_path, HP, arrays))
+
+
+def test_training_state_of_no_dimension(tmp_path: Path) -> None:
+    arrays = story.make(HP, (7, 11), 13, seed=3)
+    expected = logits(opened(written(tmp_path, HP, arrays)))
+    path = written(tmp_path, HP, arrays | {"global_step:0": np.array(7, ">i8")})
+    np.testing.assert_array_equal(logits(opened(path)), expected)
+    bad = bytearray(path.read_bytes())
+    bad[bad.index(np.array(7, ">i8").tobytes())] ^= 1  # nothing reads it, and its checksum says that it is damaged
+    path.write_bytes(bad)
+    with pytest.raises(CheckpointError, match=r"checksum of its member global_step:0.npy"):
+        opened(path)
 
 
 @pytest.mark.slow

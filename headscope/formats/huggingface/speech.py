@@ -20,6 +20,7 @@ from transformers.models.whisper.generation_whisper import _dynamic_time_warping
 
 from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, one_line
+from headscope.files.npz import native_numbers
 from headscope.formats.base import SideName
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId
@@ -117,6 +118,9 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
             rows = np.load(name, allow_pickle=False) if name.endswith(".npy") else None
         except (OSError, ValueError) as error:
             raise DataError(f"{name} cannot be read as features: {one_line(error)[:200]}") from error
+        rows = None if rows is None else native_numbers(rows)
+        if rows is not None and rows.dtype.kind not in "fiu":
+            raise DataError(f"{name} holds {rows.dtype} and no features; save them as float32")
         rows, length = self._extracted(name) if rows is None else (rows, rows.shape[-1])
         if rows.shape[:-1] != (bins,) or not 0 < length <= frames:
             raise DataError(

@@ -29,8 +29,10 @@ from torch import Tensor
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
 from headscope.errors import CheckpointError, ConfigError, DataError, shortlist
+from headscope.files.npz import Arrays
 from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import write_atomically
+from headscope.files.zips import first_member, zip_damage
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles
 from headscope.formats.native import NATIVE
 from headscope.formats.pickles import read_pickle
@@ -38,9 +40,7 @@ from headscope.formats.safe_pickle import StubType
 from headscope.formats.story_of_heads.arrays import (
     SOURCE,
     ArrayRule,
-    Arrays,
     array_rules,
-    first_member,
     is_training_state,
 )
 from headscope.formats.story_of_heads.hyperparameters import SITES, Hp, Shape, loss_scope, read_hp, set_aside, shape_of
@@ -83,6 +83,8 @@ class StoryOfHeadsFormat(CheckpointFormat[StoryCheckpoint]):
         file = Path(path)
         if not file.is_file():
             raise CheckpointError(f"there is no file {path}; a story-of-heads checkpoint is one .npz")
+        if damage := zip_damage(file):
+            raise CheckpointError(f"{path} is truncated or broken ({damage}); copy it again")
         hp_file = companions.hp or _beside(file)
         hp, settings = read_hp(hp_file)
         arrays = Arrays(file)

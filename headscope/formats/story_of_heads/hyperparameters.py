@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from headscope.errors import CheckpointError, ConfigError
+from headscope.files.npz import Arrays
 from headscope.files.reading import read_json
 from headscope.files.serialize import from_plain, read_toml
-from headscope.formats.story_of_heads.arrays import SOURCE, TARGET, Arrays
+from headscope.formats.story_of_heads.arrays import SOURCE, TARGET
 from headscope.heads import Site
 from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig

@@ -23,9 +23,9 @@ from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.config.declarations import unknown_column
 from headscope.data.token_text import MARKS, Marks
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
+from headscope.files.npz import Arrays
 from headscope.files.reading import read_json
 from headscope.files.tables import Bytes, Example, read_csv
-from headscope.formats.story_of_heads.arrays import Arrays
 from headscope.heads import SITES, Layout, Site
 
 GENERIC_NAMES = {"model", "checkpoint", "last", "best", "averaged", "model.pt", "model.npz"}

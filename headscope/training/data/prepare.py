@@ -14,9 +14,9 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import SideName, UnknownSubwords
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import DataError
+from headscope.files.npz import BROKEN
 from headscope.files.tables import write_arrays
 from headscope.files.writing import write_atomically
-from headscope.formats.story_of_heads.arrays import BROKEN
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
 from headscope.training.data.batches import Numbers, TokenizedTexts, TrainingPairs
