@@ -79,7 +79,6 @@ REFITS: dict[str, Refitter] = {
     "sequential": partial(by_options, RefitOptions(sequential=True)),
     "damping 0.1": partial(by_options, RefitOptions(damping=0.1)),
     "feed-forward": partial(by_options, RefitOptions(sequential=True, feed_forward=True)),
-    "feed-forward, noised": partial(by_options, RefitOptions(sequential=True, feed_forward=True, anchor="noised")),
 }
 
 

@@ -131,8 +131,7 @@ def _performance_table(compensated: Compensated, change: str) -> Table:
     for candidate in choice.candidates:
         name = change if candidate is choice.masked else f"and {candidate.name}"
         taken = " (taken)" if candidate is choice.taken and len(choice.candidates) > 2 else ""
-        remark = f" ({candidate.remark})" if candidate.remark else ""
-        table.add_row(f"{name}{remark}{taken}", *_numbers(candidate.held_out), *_numbers(candidate.check))
+        table.add_row(f"{name}{taken}", *_numbers(candidate.held_out), *_numbers(candidate.check))
     return table
 
 

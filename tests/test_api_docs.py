@@ -20,7 +20,6 @@ from typing_extensions import Unpack
 
 import headscope as hs
 from headscope.api.options import PathName, checked_value
-from headscope.api.removal import OldRefit
 from headscope.config import AnalyzeConfig, EvaluateConfig
 from headscope.config.declarations import analysis_options
 from headscope.config.small import ConvertConfig, TranslateConfig
@@ -243,7 +242,7 @@ def test_every_option_of_a_command_is_a_keyword_of_the_api(config: type[Any]) ->
             assert Any in types or types >= kinds(hints[entry.name]), entry.name
             assert default in (None, inspect.Parameter.empty, entry.default), entry.name
     words = {word.rpartition(".")[2] for word in elsewhere.values()} | {entry.name for entry in fields(config)}
-    assert own.keys() - words - analysis_options().keys() <= ONLY_PYTHON | TEXTS | OldRefit.__annotations__.keys()
+    assert own.keys() - words - analysis_options().keys() <= ONLY_PYTHON | TEXTS
 
 
 ONLY_PYTHON = {"self", "text", "progress", "parse", "study", "tokenised", "second", "refit", "valid"}

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import ref
 
 from headscope.api.evaluation import ScoredModel
-from headscope.api.options import AnalyzeMore, FileMore, PathName, Report, ShrinkMore, in_python
+from headscope.api.options import AnalyzeMore, FileMore, PathName, Report, ShrinkMore, in_python, wrong_type
 from headscope.api.ranking import Ranking, ranking_of
 from headscope.api.removal import (
     HeadScores,
-    OldRefit,
     going,
     merge_of,
-    refit_and_valid,
     save_shrunk,
     shrunk_copy,
     shrunk_model,
@@ -204,7 +202,6 @@ class Model(ScoredModel):
         margin: str | None = None,
         export: str | Iterable[str] | None = None,
         pad: bool = False,
-        **old: Unpack[OldRefit],
     ) -> SmallModel:
         """A smaller and faster copy without some heads, with the outputs of this model with these heads masked.
 
@@ -233,7 +230,8 @@ class Model(ScoredModel):
         if self.gates:
             raise ConfigError("heads are gated now; remove them outside of the block")
         check_one_given({"heads, those that go": heads, "merge_kv": merge_kv, "keep_only": keep_only})
-        refit, held_out = refit_and_valid(refit, valid, old)
+        if refit is not None and not isinstance(refit, Refit):
+            raise wrong_type("refit", refit, "hs.Refit(method='least-squares')")
         done = shrunk_copy(
             self.checkpoint,
             going(self.checkpoint, heads, keep_only=keep_only),
@@ -241,8 +239,8 @@ class Model(ScoredModel):
             export=export,
             text=texts_of(text, target, second=second, labels=labels),
             max_sentences=max_sentences,
-            calibration=refit,
-            held_out=held_out,
+            calibration=refit or Refit(method="none"),
+            held_out=texts_of(valid),
             metric=metric,
             margin=margin,
             pad=pad,

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Real
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias
 
 import torch
 
 from headscope.api.options import PathName, Report, checked_value, configured, progress_of, wrong_type
 from headscope.api.selection import Heads, head_ids_of, heads_option
-from headscope.api.texts import LabelList, Text, Texts, texts_of
+from headscope.api.texts import Texts, texts_of
 from headscope.config import Companions
 from headscope.data.batching import sentence_limit
 from headscope.data.lines import Lines
@@ -44,7 +43,6 @@ from headscope.pruning.removal.savings import Timing, engine_timing, timings
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.pruning.shrink import PAGE, SIZES, opened_with, run_shrink, small_model
-from headscope.registry import unknown
 
 
 def shrunk_copy(
@@ -174,49 +172,6 @@ def merge_of(
         raise wrong_type("merge_by", scores, "a number for each head, {'decoder-self.0.1': 0.5}, or a file of scores")
     by_head = {HeadId.parse(str(head)): float(score) for head, score in numbers.items()}
     return Merge(counts, None if scores is None else by_head, measured)
-
-
-class OldRefit(TypedDict, total=False):
-    """Keywords of `Model.remove` that became fields of `refit` and `valid`; they work still."""
-
-    compensate: str
-    damping: float
-    calibration_sentences: int
-    sequential: bool
-    objective: str
-    valid_text: Text | None
-    valid_target: Text | None
-    valid_second: Text | None
-    valid_labels: LabelList | None
-
-
-_REFIT = {"compensate": "method", "calibration_sentences": "sentences"}
-_VALID = {"valid_text": "source", "valid_target": "target", "valid_second": "second", "valid_labels": "labels"}
-
-
-def refit_and_valid(refit: Refit | None, valid: Text | None, old: Mapping[str, Any]) -> tuple[Refit, Texts]:
-    """How is refitted and what is held out, also from `OldRefit`, with a warning that says what to write now.
-
-    ConfigError for a keyword that there is not, and for both kinds at once.
-    """
-    if strange := [name for name in old if name not in OldRefit.__annotations__]:
-        raise ConfigError(unknown("option of remove", strange[0], ["refit", "valid", *OldRefit.__annotations__]))
-    if refit is not None and not isinstance(refit, Refit):
-        raise wrong_type("refit", refit, "hs.Refit(method='least-squares')")
-    texts = {_VALID[name]: text for name, text in old.items() if name in _VALID and text is not None}
-    how = {_REFIT.get(name, name): value for name, value in old.items() if name not in _VALID}
-    new = [f"refit=hs.Refit({', '.join(f'{name}=…' for name in how)})"] if how else []
-    if texts:
-        new.append(f"valid=hs.Texts({', '.join(f'{name}=…' for name in texts)})")
-    if (how and refit is not None) or (texts and valid is not None):
-        raise ConfigError(f"{', '.join(old)}: an old way to say what refit and valid say; give {' and '.join(new)}")
-    if new:
-        warnings.warn(f"remove: instead of {', '.join(old)} give {' and '.join(new)}", FutureWarning, stacklevel=4)
-    if texts.keys() & {"target", "second"} and not texts.keys() & {"source"}:
-        raise ConfigError("valid_target and valid_second are for valid_text; give that too")
-    if refit is None:
-        refit = Refit(**{"method": "none", **how})
-    return refit, Texts(**texts) if texts else texts_of(valid)
 
 
 def _names(export: str | Iterable[str] | None) -> tuple[str, ...]:

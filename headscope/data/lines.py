@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import random
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +22,6 @@ COMPRESSED = {  # how files begin that are compressed; those of gzip `opened` ha
     "zstd": rb"\x28\xb5\x2f\xfd",
     "zip": rb"PK\x03\x04",
 }
-DRAWS = 20
-"""How often a splice is tried before a line stays what it is."""
 A = TypeVar("A")
 B = TypeVar("B")
 Lines = str | Path | Sequence[str]
@@ -149,27 +146,3 @@ def text_units(lines: Sequence[str]) -> tuple[list[list[str]], str]:
     if 2 * sum(len(line) > 1 for line in words) >= len(lines):
         return words, " "
     return [list(line.strip()) for line in lines], ""
-
-
-def splices(lines: Sequence[Sequence[str]], *, seed: int = 1) -> list[list[str]]:
-    """Every line as far as one of its words, and from there on a line that has this word too, as that one goes on.
-
-    Words and lines are drawn. Where what comes out is a line that there is already, it is drawn anew; after 20 draws
-    the line stays what it is.
-    """
-    draws, known = random.Random(seed), {tuple(line) for line in lines}
-    places: dict[str, list[tuple[int, int]]] = {}
-    for number, line in enumerate(lines):
-        for at, word in enumerate(line):
-            places.setdefault(word, []).append((number, at))
-
-    def spliced(line: Sequence[str]) -> list[str]:
-        for _ in range(DRAWS if line else 0):
-            at = draws.randrange(len(line))
-            other, there = draws.choice(places[line[at]])
-            made = [*line[:at], *lines[other][there:]]
-            if tuple(made) not in known:
-                return made
-        return list(line)
-
-    return [spliced(line) for line in lines]

@@ -201,7 +201,7 @@ def chosen_heads(
     if not opened.config.searches:
         return ranked_out(context, sized[0])
     folder = context.config.out
-    kept = finished_cells(read_objects(folder / CELLS), folder, context.gating, context.metric).records
+    kept = finished_cells(read_objects(folder / CELLS), folder).records
     with progress("measuring the unpruned model", 1) as step:
         baseline = _measured(context, unpruned, kept)
         step(1)

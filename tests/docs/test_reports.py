@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from pathlib import Path
 
@@ -58,35 +57,5 @@ def test_rankings_refitted_in_closed_form_are_those_of_the_files(table: str, hea
         assert [float(number) for number in numbers] == pytest.approx(expected, abs=5.6e-5), method
 
 
-def test_what_auto_takes_is_never_below_masking() -> None:
-    rows = pruning_report.anchored_rows().set_index(["method", "kept", "compensation"])
-    taken = rows.xs("auto", level="compensation")
-    masked = rows.xs("none", level="compensation").loc[taken.index]
-    assert len(taken) == 8 and (taken[["captions", "other"]] > masked[["captions", "other"]]).all().all()
-
-
-def test_nor_is_it_with_heads_by_any_ranking() -> None:
-    rows = pruning_report.read("anchored/bert-auto").set_index(["method", "kept", "compensation"])
-    taken, masked = (rows.xs(name, level="compensation") for name in ("auto", "none"))
-    for text in ("captions", "other"):
-        gains = taken[text].to_numpy() - masked[text].to_numpy()
-        assert len(gains) == 24 and gains.min() > 0.009
-
-
-@pytest.mark.parametrize("turn", ["", "-sequential"])
-def test_nor_does_a_translation_model_lose_more(turn: str) -> None:
-    rows = pruning_report.read(f"anchored/translation-auto{turn}").set_index(["method", "kept", "compensation"])
-    taken, masked = (rows.xs(name, level="compensation") for name in ("auto", "none"))
-    for text in ("captions_damage", "other_damage"):
-        gains = masked[text] - taken[text]
-        assert len(gains) == 12 and gains.min() >= 0 and ((gains > 0) == (taken["taken"] != "none")).all()
-
-
 def test_the_updates_are_those_of_the_sweep() -> None:
     assert "updates:250+150|" in (ROOT / "benchmarks/pruning/all/sweep.json").read_text(encoding="utf-8")
-
-
-def test_the_figure_shows_the_files() -> None:
-    """It carries the numbers that it was drawn of."""
-    drawing = pruning_report.FIGURE.read_text(encoding="utf-8")
-    assert pruning_report.described() in html.unescape(drawing)

@@ -163,15 +163,10 @@ def test_it_is_evaluated_and_refitted_beside_transcripts_that_change(folder: Pat
     small = hs.load(str(folder)).remove("cross.1.*,encoder-self.0.0", **pair, refit=hs.Refit(method="auto"))
     assert "random subwords" in str(small.compensation)
     checkpoint, corpus = hs.load(str(folder)).checkpoint, open_corpus(text["source"], target=text["target"])
-    for anchor in ("random", "shuffled", "noised"):
-        for name, made in anchor_texts(checkpoint, corpus, anchor).items():
-            lines = list(made())
-            assert {line.source for line in lines} <= {line.source for line in corpus}, name
-            assert [line.target for line in lines] != [line.target for line in corpus], name
-    alike = open_corpus(text["source"], target=["a child sings", "a man sings loud", "two men sing"])
-    for made in anchor_texts(checkpoint, alike, "spliced").values():
-        assert [line.source for line in made()] == [line.source for line in alike]
-        assert [line.target for line in made()] == ["a child sings loud", "a man sings", "two men sing"]
+    for name, made in anchor_texts(checkpoint, corpus, "mixed").items():
+        lines = list(made())
+        assert {line.source for line in lines} <= {line.source for line in corpus}, name
+        assert [line.target for line in lines] != [line.target for line in corpus], name
 
 
 def test_its_graph_is_one_forward_pass_and_no_text_is_proposed(folder: Path) -> None:

@@ -26,7 +26,6 @@ from headscope.formats.story_of_heads.hyperparameters import read_hp
 from headscope.heads import select_heads
 from headscope.pruning.learning import learn
 from headscope.pruning.scores_file import read_scores
-from headscope.pruning.sweep.cell_files import read_cell
 from headscope.report.figures.headmap import heads_figure
 from headscope.report.figures.offsets import offset_shares
 from headscope.report.figures.pruning import pruning_figure
@@ -104,15 +103,6 @@ PLAIN: list[Case] = [
         "scores",
         holding("scores.csv", "site,layer,head,score\ncross,0,0,1\ncross,0,1,2.5\n"),
         lambda path: read_scores(path, LAYOUT),
-    ),
-    (
-        "cell",
-        holding(
-            "l0-keep3.json",
-            '{"cell": {"method": "l0", "keep": 3}, "kept": ["cross.0.0"], "metric": "perplexity", "facts": {}, '
-            '"sums": [[1.0, 2.0]], "loss": [1.0, 2], "seconds": 1}',
-        ),
-        lambda path: read_cell(path.parent.parent, "l0-keep3"),
     ),
 ]
 

@@ -94,7 +94,7 @@ def test_an_anchor_is_refitted_on_and_measured_on(monkeypatch: pytest.MonkeyPatc
         return {}
 
     monkeypatch.setattr(scoring, "measured_allocation", allocated)
-    for anchor in ("", "random", other):
+    for anchor in ("", "mixed", other):
         scoring.measured_scores(ScoringContext(checkpoint, corpus, anchor=anchor), [])
     assert [texts for texts, _ in seen] == [[9], [9], [9, 5]]
     assert len({mean for _, mean in seen}) == 3

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -16,9 +14,8 @@ import torch
 
 import headscope as hs
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.lines import splices
 from headscope.errors import ConfigError
-from headscope.formats.base import Checkpoint, SideName, open_checkpoint
+from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId
 from headscope.model.taps import masked
@@ -27,17 +24,14 @@ from headscope.pruning.closed_form.anchors import (
     anchor_texts,
     capped,
     language_of,
-    noised_text,
     opening,
     random_text,
     second_text,
     shuffled_text,
-    spliced_text,
     subwords,
-    with_lines,
 )
 from headscope.pruning.closed_form.bench import AnchoredMoments, RefitBench
-from headscope.pruning.closed_form.calibration import CalibrationText, Candidate, Choice, least_harm, share, split_text
+from headscope.pruning.closed_form.calibration import Candidate, Choice, least_harm, share, split_text
 from headscope.pruning.closed_form.compensate import RefittedCopy, compensate
 from headscope.pruning.closed_form.damage import DamageMeter, Performance, spread
 from headscope.pruning.closed_form.moments import collect_moments, weighted
@@ -156,16 +150,20 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     meters = [DamageMeter.of(checkpoint, corpus) for corpus in (parts.held_out, other)]
     with masked(checkpoint.model, heads):
         none = [meter.measure().damage for meter in meters]
-    harms, least, best = {"none": 1.0}, math.inf, RefitOptions()
-    for each in (*bench.tried(heads), None):
-        options = replace(best, strength=0.5) if each is None else each  # half the way to the best of them
+    harms = {"none": 1.0}
+    tried = bench.tried(heads)
+    assert [each.name for each in tried if each.method != "mean"] == [
+        "least-squares",
+        "least-squares-strength=0.5",
+        "least-squares-mixed",
+        "least-squares-mixed-strength=0.5",
+    ]
+    for options in tried:
         moments = AnchoredMoments(checkpoint, parts.calibration).of(options.anchor)
         model = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, options)).model
         damages = [meter.measure(model).damage for meter in meters]
         name = Candidate(options, performance(0), performance(0)).name
         harms[name] = max(share(damage, of) for damage, of in zip(damages, none, strict=True))
-        if options.method == "least-squares" and harms[name] < least:
-            least, best = harms[name], options
     assert done.choice is not None and len(done.choice.candidates) == len(harms)
     assert done.choice.taken.name == min(harms, key=lambda name: harms[name])
     for candidate in done.choice.candidates:
@@ -176,53 +174,20 @@ def test_auto_takes_what_brute_force_finds(kind: str) -> None:
     assert meters[0].measure(done.checkpoint.model).damage == pytest.approx(taken.damage, rel=1e-9)
 
 
-def test_noised_text_is_tried_where_modules_are_refitted_one_after_the_other() -> None:
-    """Elsewhere it would be most of what is read."""
+def test_of_auto_what_is_given_is_compared_alone() -> None:
     checkpoint, heads = speakers.checkpoint("bert"), gone("bert")
     parts, other = split_text(text("bert"), None, sentences=100), sides(speakers.corpus("bert", count=7, seed=5))
-    plain, in_turn = (
-        RefitBench(checkpoint, parts, Refit(method="auto", check=other, sequential=sequential))
-        for sequential in (False, True)
-    )
-    more = [options for options in in_turn.tried(heads) if options not in plain.tried(heads)]
-    assert [(options.anchor, options.damping) for options in more] == [("noised", 1e-4), ("noised", 0.1)]
 
+    def tried(**options: Any) -> list[tuple[float, float, Any]]:
+        bench = RefitBench(checkpoint, parts, Refit(method="auto", check=other, **options))
+        return [(each.damping, each.strength, each.anchor) for each in bench.tried(heads) if each.method != "mean"]
 
-def test_most_candidates_are_measured_on_a_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best two of the first stage, half of the best and masking on all lines, none twice: positions are counted."""
-    kind = "bert"
-    checkpoint, heads = speakers.checkpoint(kind), gone(kind)
-    parts = CalibrationText(text(kind), speakers.corpus(kind, count=40, seed=3))
-    bench = RefitBench(checkpoint, parts, Refit(method="auto", check=sides(speakers.corpus(kind, count=44, seed=5))))
-    meters = (bench.held_out, bench.check[0])
-    assert all(meter.rest is not None for meter in meters) and bench.check[1].count == 24
-    whole = [DamageMeter.of(checkpoint, corpus) for corpus in (parts.held_out, bench.check[1])]
-    few = [sum(batch.positions for batch, _ in meter.few.intact) for meter in meters]
-    rest = [sum(batch.positions for batch, _ in meter.rest.intact) for meter in meters if meter.rest is not None]
-    read = list[int]()
-    measured = DamageMeter.measure
-
-    def counted(meter: DamageMeter, model: Any = None) -> Performance:
-        read.append(sum(batch.positions for batch, _ in meter.intact))
-        return measured(meter, model)
-
-    monkeypatch.setattr(DamageMeter, "measure", counted)
+    assert {damping for damping, *_ in tried()} == {0.1} and {damping for damping, *_ in tried(damping=1e-4)} == {1e-4}
+    assert tried(strength=0.3, anchor="none") == [(0.1, 0.3, "none")]
+    assert [anchor for *_, anchor in tried(strength=1.0, anchor=other)] == ["none", "none", other, other]
+    bench = RefitBench(checkpoint, parts, Refit(method="auto", check=other, sequential=True))
     choice = bench.compensated(heads).choice
-    monkeypatch.undo()
-    assert choice is not None
-    full = [each for each in choice.candidates if each.first is None]
-    assert len(full) == 4 and choice.taken in full and choice.masked in full
-    assert sum(read) == len(choice.candidates) * sum(few) + len(full) * sum(rest)
-    assert sum(read) < 0.8 * len(choice.candidates) * (sum(few) + sum(rest))
-    for each in full[1:]:
-        moments = AnchoredMoments(checkpoint, parts.calibration).of(each.options.anchor)
-        model = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads, each.options)).model
-        for meter, found in zip(whole, (each.held_out, each.check), strict=True):
-            wanted = meter.measure(model)
-            assert (found.value, found.damage) == pytest.approx((wanted.value, wanted.damage), rel=1e-5)
-            assert (found.sentences, found.predictions) == (wanted.sentences, wanted.predictions)
-    left_out = [each for each in choice.candidates if each.first is not None]
-    assert left_out and all(each.remark == "12 and 12 lines" for each in left_out)
+    assert choice is not None and [each.options.sequential for each in choice.candidates] == 6 * [False] + [True]
 
 
 def test_lines_spread_over_a_text() -> None:
@@ -235,7 +200,7 @@ def test_lines_spread_over_a_text() -> None:
     assert few.count == corpus.count // 3 and subwords(checkpoint, few) < 0.5 * subwords(checkpoint, corpus)
     assert capped(checkpoint, corpus, positions=1, fewest=5).count == 5
     assert capped(checkpoint, corpus, positions=10**6) is corpus
-    anchored = anchor_texts(checkpoint, corpus, "random")["random"]()
+    anchored = anchor_texts(checkpoint, corpus, "mixed")["random"]()
     assert subwords(checkpoint, anchored) <= 1.3 * subwords(checkpoint, corpus)
 
 
@@ -291,67 +256,8 @@ def test_cheap_texts_of_lines_that_are_one_word() -> None:
     before, after = ids(read), ids(shuffled_text(checkpoint, read))
     assert before[0] != after[0] and list(map(len, before)) == list(map(len, after))
     assert sorted(chain(*before)) == sorted(chain(*after))
-    for made in (random_text(checkpoint, read), noised_text(checkpoint, read, share=0.3)):
-        assert list(chain(*ids(made))).count(tiny.UNKNOWN) < 0.1 * sum(map(len, ids(made)))
-
-
-def test_noised_texts() -> None:
-    """Of a share of subwords about that share is another one, on both sides; without a share none is."""
-    checkpoint, corpus = speakers.checkpoint("marian"), text("marian")
-
-    def changed(share: float, side: SideName) -> float:
-        texts = (
-            [getattr(line, side) for line in part] for part in (corpus, noised_text(checkpoint, corpus, share=share))
-        )
-        before, after = (checkpoint.encode(lines, side=side, limit=512) for lines in texts)
-        pairs = [pair for one, two in zip(before, after, strict=True) for pair in zip(one.ids, two.ids, strict=False)]
-        return sum(one != two for one, two in pairs) / len(pairs)
-
-    sides: tuple[SideName, ...] = ("source", "target")
-    for side in sides:
-        assert changed(0.0, side) == 0 and 0.1 < changed(0.2, side) < 0.4 < changed(0.8, side)
-    assert list(noised_text(checkpoint, corpus, share=0.3)) != list(noised_text(checkpoint, corpus, share=0.3, seed=2))
-    both = with_lines(corpus, speakers.corpus("marian", count=5, seed=5))
-    assert both.count == 23 + 4 * 5 == len(list(both)) and both.has_target
-    parts = anchor_texts(checkpoint, corpus, "noised")
-    assert list(parts) == ["noised 15", "noised 30", "noised 60"], "no sample ships in its language"
-    assert len({part().digest for part in parts.values()}) == 3
-
-
-def test_splices() -> None:
-    """Every one is the beginning of its line and, from a word that both have, the end of another line."""
-    lines = [line.split() for line in ("the cat sat on a mat", "a dog sat by the door", "on the hill", "alone", "")] * 3
-    made = splices(lines)
-    assert made == splices(lines) != splices(lines, seed=2) and len(set(map(tuple, made))) > 5
-
-    def could_be(line: list[str], start: list[str]) -> bool:
-        joints = ((at, end, place) for at in range(len(start)) for end in lines for place in range(len(end)))
-        return any(
-            start[at] == end[place] and line == [*start[:at], *end[place:]] for at, end, place in joints if end != start
-        )
-
-    for line, start in zip(made, lines, strict=True):
-        assert line == start if len(start) < 2 else line not in lines and could_be(line, start)
-    assert splices([["a", "b"], ["c", "d"]]) == [["a", "b"], ["c", "d"]], "without a word that both have"
-
-
-def test_spliced_texts() -> None:
-    """Four texts of the words that are there; their translations are what the model says of them."""
-    shipped, start = open_checkpoint(str(hs.assets.trained()), device="cpu"), ">>de<< "
-    english, german = (hs.assets.captions(side).read_text(encoding="utf-8").splitlines()[:7] for side in ("en", "de"))
-    parts = anchor_texts(shipped, hs.Texts(english, german).corpus(), "spliced").values()
-    texts = [list(part()) for part in parts]
-    assert [len(text) for text in texts] == 4 * [7] and len(set(map(tuple, texts))) == 4
-    made = list(chain(*texts))
-    assert len({line.source for line in made} - set(english)) > 7
-    assert {word for line in made for word in line.source.split()} <= set(" ".join(english).split())
-    theirs = hs.load(str(hs.assets.trained())).translate([line.source for line in made], beam=1)
-    assert [line.target for line in made] == theirs
-    told = anchor_texts(shipped, hs.Texts([start + line for line in english], german).corpus(), "spliced").values()
-    assert [line.source for part in told for line in part()] == [start + line.source for line in made]
-    letters = spliced_text(speakers.checkpoint("bert"), hs.Texts(["abcd", "xbyz"] * 9).corpus())
-    assert {"abyz", "xbcd"} <= {line.source for line in letters} <= {"abcd", "xbyz", "abyz", "xbcd"}
-    assert not letters.has_target
+    drawn = ids(random_text(checkpoint, read))
+    assert list(chain(*drawn)).count(tiny.UNKNOWN) < 0.1 * sum(map(len, drawn))
 
 
 def test_what_all_lines_begin_with_stays_there() -> None:
@@ -362,16 +268,13 @@ def test_what_all_lines_begin_with_stays_there() -> None:
     told = hs.Texts([start + line for line in english], german).corpus()
     assert opening([each.source for each in told]) == start and opening(german) == ""
     assert opening(["a b", "a b"]) == opening(["a b c"]) == "", "a text, not what it begins with"
-    for anchor in ("mixed", "noised", "general"):
-        texts, without = (anchor_texts(shipped, corpus, anchor) for corpus in (told, plain))
-        assert list(texts) == list(without)
-        for name in texts:
-            pairs = list(zip(texts[name](), without[name](), strict=False))
-            assert all(line.source.startswith(start) and ">>de<<" not in line.source[len(start) :] for line, _ in pairs)
-            if name != "random":  # as many subwords as the text
-                assert [line.target for line, _ in pairs] == [line.target for _, line in pairs], name
-            if name in ("shuffled", "sample"):
-                assert [line.source for line, _ in pairs] == [start + line.source for _, line in pairs]
+    texts, without = (anchor_texts(shipped, corpus, "mixed") for corpus in (told, plain))
+    assert list(texts) == list(without) == ["random", "shuffled"]
+    for name in texts:
+        pairs = list(zip(texts[name](), without[name](), strict=False))
+        assert all(line.source.startswith(start) and ">>de<<" not in line.source[len(start) :] for line, _ in pairs)
+    assert [line.target for line, _ in pairs] == [line.target for _, line in pairs]
+    assert [line.source for line, _ in pairs] == [start + line.source for _, line in pairs]
     assert [each.source for each in second_text(shipped, told)[0]] == [
         start + each.source for each in second_text(shipped, plain)[0]
     ]
@@ -385,13 +288,8 @@ def test_the_second_text() -> None:
     assert second_text(tiny, text("bert"))[1] is False
     shipped = open_checkpoint(str(hs.assets.trained()), device="cpu")
     parallel = hs.Texts(captions["en"], captions["de"]).corpus()
-    general, foretold = second_text(shipped, parallel)
-    assert foretold and general.name == "headscope's varied text" and general.has_target and general.count == 120
-    anchored = anchor_texts(shipped, parallel, "general")["sample"]()
-    assert not {each.source for each in general} & {each.source for each in anchored}
-    noised = anchor_texts(shipped, parallel, "noised")
-    assert next(iter(noised)) == "sample" and len(noised) == 4
-    assert noised["noised 60"]().count == 240 + 4 * 60
+    varied, foretold = second_text(shipped, parallel)
+    assert foretold and varied.name == "headscope's varied text" and varied.has_target and varied.count == 120
     own, _ = second_text(shipped, parallel, (captions["de"], captions["en"]))
     assert own.count == 240
     with pytest.raises(ConfigError, match="--check"):
@@ -401,7 +299,7 @@ def test_the_second_text() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"anchor": "shufled"}, "'shufled'.*none, random"),
+        ({"anchor": "shuffled"}, "'shuffled'.*none, mixed"),
         ({"anchor": ("a", "b", "c")}, "3 files"),
         ({"method": "mean", "anchor": "mixed"}, "anchor.*least-squares.*mean"),
         ({"method": "none", "check": ["a b"]}, "check.*auto"),
@@ -432,11 +330,11 @@ def test_the_command_chooses_and_says_why(command: Callable[..., tuple[int, str,
     assert {"none", record["choice"]["taken"]} <= {each["name"] for each in record["choice"]["candidates"]}
     page = json.loads(json.dumps(removal_page(tmp_path / "small")))
     assert len(page["rows"]) == len(record["choice"]["candidates"]) and "23 sentences" in page["text"]
-    chosen = ("least-squares", "--anchor", "shuffled", "--damping", "0.1", "--out", tmp_path / "own")
+    chosen = ("least-squares", "--anchor", "mixed", "--damping", "0.1", "--out", tmp_path / "own")
     status, out, _ = command(*remove, *given, *chosen)
     record = json.loads((tmp_path / "own" / "pruning.json").read_text(encoding="utf-8"))
-    assert status == 0 and record["compensation"]["anchor"] == "shuffled"
-    assert "compensate:least-squares-anchor=shuffled" in record["signature"]
+    assert status == 0 and record["compensation"]["anchor"] == "mixed"
+    assert "compensate:least-squares-anchor=mixed" in record["signature"]
 
 
 def removal_page(folder: Path) -> Any:

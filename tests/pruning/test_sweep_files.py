@@ -200,21 +200,7 @@ def with_value(value: Any, *path: Any) -> Callable[[Any], None]:
     return change
 
 
-OLD = without("sha256")  # a record of an earlier version says no digest, so that its values are looked at
-CHANGES = [
-    without("sums"), without("cell"), with_value(3.5, "sums", 0, 0), with_value([], "kept"),
-    *(
-        lambda record, change=change: [each(record) for each in (OLD, change)]
-        for change in (
-            without("loss"), without("metric"), without("cell"), with_value(None, "sums"), with_value([1], "sums"),
-            with_value("x", "sums", 0, 0), with_value(math.nan, "sums", 0, 0), with_value([[1.0]], "sums"),
-            with_value([1.0, 0], "loss"), with_value({}, "kept"), with_value(["cross.0.77"], "kept"),
-            with_value(["head"], "kept"), with_value("bleu!", "metric"), with_value("perplexity", "metric"),
-            with_value([], "facts"), with_value("1", "seconds"), with_value("l0", "cell", "method"),
-            with_value([3], "cell", "keep"), with_value(7, "model"),
-        )
-    ),
-]  # fmt: skip
+CHANGES = [without("sums"), without("cell"), without("sha256"), with_value(3.5, "sums", 0, 0), with_value([], "kept")]
 
 
 @pytest.fixture(scope="module")

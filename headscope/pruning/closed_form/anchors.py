@@ -1,12 +1,11 @@
-"""Text that costs nothing, beside the text that a refit is calibrated on, so that the refit holds on other text too.
+"""Texts beside the one that a refit is calibrated on, so that the refit holds on other text too.
 
 On one kind of text a head can be predicted from others that know nothing of what it does on another kind. Random
-subwords, the words of the text in random order, and the text with some of its subwords drawn at random make the model
-compute things that the text never does; with their moments added to those of the text (each part with an equal weight)
-a refit is held to the intact model there as well. Lines that begin as one of the text and go on as another are more
-text of its own kind. Where a model reads recordings these stay, and transcripts change.
-Words that all lines begin with are no text but say what to do (`>>deu<<`, "translate English to German:", "query:"):
-every text that is made, and the sample that ships, begins with them too.
+subwords and the words of the text in random order make the model compute things that the text never does; with their
+moments added to those of the text (each part with an equal weight) a refit is held to the intact model there as well.
+Where a model reads recordings these stay, and transcripts change.
+Words that all lines begin with tell the model what to do (`>>deu<<`, "translate English to German:", "query:"): every
+text that is made, and the sample that ships, begins with them too.
 """
 
 from __future__ import annotations
@@ -14,50 +13,30 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import cycle, islice, takewhile
 from typing import NamedTuple, TypeVar
 
 from headscope.assets import sample, varied
-from headscope.data.batching import DEFAULT_TOKENS
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import MANY
-from headscope.data.lines import read_lines, splices, text_units
+from headscope.data.lines import read_lines, text_units
 from headscope.errors import ConfigError
-from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint, SideName
-from headscope.formats.translate_options import TranslateOptions
 from headscope.pruning.closed_form.damage import lines, spread
 from headscope.pruning.options.refit import OtherText, anchor_files, anchor_name, sides
 
 T = TypeVar("T")
 LENGTHS = (6, 30)
 """Subwords of a random text, from and to."""
-NOISES = {"noised 15": 0.15, "noised 30": 0.3, "noised 60": 0.6}
-"""Shares of subwords that are drawn at random."""
-SPLICED = ("spliced 1", "spliced 2", "spliced 3", "spliced 4")
-"""Texts of lines that begin as one and go on as another, each as long as the calibration text."""
-PARTS = {
-    "": (),
-    "random": ("random",),
-    "shuffled": ("shuffled",),
-    "mixed": ("random", "shuffled"),
-    "general": ("random", "shuffled", "sample"),
-    "noised": ("sample", *NOISES),
-    "spliced": SPLICED,
-    "text": ("text",),
-}
-"""What stands beside the calibration text, by the name of an anchor."""
-FORETOLD = ("sample", "text")
-"""Those of them that are about something, so that a model could foretell what follows."""
 LANGUAGES = ("en", "de")
-"""Languages that a general sample ships in."""
+"""Languages that a sample ships in."""
 COMMON = 40
 """Words of a language that are looked for, the most frequent of its sample."""
 KNOWN = 0.15
 """Share of a text's words that must be among them."""
 UNREADABLE = 0.1
-"""Share of unknown subwords above which a sample is none for a model."""
+"""Share of unknown subwords above which a model cannot read a sample."""
 
 
 class WeightedText(NamedTuple):
@@ -70,28 +49,22 @@ class WeightedText(NamedTuple):
 def anchor_texts(
     checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1
 ) -> dict[str, Callable[[], Corpus]]:
-    """What stands beside the calibration text, by name; each is made when it is called for.
+    """The texts beside the calibration text, by name; each is made when it is called for.
 
     ConfigError for an unknown anchor, and for a text of the user's without a target where the calibration text has one.
     """
     anchor_files(anchor)
-    names = PARTS[anchor_name(anchor)]
-    made: dict[str, Callable[[], Corpus]] = {
+    match anchor_name(anchor):
+        case "":
+            return {}
+        case "text":
+            return {"text": lambda: opened(anchor, like=corpus, name="--anchor")}
+    return {
         "random": lambda: capped(
             checkpoint, random_text(checkpoint, corpus, seed=seed), positions=subwords(checkpoint, corpus)
         ),
         "shuffled": lambda: shuffled_text(checkpoint, corpus, seed=seed),
-        "text": lambda: opened(anchor, like=corpus, name="--anchor"),
     }
-    general = general_text(checkpoint, corpus) if "sample" in names else None
-    if general is not None:
-        made["sample"] = lambda: general.half()
-    both = corpus if general is None else with_lines(corpus, general.half())
-    for name, share in NOISES.items():
-        made[name] = partial(noised_text, checkpoint, both, share=share, seed=seed)
-    for number, name in enumerate(SPLICED):
-        made[name] = partial(spliced_text, checkpoint, corpus, seed=len(SPLICED) * seed + number)
-    return {name: made[name] for name in names if name in made}
 
 
 def beside(checkpoint: Checkpoint, corpus: Corpus, anchor: OtherText, *, seed: int = 1) -> list[WeightedText]:
@@ -174,22 +147,6 @@ def _unknown_share(checkpoint: Checkpoint, lines: Sequence[str], side: SideName)
     return sum(each.unknown for each in encoded) / max(sum(len(each.ids) for each in encoded), 1)
 
 
-def noised_text(checkpoint: Checkpoint, corpus: Corpus, *, share: float, seed: int = 1) -> Corpus:
-    """A corpus of which a share of the subwords is drawn at random from the vocabulary, on every side."""
-    draws = random.Random(seed)
-
-    def noised(lines: list[str], side: SideName) -> list[str]:
-        ids = checkpoint.plain_ids(side)
-        plain, made = set(ids), []
-        for line, encoded in zip(lines, checkpoint.encode(lines, side=side, limit=512), strict=True):
-            drawn = [draws.choice(ids) if draws.random() < share else each for each in encoded.ids if each in plain]
-            made.append(_written(checkpoint, drawn, side) or line)
-        return _legible(checkpoint, made, side)
-
-    name = f"{corpus.name}, {share:.0%} of its subwords drawn at random"
-    return _rewritten(corpus, noised, name=name, recordings=checkpoint.reads_sound)
-
-
 def _rewritten(
     corpus: Corpus, write: Callable[[list[str], SideName], list[str]], *, name: str, recordings: bool
 ) -> Corpus:
@@ -206,12 +163,6 @@ def _rewritten(
     second = anew(_seconds(corpus), "source") if corpus.has_second else None
     source = _sources(corpus) if recordings else anew(_sources(corpus), "source")
     return replace(open_corpus(source, target=target, second=second), name=name)
-
-
-def with_lines(corpus: Corpus, other: Corpus) -> Corpus:
-    """A corpus, and after it the lines of another, as often as they are no more than its own, at least once."""
-    lines = [*corpus, *max(1, corpus.count // other.count) * list(other)]
-    return replace(corpus, count=len(lines), read=lambda: iter(lines))
 
 
 def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
@@ -244,32 +195,6 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
     return _rewritten(corpus, shuffled, name=name, recordings=checkpoint.reads_sound)
 
 
-def spliced_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> Corpus:
-    """As many lines as a corpus has, each of which begins as one of them and goes on as another (see `splices`).
-
-    Their targets are what the model itself says of them (greedy search). Recordings stay, transcripts are spliced.
-    """
-
-    def spliced(lines: list[str], side: SideName) -> list[str]:
-        units, between = text_units(lines)
-        return [between.join(line) for line in splices(units, seed=seed)]
-
-    sound, name = checkpoint.reads_sound, f"{corpus.name}, its lines spliced"
-    written = corpus if sound else replace(corpus, has_target=False)
-    made = _rewritten(written, spliced, name=name, recordings=sound)
-    if made.has_target == corpus.has_target:
-        return made
-    second, source = _seconds(made) if made.has_second else None, _sources(made)
-    return replace(open_corpus(source, target=said(checkpoint, source), second=second), name=name)
-
-
-def said(checkpoint: Checkpoint, lines: Sequence[str]) -> list[str]:
-    """What the model makes of lines, by greedy search; the line itself where that is nothing."""
-    options = TranslateOptions(beam=1)
-    found = translate_lines(checkpoint, lines, options=options, tokens=DEFAULT_TOKENS)
-    return [best.text.strip() or line for line, (best, *_) in zip(lines, found, strict=True)]
-
-
 def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *, seed: int = 1) -> tuple[Corpus, bool]:
     """What a compensation is checked on besides, and whether it says something that a model could foretell.
 
@@ -277,49 +202,29 @@ def second_text(checkpoint: Checkpoint, corpus: Corpus, check: OtherText = (), *
     """
     if sides(check, name="--check"):
         return opened(check, like=corpus, name="--check"), True
-    general = general_text(checkpoint, corpus)
-    if general is None:
+    shipped = varied_text(checkpoint, corpus)
+    if shipped is None:
         return random_text(checkpoint, corpus, seed=seed + 1, count=CHECKED), False
-    return general.other(), True
+    return shipped, True
 
 
-def general_text(checkpoint: Checkpoint, corpus: Corpus) -> General | None:
-    """The sample that ships in the language of a text, and in that of its translations.
+def varied_text(checkpoint: Checkpoint, corpus: Corpus) -> Corpus | None:
+    """The text of many kinds that ships in the language of a text, and in that of its translations.
 
     None where it does not ship, for pairs of texts and recordings, and where the vocabulary lacks its subwords.
     """
-    if checkpoint.reads_sound:
+    if checkpoint.reads_sound or corpus.has_second:
         return None
     texts = [_sources(corpus)]
     texts += [_targets(corpus)] if corpus.has_target else []
     starts = [opening(lines) for lines in texts]
     languages = [language_of(_after(start, lines)) for start, lines in zip(starts, texts, strict=True)]
     known = [(start, language) for start, language in zip(starts, languages, strict=True) if language is not None]
-    if corpus.has_second or len(known) < len(texts):
+    if len(known) < len(texts):
         return None
-    sides, kinds = (
-        [[start + line for line in read_lines(kind(language))] for start, language in known]
-        for kind in (sample, varied)
-    )
-    general = General(sides, kinds)
-    return general if all(_readable(checkpoint, text) for text in (general.half(), general.other())) else None
-
-
-class General(NamedTuple):
-    """The lines of a sample and of its translation, and those of text of many kinds."""
-
-    sides: list[list[str]]
-    kinds: list[list[str]]
-
-    def half(self) -> Corpus:
-        """Every other line of the sample."""
-        source, *target = (lines[::2] for lines in self.sides)
-        return replace(open_corpus(source, target=target[0] if target else None), name="headscope's sample")
-
-    def other(self) -> Corpus:
-        """The text of many kinds."""
-        source, *target = self.kinds
-        return replace(open_corpus(source, target=target[0] if target else None), name="headscope's varied text")
+    source, *target = ([start + line for line in read_lines(varied(language))] for start, language in known)
+    shipped = replace(open_corpus(source, target=target[0] if target else None), name="headscope's varied text")
+    return shipped if _readable(checkpoint, shipped) else None
 
 
 CHECKED = 120

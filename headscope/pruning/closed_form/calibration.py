@@ -67,7 +67,7 @@ class Compensated:
     """
 
     checkpoint: Checkpoint
-    options: Refit
+    options: RefitOptions
     text: CalibrationText
     refits: Sequence[ModuleRefit]
     performance: dict[str, Performance]
@@ -150,15 +150,11 @@ SMALLEST = 1e-12
 
 @dataclass(frozen=True)
 class Candidate:
-    """A compensation, and what a model with it does on held-out text and on a second text.
-
-    Where it was measured on a few lines of both texts only, `first` are the masked heads on the same lines.
-    """
+    """A compensation, and what a model with it does on held-out text and on a second text."""
 
     options: RefitOptions
     held_out: Performance
     check: Performance
-    first: Candidate | None = None
 
     @property
     def name(self) -> str:
@@ -169,24 +165,9 @@ class Candidate:
         how += [f"damping {self.options.damping:g}"] * refits + partly(self.options, " ")
         return ", ".join([self.options.method, *how])
 
-    @property
-    def remark(self) -> str:
-        """On how many lines it was measured, if not on all."""
-        if self.first is None:
-            return ""
-        return f"{self.held_out.sentences} and {self.check.sentences} lines"
-
     def harms(self, masked: Candidate) -> tuple[float, float]:
-        """Its damage on both texts as shares of that of the masked heads, on the lines that it was measured on.
-
-        0 where neither is worse than the intact model.
-        """
-        masked = self.first or masked
+        """Its damage on both texts as shares of that of the masked heads; 0 where neither is worse than intact."""
         return (share(self.held_out.damage, masked.held_out.damage), share(self.check.damage, masked.check.damage))
-
-    def order(self, masked: Candidate) -> tuple[float, float]:
-        """What the least harm has least of: the harm on the worse of both texts, and the damage on both together."""
-        return max(self.harms(masked)), self.held_out.damage + self.check.damage
 
 
 @dataclass(frozen=True)
@@ -233,7 +214,6 @@ class Choice:
 def _row(candidate: Candidate, masked: Candidate) -> dict[str, Any]:
     return {
         "name": candidate.name,
-        "remark": candidate.remark,
         **{
             text: {"value": measured.value, "damage": measured.damage, "harm": harm}
             for text, measured, harm in zip(
@@ -261,4 +241,4 @@ def least_harm(candidates: Iterable[Candidate], masked: Candidate) -> Candidate:
     Heads that are `masked` harm a text by 1 at most. So what is taken is worse than they are only where both are better
     than the intact model: what masking happens to gain on one text is no reason to leave the other as it is.
     """
-    return min(candidates, key=lambda each: each.order(masked))
+    return min(candidates, key=lambda each: (max(each.harms(masked)), each.held_out.damage + each.check.damage))

@@ -1,12 +1,8 @@
-"""How much worse than the intact model altered copies of it are, by the objective, on a text that is held in memory.
-
-Many copies are compared in two stages: all of them on a few lines, spread over the text, the best ones on all. What was
-measured on the few lines counts when the rest is measured, so that no line is read twice by a model.
-"""
+"""How much worse than the intact model altered copies of it are, by the objective, on a text that is held in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -25,9 +21,6 @@ from headscope.model.discovery import eval_mode
 from headscope.model.prefix_cache import LayerIndex, SiteLayer, stored_output
 from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.moments import text_batches
-
-FEW, SHARE = 12, 4
-"""Lines that the first stage has at least; it has one line of so many."""
 
 
 @dataclass(frozen=True)
@@ -162,44 +155,6 @@ class DamageMeter:
         share = damage / predictions
         value = self.objective.performance(total / predictions, share)
         return Performance(self.objective.name, value, share, self.sentences, predictions)
-
-
-@dataclass(frozen=True)
-class StagedMeter:
-    """The damage on `few` lines of a text, and on all of them; `rest` is None where the few are all."""
-
-    few: DamageMeter
-    rest: DamageMeter | None
-
-    @classmethod
-    def of(cls, corpus: Corpus, meter: Callable[[Corpus], DamageMeter]) -> StagedMeter:
-        """Divide a corpus; `meter` runs the intact model over a part."""
-        count = max(FEW, -(-corpus.count // SHARE))
-        if count >= corpus.count:
-            return cls(meter(corpus), None)
-        first = spread(corpus.count, count)
-        return cls(meter(lines(corpus, first)), meter(lines(corpus, [not chosen for chosen in first])))
-
-    @property
-    def of_intact(self) -> Performance:
-        """The performance of the intact model."""
-        return self.few.of_intact if self.rest is None else joined(self.few.of_intact, self.rest.of_intact)
-
-    def measure(self, model: nn.Module | None = None, *, few: Performance | None = None) -> Performance:
-        """The performance on all lines; `few` is that of the first stage, where it is known."""
-        few = few or self.few.measure(model)
-        return few if self.rest is None else joined(few, self.rest.measure(model))
-
-
-def joined(one: Performance, other: Performance) -> Performance:
-    """The performance on two parts of a text together."""
-    predictions = one.predictions + other.predictions
-
-    def mean(first: float, second: float) -> float:
-        return (first * one.predictions + second * other.predictions) / predictions
-
-    value, damage = mean(one.value, other.value), mean(one.damage, other.damage)
-    return Performance(one.objective, value, damage, one.sentences + other.sentences, predictions)
 
 
 def spread(count: int, chosen: int) -> list[bool]:

@@ -15,9 +15,9 @@ from headscope.registry import unknown
 COMPENSATIONS = ("none", "mean", "least-squares")
 AUTO = "auto"
 """The compensation that harms least, of several."""
-ANCHORS = ("none", "random", "shuffled", "mixed", "general", "noised", "spliced")
-DAMPING = 1e-4
-"""λ as a share of the mean of the diagonal of second moments."""
+ANCHORS = ("none", "mixed")
+DAMPING, AUTO_DAMPING = 1e-4, 0.1
+"""λ as a share of the mean of the diagonal of second moments: of what is asked for, and of what `auto` compares."""
 
 OtherText = Any
 """A text besides that of a calibration: the path of a file, a list of sentences, or (source, target) of such two."""
@@ -67,25 +67,23 @@ class RefitOptions:
 class Refit:
     """How the heads that stay make up for those that go: `method` is "least-squares", "mean", "none" or "auto".
 
-    `damping` is λ as a share of the mean second moment of the contexts. `sentences` of the text are calibrated on.
+    `damping` is λ as a share of the mean second moment of the contexts; None is 1e-4, and 0.1 of "auto".
+    `sentences` of the text are calibrated on.
     `sequential`: module after module, for the contexts and the residual stream of the model that is pruned so far;
     with `feed_forward` the outputs of feed-forward blocks are refitted too, which makes up for most, and takes longest.
     `objective` is what held-out text is measured by (empty: what fits the model).
-    `anchor` adds the moments of text that costs nothing to those of the calibration text, so that a refit holds on
-    other text too: "random" subwords, "shuffled" words of the calibration text, "mixed" (both), "general" (both, and
-    half of the sample that ships in the language of the text), "noised" (that half, and calibration text and sample
-    with 15, 30 and 60 % of their subwords drawn at random), "spliced" (lines that begin as one of the calibration text
-    and go on as another, with what the model itself says of them), "none", or a text of your own.
+    `anchor` adds the moments of other text to those of the calibration text, so that a refit holds there too: "mixed"
+    (random subwords, and the words of the calibration text in random order), "none", or a text of your own.
     `strength` is how far projections go to their refit: 0.5 is half the way from what they were.
-    "auto" compares none, mean and least squares, with anchors, dampings and strengths unless these are given, on
-    held-out text and on a second text, and takes what harms least on the worse of the two. `check` is that second text
-    (default: text of many kinds that ships, random subwords where the language is not known).
+    "auto" compares none, mean and least squares (`damping` 0.1; with and without "mixed"; the whole way and half of it)
+    on held-out text and on a second text, and takes what harms least on the worse of the two. `check` is that second
+    text (default: text of many kinds that ships, random subwords where the language is not known).
     Texts are a file's path, a list of sentences, a pair (source, target) of these, or `hs.Texts`.
     ConfigError for values of a wrong type, an unknown method, a negative damping, and options that a method lacks.
     """
 
     method: str = "least-squares"
-    damping: float = DAMPING
+    damping: float | None = None
     sentences: int = 1000
     sequential: bool = False
     feed_forward: bool = False
@@ -97,6 +95,8 @@ class Refit:
     def __post_init__(self) -> None:
         for name, (kind, words) in _KINDS.items():
             value = getattr(self, name)
+            if name == "damping" and value is None:
+                continue
             if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
                 raise ConfigError(f"{name}={value!r:.60} is of the wrong type; give {words}")
         check_feed_forward(self)
@@ -108,6 +108,19 @@ class Refit:
             sequential=self.sequential,
             anchor=self.anchor,
             check=self.check,
+        )
+
+    def options(self, *, add_bias: bool = False) -> RefitOptions:
+        """How modules are refitted; "auto" compares least squares."""
+        damping = AUTO_DAMPING if self.method == AUTO else DAMPING
+        return RefitOptions(
+            method="least-squares" if self.method == AUTO else self.method,
+            damping=damping if self.damping is None else self.damping,
+            add_bias=add_bias,
+            sequential=self.sequential,
+            feed_forward=self.feed_forward,
+            anchor=self.anchor,
+            strength=self.strength,
         )
 
 
@@ -125,7 +138,7 @@ _KINDS: dict[str, tuple[type, str]] = {
 def check_refit(
     method: str,
     *,
-    damping: float,
+    damping: float | None,
     sentences: int,
     sequential: bool,
     anchor: OtherText = "",
@@ -138,11 +151,12 @@ def check_refit(
     """
     if method != AUTO and method not in COMPENSATIONS:
         raise ConfigError(unknown("compensation", method, [*COMPENSATIONS, AUTO]))
-    check_damping(damping, name=names[1])
+    if damping is not None:
+        check_damping(damping, name=names[1])
     if sentences < 1:
         raise ConfigError(f"{names[2]} {sentences}: at least 1 is needed")
     refits = method in ("least-squares", AUTO)
-    for name, is_set in ((names[1], damping != DAMPING), (names[3], sequential), (names[4], bool(anchor))):
+    for name, is_set in ((names[1], damping is not None), (names[3], sequential), (names[4], bool(anchor))):
         if is_set and not refits:
             raise ConfigError(f"{name} is for {names[0]} least-squares, not {method}")
     if check and method == "none":

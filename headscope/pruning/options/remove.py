@@ -12,7 +12,7 @@ from headscope.config.option import check_options, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
 from headscope.pruning.options.rank import FEED_FORWARD, SEQUENTIAL
-from headscope.pruning.options.refit import AUTO, DAMPING, Refit, as_text, check_refit, check_texts
+from headscope.pruning.options.refit import AUTO, AUTO_DAMPING, DAMPING, Refit, as_text, check_refit, check_texts
 from headscope.pruning.options.shared import ANCHOR, CHECK, COMPENSATION, EXPORT, HEADS
 from headscope.registry import unknown
 
@@ -110,9 +110,9 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     calibration_sentences: int = option(
         1000, "Sentences of --source to refit on.", metavar="N", panel=COMPENSATION, minimum=1
     )
-    damping: float = option(
-        DAMPING,
-        "Ridge of least-squares, a share of the mean second moment; auto tries 0.1 too.",
+    damping: float | None = option(
+        None,
+        f"Ridge of least-squares, a share of the mean second moment; default: {DAMPING:g}, with auto {AUTO_DAMPING:g}.",
         panel=COMPENSATION,
         minimum=0,
     )

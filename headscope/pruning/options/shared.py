@@ -15,10 +15,8 @@ STAY = "Heads that stay, of those where heads may go (--sites)."
 EXPORT = "{exports}; default: the first. Files for engines besides, as in native,onnx: {engines}."
 GATE_LR = "Adam's rate for the gates; default: {gate_rates}."
 ANCHOR = (
-    "least-squares and auto: calibrate on text that costs nothing too, so that the refit holds on other text: random "
-    "(subwords), shuffled (words of the text), mixed (both), general (both, and half of the sample that ships), noised "
-    "(that half, and text with subwords drawn at random), spliced (lines that begin as one of the text and go on as "
-    "another), or a text of your own; default: none, which auto compares with others."
+    "least-squares and auto: calibrate on other text too, so that the refit holds there: mixed (random subwords, and "
+    "the words of the text in random order), or a text of your own; default: none, which auto compares with mixed."
 )
 CHECK = (
     "A second text, that a compensation is measured on; default: text of many kinds that ships in the language of the "

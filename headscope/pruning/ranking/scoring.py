@@ -15,7 +15,6 @@ from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.anchors import FORETOLD
 from headscope.pruning.closed_form.bench import AnchoredMoments, refitted
 from headscope.pruning.closed_form.compensate import MEASURED, ModuleOrder, measured_allocation
 from headscope.pruning.closed_form.damage import DamageMeter
@@ -157,8 +156,8 @@ def _measuring(context: ScoringContext) -> tuple[ModuleMoments, list[DamageMeter
     key = "allocation", id(checkpoint), id(corpus), context.batching, objective, seed, anchor_name(context.anchor)
     if key not in context.measured:
         of_texts = AnchoredMoments(checkpoint, corpus, **reading, moments=moments)
-        beside = of_texts.texts(context.anchor)
-        texts = [corpus, *(text() for name, text in beside.items() if name in FORETOLD)]
+        own = of_texts.texts(context.anchor).get("text")
+        texts = [corpus] if own is None else [corpus, own()]
         meters = [DamageMeter.of(checkpoint, text.first(MEASURED), objective=objective, **reading) for text in texts]
         context.measured[key] = of_texts.of(context.anchor), meters
     made: tuple[ModuleMoments, list[DamageMeter]] = context.measured[key]

@@ -204,7 +204,7 @@ def _missing(
     Those without a record, and those whose record was damaged, with a remark. The control of a cell that is done again
     is too, as other heads may stay.
     """
-    found = finished_cells(cells, folder, context.gating, context.metric)
+    found = finished_cells(cells, folder)
     again = {cell.folder for cell in context.cells if cell.name not in found.records and not cell.control}
     missing = [cell for cell in context.cells if cell.name not in found.records or cell.folder in again]
     names = {cell.name for cell in missing}
@@ -338,8 +338,8 @@ def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]
             f"the sweep in {folder} has {flag(others[0])} {options.get(others[0])!r}, now "
             f"{record['options'][others[0]]!r}; give the same options, another --out, or --force to begin anew"
         )
-    before = {name: record["digests"].get(name) for name in ("recipe", "labels")} | digests  # which older records lack
-    if others := [name for name, value in record["digests"].items() if before.get(name) != value]:
+    known = [name for name in record["digests"] if name in digests or name not in ("recipe", "labels")]
+    if others := [name for name in known if digests.get(name) != record["digests"][name]]:
         what = {"checkpoint": "checkpoint", "source": "--source, --target or --labels"}
         what["labels"] = "run of --functions"
         what["recipe"] = "recipe (--recipe, or the run that the checkpoint lies in)"
@@ -370,7 +370,7 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
     """The tables of all cells that a directory holds, written there, also into its `record`."""
     config = context.config
     cells = read_objects(config.out / CELLS)
-    found = finished_cells(cells, config.out, context.gating, context.metric)
+    found = finished_cells(cells, config.out)
     names = dict.fromkeys([*(cell.name for cell in context.cells), *found.records])  # those of earlier calls come last
     if broken := [name for name in names if name in found.damaged]:
         raise DataError(f"{found.damaged[broken[0]]}; the same command does it again")

@@ -132,19 +132,16 @@ def _compared(compensation: Mapping[str, Any]) -> dict[str, Any]:
             columns.append("as a share")
             kept.append((text, "harm"))
     rows = [
-        [" ".join([each["name"], *_remarks(each, record)]), *(rounded(each[text][key]) for text, key in kept)]
+        [
+            each["name"] + " (taken)" * (each["name"] == record["taken"]),
+            *(rounded(each[text][key]) for text, key in kept),
+        ]
         for each in record["candidates"]
     ]
     other = f"{Path(str(record['text'])).name}, {counted(record['sentences'], 'sentence')}"
     text = f"on held-out text and on other text ({other})"
     text += "; as a share of what masking loses" * ("as a share" in columns)
     return {"columns": columns, "rows": rows, "text": text}
-
-
-def _remarks(each: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
-    """Whether a compensation was taken, and on how many lines it was measured, if not on all."""
-    few = [f"({each['remark']})"] if each.get("remark") else []
-    return [*few, *(["(taken)"] if each["name"] == record["taken"] else [])]
 
 
 def titled(name: Any, titles: Mapping[str, str]) -> str:

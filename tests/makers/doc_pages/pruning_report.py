@@ -1,20 +1,14 @@
-"""The tables of docs/report-pruning.md, of the CSV files in benchmarks/pruning, and its figure.
-
-`python -m tests.makers.doc_pages.pruning_report` draws the figure.
-"""
+"""The tables of docs/report-pruning.md, of the CSV files in benchmarks/pruning."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pandas as pd
 
-from tests.makers.documented import DOCS
 from tests.makers.modules import ROOT
 
-FIGURE = DOCS / "figures" / "report-pruning.svg"
 PLAIN = "least-squares"
 REFITS = ("none", "mean", PLAIN)
 BEST = ("obs-measured", "obs", "obs-task", "l0", "subset", "output-norm", "entropy:highest", "confidence")
@@ -76,26 +70,12 @@ def calibration() -> str:
     )
 
 
-ANCHORED = {
-    "none": "masked",
-    PLAIN: "plain",
-    "least-squares, mixed": "mixed",
-    "least-squares, general": "general",
-    "feed-forward, general": "general, blocks too",
-    "feed-forward, noised": "noised, blocks too",
-    "auto": "auto",
-}
-
-
-def anchored_rows() -> pd.DataFrame:
-    """Refits of the encoder that were measured on both texts; masked heads once, though several files have them."""
-    rows = pd.concat([read(f"anchored/{name}") for name in ("bert", "bert-measured", "bert-noised")])
-    return rows.drop_duplicates(["method", "kept", "compensation"])
+ANCHORED = {"none": "masked", PLAIN: "plain", "least-squares, mixed": "mixed"}
 
 
 def anchored() -> str:
-    """Cosines on other captions / on other English, of refits with and without anchors."""
-    rows = anchored_rows()
+    """Cosines on other captions / on other English, of refits with and without an anchor."""
+    rows = read("anchored/bert")
     kinds = dict.fromkeys(zip(rows["method"], rows["kept"], strict=True))
     return table(
         ["ranking, heads kept", *ANCHORED.values()],
@@ -142,7 +122,6 @@ def blocks() -> str:
     shown = {
         "captions, masked": ("captions_damage", "none"),
         "captions, blocks too": ("captions_damage", "feed-forward"),
-        "captions, noised, blocks too": ("captions_damage", "feed-forward, noised"),
         "sample, masked": ("other_damage", "none"),
         "sample, blocks too": ("other_damage", "feed-forward"),
     }
@@ -227,51 +206,3 @@ TABLES: dict[str, Callable[[], str]] = {
     "report-learning": learning,
     "report-language": language,
 }
-
-
-def points() -> dict[str, dict[str, tuple[float, float]]]:
-    """What the figure shows: by ranking, cosines on captions and on other English of every kind of refit, 36 kept."""
-    rows = anchored_rows().query("kept == 36")
-    found: dict[str, dict[str, tuple[float, float]]] = {}
-    for row in rows.to_dict("records"):
-        found.setdefault(str(row["method"]), {})[str(row["compensation"])] = row["captions"], row["other"]
-    return found
-
-
-def described() -> str:
-    """The numbers of the figure, which its file carries."""
-    return json.dumps(points(), sort_keys=True)
-
-
-def figure() -> Any:
-    """Where plain and anchored refits take a masked model: captions across, other English up; a colour a ranking."""
-    import matplotlib.pyplot as plt
-
-    shown, axis = plt.subplots(figsize=(7.4, 5), layout="constrained")
-    colors = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
-    steps = {PLAIN: "-", "auto": "--", "feed-forward, general": ":", "feed-forward, noised": "-."}
-    for color, (name, places) in zip(colors, points().items(), strict=False):
-        start = places["none"]
-        axis.plot(*start, "o", color=color, label=name)
-        for refit, line in steps.items():
-            if refit in places:
-                style = {"arrowstyle": "-|>", "color": color, "linestyle": line, "shrinkA": 0, "shrinkB": 0}
-                axis.annotate("", places[refit], start, arrowprops={**style, "linewidth": 1.4})
-    for refit, line in steps.items():
-        label = {PLAIN: "plain least squares", "auto": "what auto takes"}.get(refit, ANCHORED[refit])
-        axis.plot([], [], line, color="0.3", label=label)
-    every = [place for places in points().values() for place in places.values()]
-    axis.set_xlim(min(x for x, _ in every) - 0.01, 1)
-    axis.set_ylim(min(y for _, y in every) - 0.02, 0.96)
-    axis.set_xlabel("cosine to the intact model on captions (the kind that was calibrated on)")
-    axis.set_ylabel("cosine on other English (EWT)")
-    axis.grid(alpha=0.3)
-    axis.legend(loc="lower right", fontsize=8)
-    return shown
-
-
-if __name__ == "__main__":
-    from matplotlib import rc_context
-
-    with rc_context({"svg.hashsalt": "headscope"}):  # the same rows give the same bytes
-        figure().savefig(FIGURE, metadata={"Date": None, "Description": described()})
