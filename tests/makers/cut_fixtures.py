@@ -22,7 +22,7 @@ from tests.makers.shared import SHIPPED, shared_folder
 
 STORY_SENTENCES = (0, 1)
 STORY_SITES = ("enc_self", "dec_self", "dec_enc")
-STORY_TOKENS = ("src_tok_abs", "dst_tok_abs", "dst_tok_abs_nocrop", "R_enc_out", "src_tok", "dst_tok")
+STORY_TOKENS = ("src_tok_abs", "dst_tok_abs", "dst_tok_abs_nocrop", "R_enc_out")
 MHR_SENTENCES = (0, 2)
 MHR_SPECIAL = 4  # pieces that come before those of fairseq's dictionary file
 
@@ -60,7 +60,7 @@ def cut_story_numbers(whole: Path, out: Path, source: list[int], target: list[in
     np.savez_compressed(out / "forward.npz", **arrays)
     names = {f"{key}/{kind}/{site}" for key in keys for kind in ("head_raw", "head_pos") for site in STORY_SITES}
     names |= {f"{key}/{name}" for key in keys for name in STORY_TOKENS}
-    for path in whole.glob("lrp_*.npz"):
+    for path in whole.glob("lrp_[ae]*.npz"):
         relevance = np.load(path)
         np.savez_compressed(out / path.name, **{name: relevance[name] for name in relevance.files if name in names})
 

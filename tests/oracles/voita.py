@@ -1,6 +1,6 @@
 """Voita's relevance in matrix form: every transition formed whole, from Jacobians, one sentence and position at a time.
 
-Written from the formulas, for the native Transformer. Three sets of operations (`Program`, `First`, `Paper`) share one
+Written from the formulas, for the native Transformer. Two sets of operations (`Program`, `Paper`) share one
 walk through the model, which follows the sublayers as the original program does.
 """
 
@@ -113,38 +113,6 @@ class Program:
 
     def joint(self, incoming: Tensor, own: Tensor, memory: Tensor) -> Parts:
         return [part * size(incoming) / size(own, memory) for part in (own, memory)]
-
-
-class First(Program):
-    """Version A: gradient times input over output, positive weights, norms passed through."""
-
-    def __init__(self) -> None:
-        super().__init__(signed=False, constant=False, eps=1e-7)
-
-    def rescale(self, reference: Tensor, parts: Parts) -> Parts:
-        return [part.abs() * reference.sum() / (size(*parts) + self.eps) for part in parts]
-
-    def ratio(self, f: Callable[..., Tensor], relevance: Tensor, inputs: Parts) -> Parts:
-        moved = [part + self.eps for part in inputs]
-        whole = jacobian(f, tuple(moved))
-        start = (relevance / f(*moved)).reshape(-1)
-        found = [x * (start @ j.reshape(len(start), -1)).view(x.shape) for x, j in zip(moved, whole, strict=True)]
-        return self.rescale(relevance, found)
-
-    def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return self.ratio(lambda y: y @ weight.clamp(min=self.eps).T, relevance, [x])[0]
-
-    def norm(self, relevance: Tensor, x: Tensor, norm: Any) -> Tensor:
-        return relevance
-
-    def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> Parts:
-        return self.ratio(lambda p, q: p + q, relevance, [a, b])
-
-    def attention(self, relevance: Tensor, q: Tensor, k: Tensor, v: Tensor, scores: Callable[..., Tensor]) -> Parts:
-        return self.ratio(lambda a, b, c: torch.softmax(scores(a, b), dim=-1) @ c, relevance, [q, k, v])
-
-    def joint(self, incoming: Tensor, own: Tensor, memory: Tensor) -> Parts:
-        return [own, memory]
 
 
 class Paper:

@@ -124,22 +124,12 @@ class VoitaRelevance:
     memory: Tensor | None
     explained: Tensor
     classes: Tensor
-    rescale_shifted: bool = False
 
     @property
     def target_tokens(self) -> Tensor | None:
-        """`target_inputs` by the token that each input repeats: shifted left, without the start (`dst_tok_abs`).
-
-        With `rescale_shifted` (version 2019) the total is kept.
-        """
+        """`target_inputs` by the token that each input repeats: shifted left, without the start (`dst_tok_abs`)."""
         inputs = self.target_inputs
-        if inputs is None:
-            return None
-        shifted = torch.nn.functional.pad(inputs[..., 1:], (0, 1))
-        if not self.rescale_shifted:
-            return shifted
-        total = shifted.sum(dim=-1, keepdim=True)
-        return torch.where(total > 0, shifted * inputs.sum(dim=-1, keepdim=True) / total.clamp(min=1e-30), shifted)
+        return None if inputs is None else torch.nn.functional.pad(inputs[..., 1:], (0, 1))
 
 
 def recorded_voita(
@@ -243,7 +233,6 @@ def _positions(
         memory=result.memory if neurons else None,
         explained=explained,
         classes=classes,
-        rescale_shifted=settings.version == "2019",
     )
 
 
@@ -355,7 +344,6 @@ for name, summary, settings in (
         "the signed mode with attention weights as constants",
         VoitaSettings(mode="eps", attention_constant=True),
     ),
-    ("voita-2019", "the program as first published; superseded", VoitaSettings(version="2019")),
     ("voita-paper", "contribution ratios of the paper's appendix A", VoitaSettings(version="paper")),
 ):
     register(Voita(name, summary, settings))

@@ -14,14 +14,14 @@ a[t,s]·(v[s,c] − o[t,c]) and Q = scaling · q, the impacts on o[t,c] are
 - of k[s,e]: U[t,c,s] · Q[t,e] k[s,e], whose positive part is U⁺(Qk)⁺ + U⁻(Qk)⁻ and whose negative part is
   U⁺(Qk)⁻ + U⁻(Qk)⁺, which makes all sums over them matrix products.
 
-`gradient_attention` and `ratio_attention` are the rules of the other two versions.
+`ratio_attention` is the paper's rule.
 
 Axes: `n` sentence and head, `t` query, `s` key, `c` width of values, `e` width of keys, `p` explained position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -189,9 +189,6 @@ def by_group(relevance: Tensor, groups: int) -> Tensor:
 AtInputs = tuple[Tensor | None, Tensor | None, Tensor]
 """Relevance at queries [p n t e], keys [p n s e] and values [p n s c]; None where none goes."""
 
-AttentionRule = Callable[[Tensor, AttentionInputs, int], AtInputs]
-"""From relevance [p n t c] at contexts; the last argument is the number of bytes that an intermediate may take."""
-
 
 def core_attention(
     relevance: Tensor, inputs: AttentionInputs, block: int, *, core: CoreRule, constant: bool
@@ -315,21 +312,6 @@ def _signed(into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: Atte
     reached = (ratio.permute(1, 2, 0, 3) @ deviations).permute(2, 0, 1, 3)  # Σ_c r U: [p n t s]
     queries += (reached @ inputs.key) * inputs.query
     keys += (reached.mT @ inputs.query) * inputs.key
-
-
-def gradient_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, shift: float) -> AtInputs:
-    """x' · ∂o(x')/∂x · R/o(x') for x' = q, k, v, each plus `shift`.
-
-    Masks and biases of the scores are kept: the weights at x' are those at x times exp of the scores' change.
-    """
-    query, key, value = inputs.query + inputs.scaling * shift, inputs.key + shift, inputs.value + shift
-    change = (query @ key.mT - inputs.query @ inputs.key.mT).exp()
-    total = 1 + (inputs.weights * (change - 1)).sum(dim=-1, keepdim=True)
-    weights, slope = inputs.weights * change / total, inputs.slope * change / total
-    ratio = relevance / (weights @ value)
-    at_weights = ratio @ value.mT  # [p n t s]
-    at_scores = slope * (at_weights - (weights * at_weights).sum(dim=-1, keepdim=True))
-    return query * (at_scores @ key), key * (at_scores.mT @ query), value * (weights.mT @ ratio)
 
 
 def ratio_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, epsilon: float) -> AtInputs:

@@ -1,12 +1,8 @@
-"""The rules of Voita et al.: one set of operations, and a table of what differs between the three versions.
+"""The rules of Voita et al.: one set of operations, in the two versions of their program and of their paper.
 
 "2021" is their program since June 2021. Every operation is one map y = f(x) of all its inputs: impacts
 z_ji = f(0)_j / N + J_ji x_i, normalised over i with positive and negative impacts apart (alpha-beta, α = β = ½, both
 added) or together (eps mode), and the result rescaled so that total absolute relevance is what it was.
-
-"2019" is the program as first published in June 2019 (α = 1, β = 0), which its authors ask readers not to use: with
-inputs shifted to x' = x + ε, R_x = x' · ∂f(x')/∂x · R_y / f(x'), with max(W, ε) for the weights of linear maps and
-without their biases. After every operation absolute values are taken and scaled to the sum that came in.
 
 "paper" is the rule of the paper's appendix A (after Ding et al. 2017): contribution ratios W_uv u / Σ_u' W_u'v u' for
 weighted sums, u / Σ_u' u' for products. Nothing is rescaled. The paper leaves some choices open; here biases take no
@@ -14,7 +10,7 @@ part in the ratios (a weighted sum conserves relevance), weights·V and query·k
 been scaled first, and denominators get ε = 1e-9 with their sign, so that 0 / 0 is 0. Ratios have no bound where a
 denominator passes near zero: numbers of this version are rough in float32.
 
-Activations hand relevance on unchanged in all versions, norms and the softmax in the last two (2019: norms only).
+Activations hand relevance on unchanged in both versions, norms and the softmax in "paper".
 """
 
 from __future__ import annotations
@@ -28,13 +24,11 @@ from torch import Tensor
 
 from headscope.errors import ConfigError
 from headscope.relevance.voita.operations import (
-    AttentionRule,
     CoreRule,
     attention_inputs,
     by_group,
     by_head,
     core_attention,
-    gradient_attention,
     positive_and_negative,
     ratio_attention,
     stabilised,
@@ -45,22 +39,21 @@ from headscope.relevance.voita.operations import (
 from headscope.relevance.voita.trace import AttentionDetail
 from headscope.relevance.voita.trace_functions import NormDetail
 
-ALLOWED = {"version": ("2021", "2019", "paper"), "mode": ("alpha-beta", "eps"), "norm_jacobian": ("published", "exact")}
+ALLOWED = {"version": ("2021", "paper"), "mode": ("alpha-beta", "eps"), "norm_jacobian": ("published", "exact")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class VoitaSettings:
     """Settings of the rules; the defaults are those of the program.
 
-    - `version` "2021": the program as it is; "2019": as first published; "paper": the rule in the paper's
-      appendix A. All other settings belong to "2021".
+    - `version` "2021": the program; "paper": the rule in the paper's appendix A, to which no other setting belongs.
     - `mode` "alpha-beta": positive and negative impacts are normalised apart; "eps": together.
     - `attention_constant`: attention weights are constants, so that relevance goes to values only.
     - `norm_jacobian` "published" leaves the epsilon of a layer norm out of one factor, as the program does;
       "exact" keeps it.
     """
 
-    version: Literal["2021", "2019", "paper"] = "2021"
+    version: Literal["2021", "paper"] = "2021"
     mode: Literal["alpha-beta", "eps"] = "alpha-beta"
     attention_constant: bool = False
     alpha: float = 0.5
@@ -82,60 +75,7 @@ class VoitaSettings:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RuleTable:
-    """What a version does where the versions differ.
-
-    - `attention`: the rule for a whole softmax attention.
-    - `core`: how impacts are normalised; None: relevance is divided by the plain sum of impacts.
-    - `epsilon`: stabiliser of rescaling and, if `stabilise`, of denominators.
-    - `shift` is added to all inputs; `smallest_weight` is the least that a weight of a linear map counts for.
-    - `bias`: whether the biases of linear maps have impacts.
-    - `norm`: the Jacobian of norms, "published" or "exact" (see `VoitaSettings`); None: norms are passed unchanged.
-    - `product`: relevance of a product goes to its factors equally or in proportion to their values.
-    - `rescale`: after each operation relevance gets the "absolute" total that came in (signs are kept; sums of what
-      reached a tensor on several paths and both ends of a cross attention are rescaled too), or is made "positive" with
-      the sum that came in, or is not rescaled.
-    """
-
-    attention: AttentionRule
-    core: CoreRule | None = None
-    epsilon: float
-    stabilise: bool = True
-    shift: float = 0.0
-    smallest_weight: float | None = None
-    bias: bool = False
-    norm: Literal["published", "exact"] | None = None
-    product: Literal["equal", "proportional"] = "equal"
-    rescale: Literal["absolute", "positive"] | None = None
-
-
-TABLES = {
-    "2019": RuleTable(
-        attention=partial(gradient_attention, shift=1e-7),
-        epsilon=1e-7,
-        stabilise=False,
-        shift=1e-7,
-        smallest_weight=1e-7,
-        rescale="positive",
-    ),
-    "paper": RuleTable(attention=partial(ratio_attention, epsilon=1e-9), epsilon=1e-9, product="proportional"),
-}
-
-
-def rule_table(settings: VoitaSettings) -> RuleTable:
-    """The table of a version; that of 2021 follows from the settings."""
-    if settings.version in TABLES:
-        return TABLES[settings.version]
-    core = CoreRule(settings.alpha, settings.beta, settings.epsilon, signed=settings.mode == "eps")
-    return RuleTable(
-        attention=partial(core_attention, core=core, constant=settings.attention_constant),
-        core=core,
-        epsilon=settings.epsilon,
-        bias=True,
-        norm=settings.norm_jacobian,
-        rescale="absolute",
-    )
+PAPER_EPSILON = 1e-9
 
 
 @dataclass(frozen=True)
@@ -184,18 +124,27 @@ def _ratio(target: Tensor, actual: Tensor) -> Tensor:
 
 
 class VoitaRules:
-    """How relevance [p …] of an operation's output becomes that of its inputs, by the table of one version.
+    """How relevance [p …] of an operation's output becomes that of its inputs, in one version.
 
     Inputs have the shapes without `p`. Totals are per sentence, as if each of the `sentences` went through the program
-    alone. `block` is the number of bytes that an intermediate of an attention may take.
+    alone. `block` is the number of bytes that an intermediate of an attention may take. `core` says how impacts are
+    normalised; where it is None ("paper"), relevance is divided by their sum, and nothing is rescaled.
     """
 
     def __init__(self, settings: VoitaSettings, *, sentences: int, dtype: torch.dtype, block: int) -> None:
-        self.table, self.sentences, self.dtype, self.block = rule_table(settings), sentences, dtype, block
+        self.sentences, self.dtype, self.block = sentences, dtype, block
+        self.published_norm = settings.norm_jacobian == "published"
+        self.core: CoreRule | None = None
+        self.epsilon = PAPER_EPSILON
+        self.through_attention = partial(ratio_attention, epsilon=PAPER_EPSILON)
+        if settings.version == "2021":
+            self.epsilon = settings.epsilon
+            self.core = CoreRule(settings.alpha, settings.beta, self.epsilon, signed=settings.mode == "eps")
+            self.through_attention = partial(core_attention, core=self.core, constant=settings.attention_constant)
 
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Through x·weightᵀ + bias; weight [o i]."""
-        core = self.table.core
+        core = self.core
         (states,), (weight, bias) = self._inputs(x), self._parameters(weight, bias)
         states, at_outputs = states.flatten(0, -2), relevance.flatten(1, -2)  # [r i], [p r o]
         if core is not None and not core.signed:
@@ -216,46 +165,43 @@ class VoitaRules:
         weight, bias = self._parameters(weight[start.classes], None if bias is None else bias[start.classes])
         impact = weight * states if bias is None else weight * states + bias[..., None] / x.shape[-1]
         at_units = start.values[..., None]
-        if self.table.core is None:
+        if self.core is None:
             row = impact * self._over(at_units, impact.sum(dim=-1, keepdim=True))
         else:
-            (row,) = self._by_token(at_units, transition(impact, self.table.core) * at_units)
+            (row,) = self._by_token(at_units, transition(impact, self.core) * at_units)
         at_inputs = row.new_zeros(p, *x.shape)
         at_inputs[torch.arange(p, device=x.device)[:, None], batch, start.tokens] = row
         return self._rescaled(at_units, at_inputs)[0]
 
     def norm(self, relevance: Tensor, x: Tensor, norm: NormDetail) -> Tensor:
         """Through a layer norm or RMS norm."""
-        if self.table.core is None or self.table.norm is None:
+        if self.core is None:
             return relevance
         rows = relevance.flatten(1, -2), x.to(self.dtype).flatten(0, -2)
-        published = self.table.norm == "published"
-        at_inputs = through_norm(*rows, norm, self.table.core, published=published).view_as(relevance)
+        at_inputs = through_norm(*rows, norm, self.core, published=self.published_norm).view_as(relevance)
         return self._rescaled(relevance, *self._by_token(relevance, at_inputs))[0]
 
     def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         """Through a + b."""
         a, b = self._inputs(a, b)
-        if self.table.core is None:
+        if self.core is None:
             ratio = self._over(relevance, a + b)
             return self._rescaled(relevance, a * ratio, b * ratio)
-        left, right = transition(torch.stack([a, b], dim=-1), self.table.core).unbind(dim=-1)
+        left, right = transition(torch.stack([a, b], dim=-1), self.core).unbind(dim=-1)
         parts = self._by_token(relevance, relevance * left, relevance * right)
         return [self._rescaled(part, part)[0] for part in parts]
 
     def product(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         """Through a · b, element by element. The impacts of both factors are a·b: J_a a = J_b b."""
-        if self.table.product == "proportional":
+        if self.core is None:  # in proportion to their values
             return self.add(relevance, a, b)
-        if self.table.core is None:
-            return self._rescaled(relevance, relevance, relevance)
         impact = (a * b).to(self.dtype)
-        shares = transition(torch.stack([impact, impact], dim=-1), self.table.core)[..., 0] * relevance
+        shares = transition(torch.stack([impact, impact], dim=-1), self.core)[..., 0] * relevance
         return self._by_token(relevance, shares, shares)
 
     def mix(self, relevance: Tensor, matrix: Tensor, x: Tensor) -> Tensor:
         """Through matrix · x, the matrix acting on the last axis but one; with bias 0 all impacts factor."""
-        core = self.table.core
+        core = self.core
         (x,), (matrix, _) = self._inputs(x), self._parameters(matrix, None)
         (up, down), (x_up, x_down) = positive_and_negative(matrix), positive_and_negative(x)
         positive, negative = up @ x_up + down @ x_down, up @ x_down + down @ x_up  # sums of impacts
@@ -271,7 +217,7 @@ class VoitaRules:
         """Through a whole softmax attention, relevance [p b h t k]; rescaled over all heads together."""
         h, groups = detail.call.query.shape[1], detail.call.key.shape[1]
         inputs = attention_inputs(detail.call, self.dtype)
-        at_inputs = self.table.attention(relevance.flatten(1, 2), inputs, self.block)
+        at_inputs = self.through_attention(relevance.flatten(1, 2), inputs, self.block)
         parts = self._rescaled(relevance, *(by_head(part, h) for part in at_inputs if part is not None))
         *qk_shares, value_share = (part.sum(dim=(-1, -2)) for part in parts)  # [p b h]
         value = self._grouped(parts[-1], groups)
@@ -283,50 +229,43 @@ class VoitaRules:
     def gather(self, parts: list[Tensor]) -> Tensor:
         """Join what reached one tensor on several paths."""
         total = torch.stack(parts).sum(dim=0)
-        if self.table.rescale != "absolute":
+        if self.core is None:
             return total
         arrived = sum((absolute_total(part, self.sentences) for part in parts), torch.zeros((), dtype=total.dtype))
         return _scaled(total, _ratio(arrived, absolute_total(total, self.sentences)))
 
     def joint(self, total: Tensor, query_relevance: Tensor, memory_relevance: Tensor) -> Tensor:
         """Factor [p b] for what a cross attention's sublayer hands on, `total` [p b] having come in."""
-        if self.table.rescale != "absolute":
+        if self.core is None:
             return torch.ones_like(total)
         return _ratio(
             total, absolute_total(query_relevance, self.sentences) + absolute_total(memory_relevance, self.sentences)
         )
 
     def _inputs(self, *tensors: Tensor) -> list[Tensor]:
-        widened = [tensor.to(self.dtype) for tensor in tensors]
-        return [tensor + self.table.shift for tensor in widened] if self.table.shift else widened
+        return [tensor.to(self.dtype) for tensor in tensors]
 
     def _parameters(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """A weight and a bias as they count in impacts."""
-        weight = weight.to(self.dtype)
-        if self.table.smallest_weight is not None:
-            weight = weight.clamp(min=self.table.smallest_weight)
-        return weight, bias.to(self.dtype) if bias is not None and self.table.bias else None
+        return weight.to(self.dtype), bias.to(self.dtype) if bias is not None and self.core is not None else None
 
     def _over(self, relevance: Tensor, total: Tensor) -> Tensor:
-        return relevance / (stabilised(total, self.table.epsilon) if self.table.stabilise else total)
+        return relevance / stabilised(total, self.epsilon)
 
     def _by_token(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
         """Parts [p … d] rescaled together to the absolute total of the reference, per token."""
-        if self.table.rescale != "absolute":
+        if self.core is None:
             return list(parts)
-        size = sum(part.abs().sum(dim=-1, keepdim=True) for part in parts) + self.table.epsilon
+        size = sum(part.abs().sum(dim=-1, keepdim=True) for part in parts) + self.epsilon
         factor = reference.abs().sum(dim=-1, keepdim=True) / size
         return [part * factor for part in parts]
 
     def _rescaled(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
         """Parts rescaled together to the total of the reference, per sentence."""
-        if self.table.rescale is None:
+        if self.core is None:
             return list(parts)
-        size = sum(absolute_total(part, self.sentences) for part in parts) + self.table.epsilon
-        if self.table.rescale == "absolute":
-            return [_scaled(part, absolute_total(reference, self.sentences) / size) for part in parts]
-        incoming = reference.reshape(len(reference), self.sentences, -1).sum(dim=-1)
-        return [_scaled(part.abs(), incoming / size) for part in parts]
+        size = sum(absolute_total(part, self.sentences) for part in parts) + self.epsilon
+        return [_scaled(part, absolute_total(reference, self.sentences) / size) for part in parts]
 
     def _grouped(self, relevance: Tensor, groups: int) -> Tensor:
         """What the query heads of a group give to their common keys or values: [p b h s k] to [p b g s k]."""
