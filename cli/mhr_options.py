@@ -136,8 +136,6 @@ FAIRSEQ: dict[str, Counterpart] = {
 }
 """Options of fairseq's own that the fork's commands use."""
 
-REPLACED = {"--per-layer": "--allocate per-layer", "--uniform": "--allocate uniform"}
-"""Options that `prune rank` had, and what says the same."""
 SHORT = {"-s": "--source-lang", "-t": "--target-lang", "-a": "--arch"}
 
 
@@ -148,9 +146,7 @@ def counterpart(option: str) -> Counterpart | None:
 
 
 def answer(option: str, command: str = "") -> str | None:
-    """One line for who has given an option of theirs to a command of ours, or one that we had; else None."""
-    if option in REPLACED and command in ("", "prune rank"):
-        return f"{option} is now {REPLACED[option]}"
+    """One line for who has given an option of theirs to a command of ours; else None."""
     equivalent = counterpart(option)
     if equivalent is None:
         return None

@@ -73,10 +73,9 @@ def identity(config: Any) -> dict[str, Any]:
     }
 
 
-def changed(now: Mapping[str, Any], before: Mapping[str, Any], cls: type[Any]) -> list[str]:
-    """The options of a config class that are others than `before`; what older records lack had its default then."""
-    defaults = {entry.name: plain_value(entry.default) for entry in fields(cls)}
-    return [name for name, value in now.items() if before.get(name, defaults.get(name)) != value]
+def changed(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """The options that are others than `before`."""
+    return [name for name, value in now.items() if before.get(name) != value]
 
 
 def names_file(hint: Any) -> bool:

@@ -369,7 +369,7 @@ def _difference(folder: Path, opened: Opened) -> str:
     options = saved.get("shrink")
     if not isinstance(options, dict):
         return f"{folder / SWEEP_RECORD} cannot be read"
-    if others := changed(now, options, ShrinkConfig):
+    if others := changed(now, options):
         name = others[0]
         return f"the run in {folder.parent} was begun with {flag(name)} {options.get(name)}, now {now[name]}"
     return (difference(folder, sweep_record(opened.sizes), saved) or "").partition(";")[0]

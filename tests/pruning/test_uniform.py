@@ -90,8 +90,6 @@ def test_what_it_chooses_is_a_plain_class(
     assert status == 0, said
     small: Any = hs.load(str(tmp_path / "ranked" / "pruned")).model
     assert type(small).__name__ == "MistralForCausalLM" and small.config.num_attention_heads == 6
-    status, _, said = command(*options, "--force", "--uniform", "--keep", 12)
-    assert status == 2 and "--allocate uniform" in said
 
 
 def test_the_api_chooses_equal_numbers() -> None:

@@ -13,11 +13,11 @@ from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.training.position import TrainingPosition
-from headscope.training.swap_scores import SCORES, Phase, head_scores
+from headscope.training.swap_scores import SCORES, head_scores
 from headscope.training.swaps import Swap, swap_heads
 from headscope.training.trainer import make_run, train
 from headscope.training.variant import VARIANTS, find_variant
-from headscope.training.variants.swap import SwapHeads, SwapHistory, SwapOptions
+from headscope.training.variants.swap import SwapHeads, SwapOptions
 from tests.oracles import lessons
 from tests.oracles.swaps import differing
 
@@ -97,18 +97,6 @@ def test_what_gates_did_before_an_interruption_counts_in_the_next_line_of_metric
             (line,) = csv.DictReader(file)
         lines.append({key: value for key, value in line.items() if "gate" in key or "expert" in key})
     assert lines[0]["gate_entropy"] and lines[0] == lines[1]
-
-
-def test_states_of_swaps_from_before_their_names_changed_are_read() -> None:
-    variant, again = (SwapHeads(SwapOptions(dynamic=("hard",))) for _ in range(2))
-    swap = Swap(HeadId(Site.CROSS, 0, 1), HeadId(Site.CROSS, 1, 2))
-    variant.histories[Site.CROSS] = SwapHistory(Phase((swap,), 3), 2)
-    state = variant.state_dict()
-    courses = {name: {"exchanges": 2, **its} for name, its in state["histories"].items()}
-    for its in courses.values():
-        assert its.pop("swapped") == 2
-    again.load_state_dict({"scheduled": 0, "courses": courses})
-    assert again.state_dict() == {**state, "made": None} and again.histories == variant.histories
 
 
 def test_a_scheduled_swap_happens_before_its_epoch(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headscope.config import Companions, flag, plain_value
+from headscope.config import Companions, flag
 from headscope.distributed import random_state, set_random_state
 from headscope.errors import CheckpointError, ConfigError, reason_of
 from headscope.files.replace import recover, replacing
@@ -25,7 +25,6 @@ from headscope.formats.native import DIRECTORY, NATIVE, native_state
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.native.beams import SearchConfig
 from headscope.model.native.transformer import Transformer
-from headscope.training.config import TrainConfig
 from headscope.training.losses import Sums
 from headscope.training.position import TrainingPosition, length
 from headscope.training.run_state import TrainingRun
@@ -153,8 +152,7 @@ class Progress:
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> Progress:
         """Inverse of `plain`."""
-        known = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
-        return cls(**known | {"window": Sums(*values["window"])})
+        return cls(**values | {"window": Sums(*values["window"])})
 
 
 FILE, VERSION = "state.pt", 1
@@ -224,8 +222,7 @@ def restoring(path: Path, *, advice: str) -> Iterator[None]:
 
 def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
     """ConfigError where a run is to go on with options that would have made it another run."""
-    defaults = {option.name: plain_value(option.default) for option in fields(TrainConfig)}
-    before = defaults | state["settings"]  # an older state lacks newer options
+    before = state["settings"]
     changed = [
         f"{flag(name.rpartition('.')[2])} (was {before.get(name)}, is {value})"
         for name, value in settings.items()

@@ -266,7 +266,7 @@ class Mae(Variant):
     def load_state_dict(self, state: Any) -> None:
         noted = self.gate_history
         noted.steps = state["steps"]
-        for site, layer in noted.modules if "noted" in state else ():  # which older states lack
+        for site, layer in noted.modules:
             entropies, responsibilities = state["noted"][f"{site}.{layer}"]
             noted.entropies[site, layer], noted.responsibilities[site, layer] = list(entropies), list(responsibilities)
 

@@ -191,7 +191,7 @@ class LinearMixing(Variant):
         return {"seen": self.sentences, "trained": self.trained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.sentences, self.trained = state["seen"], state.get("trained", 0)  # which older states lack
+        self.sentences, self.trained = state["seen"], state["trained"]
 
 
 def mixing_modules(stack: StackConfig) -> StackConfig:

@@ -298,11 +298,10 @@ class SwapHeads(Variant):
         from headscope.training.swap_scores import Phase
         from headscope.training.swaps import Swap
 
-        self.scheduled, self.made = state["scheduled"], state.get("made")  # which older states lack
-        for name, site_state in state.get("histories", state.get("courses")).items():  # the latter in older ones
-            swapped = site_state["swapped"] if "swapped" in site_state else site_state["exchanges"]
+        self.scheduled, self.made = state["scheduled"], state["made"]
+        for name, site_state in state["histories"].items():
             pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in site_state["pending"])
-            self.histories[Site(name)] = SwapHistory(Phase(pending, site_state["last"]), swapped)
+            self.histories[Site(name)] = SwapHistory(Phase(pending, site_state["last"]), site_state["swapped"])
 
 
 def _sites() -> str:
