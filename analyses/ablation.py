@@ -70,7 +70,7 @@ class Ablation(Analysis):
                 checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=self.options.ablate_with
             ) as explained,
         ):
-            return explained.ratios("ablation", ablation(explained.f, explained.gates))
+            return explained.ratios("ablation", ablation(explained.f, explained.gates, tick=self.tick))
 
     def signature(self) -> dict[str, str]:
         return {"with": self.options.ablate_with}

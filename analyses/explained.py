@@ -203,7 +203,9 @@ class ExplainedShares(Analysis):
             for layers in sample.same_view():
                 embeddings = static_embeddings(self.checkpoint, site)
                 laid = lay_out(sample, layers, embeddings, exclude_sinks=self.run.exclude_sinks)
-                found = explained(laid, steps=self.options.explained_steps)
+                fits, title = FOLDS * len(laid.inventory.groups()), f"describing heads of {site.value}"
+                with aggregates.progress(title, fits, unit="fits") as step:
+                    found = explained(laid, steps=self.options.explained_steps, step=step)
                 pairs = leading_pairs(laid, found.position, found.pairs, self.reader)
                 tables["token_pairs"] += [about | row for row in pairs]
                 beyond = self.run.exclude_sinks

@@ -63,7 +63,9 @@ class IntegratedGradients(Analysis):
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
         with explained_batch(checkpoint, self.objective, batch, layer_index=None, of="value") as explained:
-            values, gap = integrated_gradients(explained.f, explained.gates, steps=self.options.ig_steps)
+            values, gap = integrated_gradients(
+                explained.f, explained.gates, steps=self.options.ig_steps, tick=self.tick
+            )
             self.gap += float(gap.double().abs().sum())
             self.difference += float((values.sum(dim=-1) - gap).double().abs().sum())
             return explained.ratios("integrated_gradients", values)

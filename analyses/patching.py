@@ -116,7 +116,8 @@ class Patching(PromptAnalysis):
         self.layer_index = resumable_layers(checkpoint.model)
 
     def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
-        result = exact_effects(checkpoint, batch, direction=self.options.direction, layer_index=self.layer_index)
+        direction, index = self.options.direction, self.layer_index
+        result = exact_effects(checkpoint, batch, direction=direction, layer_index=index, tick=self.tick)
         ratios = self.ratios(checkpoint, batch, result, {CONTEXT: "patching"})
         whole = (result.clean - result.corrupt)[:, None]  # [b 1]
         shares = {

@@ -67,7 +67,8 @@ class Shapley(Analysis):
             torch.inference_mode(),
             explained_batch(checkpoint, self.objective, batch, layer_index=self.layer_index, keep="last") as explained,
         ):
-            return explained.ratios("shapley", shapley(explained.f, explained.gates, samples=samples, seed=seed))
+            values = shapley(explained.f, explained.gates, samples=samples, seed=seed, tick=self.tick)
+            return explained.ratios("shapley", values)
 
     def signature(self) -> dict[str, str]:
         return {"samples": str(self.options.shapley_samples)}

@@ -102,7 +102,11 @@ def analyze(values: Mapping[str, Any], *, json: bool) -> None:
         console.show(summary(finished))
     if not finished.study.complete:
         done = finished.study.sentences
-        console.say(f"interrupted: {finished.folder} holds what {done} sentences gave; run.json says complete: false")
+        lacking = [omission.analysis for omission in finished.study.left_out if omission.interrupted]
+        without = f", without {', '.join(lacking)}" if lacking else ""
+        console.say(
+            f"interrupted: {finished.folder} holds what {done} sentences gave{without}; run.json says complete: false"
+        )
         raise typer.Exit(130)
 
 

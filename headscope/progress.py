@@ -10,15 +10,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headscope.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Called with a title and a total; within the context manager, call its value with the size of each step."""
+
+class Progress(Protocol):
+    """Called with a title and a total; within the context manager, call its value with the size of each step."""
+
+    def __call__(
+        self, title: str, total: int, *, unit: str = "sentences"
+    ) -> AbstractContextManager[Callable[[int], None]]: ...
+
 
 INTERVAL = 30.0
 """Seconds between lines of progress."""
@@ -40,7 +46,7 @@ def console_for_text(**options: Any) -> Console:
     return Printable(**{"highlight": False, "markup": False, "emoji": False, **options})
 
 
-def no_progress(title: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+def no_progress(title: str, total: int, *, unit: str = "sentences") -> AbstractContextManager[Callable[[int], None]]:
     """A `Progress` that shows nothing."""
     return nullcontext(lambda count: None)
 
@@ -49,7 +55,7 @@ def reported(callback: Callable[[str, int, int], object]) -> Progress:
     """A `Progress` that calls `callback(title, done, total)` at the start and after each step."""
 
     @contextmanager
-    def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    def progress(title: str, total: int, *, unit: str = "sentences") -> Iterator[Callable[[int], None]]:
         done = 0
 
         def step(count: int) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,8 @@ from headscope.data.corpus import Corpus, open_text
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
-from headscope.engine.conclusion import AnalysisResult
+from headscope.engine.base import Analysis, RunOptions
+from headscope.engine.conclusion import INTERRUPTED, AnalysisResult, LeftOut
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, with_stanza
@@ -27,6 +29,7 @@ from headscope.evaluation.prompts import with_answers
 from headscope.files.folders import Build
 from headscope.files.output_checks import inputs_of
 from headscope.files.tables import Example
+from headscope.files.writing import deferred
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
 from headscope.model.process_settings import keep_few_kernels
@@ -158,7 +161,7 @@ def measure_heads(
         corpus = with_stanza(corpus, options, progress, processes)
     told, said = run_options(options, checkpoint, corpus, analyses, limit, processes=processes)
     options = replace(options, batch_tokens=told.batching.tokens)
-    with masked(checkpoint.model, off), progress("analysing", corpus.count) as step:
+    with masked(checkpoint.model, off):
         study = analyze(
             checkpoint,
             corpus,
@@ -166,39 +169,80 @@ def measure_heads(
             options=told,
             replicates=options.bootstrap,
             detail=options.detail,
-            progress=step,
+            progress=progress,
             processes=processes,
+            partial=True,
         )
         study.remarks += [said] if said else []
         if not processes.main:
             return Measurement(study, None, {})
-        if options.faithfulness and study.complete:
-            from headscope.engine.faithfulness.run import try_rankings
-            from headscope.pruning.ranking.criterion import ScoringContext, scores_by_criteria
-
-            context = ScoringContext(checkpoint, corpus, told.batching, told)
-            comparison = try_rankings(
-                checkpoint,
-                corpus,
-                study.heads,
-                analyses,
-                config=options,
-                options=told,
-                criteria=dict if options.only else partial(scores_by_criteria, context),
-                progress=progress,
-            )
-            study.tables |= {"faithfulness": comparison.curves, "faithfulness_rankings": comparison.rankings}
-            study.remarks += comparison.remarks
-        pickles = {}
-        if options.mhr_pickles and study.complete:
-            size, tokens = BatchSize(options.mhr_batch_size, options.mhr_max_tokens), told.batching.tokens
-            pickles = mhr_pickles(checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=tokens, size=size)
-            study.sentences = study.sentences or corpus.count  # analyses of weights read none
-        kept = options.examples_kept if study.complete else 0
-        sentences = short_examples(checkpoint, corpus, kept, limit=limit, off=off) if kept else []
+        with _finishing(study, "faithfulness") as wanted:
+            if options.faithfulness and wanted():
+                _add_faithfulness(study, checkpoint, corpus, analyses, options, told, progress)
+        pickles: Mapping[str, Any] = {}
+        with _finishing(study, "mhr_pickles") as wanted:
+            if options.mhr_pickles and wanted():
+                size, tokens = BatchSize(options.mhr_batch_size, options.mhr_max_tokens), told.batching.tokens
+                pickles = mhr_pickles(checkpoint, corpus, rows=options.mhr_rows, limit=limit, tokens=tokens, size=size)
+                study.sentences = study.sentences or corpus.count  # analyses of weights read none
+        sentences: Sequence[Example] = []
+        with _finishing(study, "examples") as wanted:
+            if options.examples_kept and wanted():
+                sentences = short_examples(checkpoint, corpus, options.examples_kept, limit=limit, off=off)
     study.seconds = time.monotonic() - began
     settings = {**options.settings(), **(about or {}), "limit": limit, "mask": ",".join(map(str, off)) or None}
     return Measurement(study, describe_run(study, checkpoint, corpus, settings, command), pickles, sentences)
+
+
+@contextmanager
+def _finishing(study: AnalysisResult, name: str) -> Iterator[Callable[[], bool]]:
+    """Within the block, work that follows a study: where that, or the work, is interrupted, `name` is left out.
+
+    The value says whether to do it; call it only for work that was asked for.
+    """
+
+    def wanted() -> bool:
+        if not study.complete:
+            raise KeyboardInterrupt
+        return True
+
+    try:
+        yield wanted
+    except KeyboardInterrupt:
+        study.complete = False
+        study.left_out.append(LeftOut(name, INTERRUPTED))
+
+
+def _add_faithfulness(
+    study: AnalysisResult,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    analyses: Sequence[type[Analysis]],
+    options: AnalyzeOptions,
+    told: RunOptions,
+    progress: Progress,
+) -> None:
+    """Test the rankings of a study, and add what came of it."""
+    from headscope.engine.faithfulness.run import try_rankings
+    from headscope.pruning.ranking.criterion import ScoringContext, scores_by_criteria
+
+    context = ScoringContext(checkpoint, corpus, told.batching, told)
+    comparison = try_rankings(
+        checkpoint,
+        corpus,
+        study.heads,
+        analyses,
+        config=options,
+        options=told,
+        criteria=dict if options.only else partial(scores_by_criteria, context),
+        progress=progress,
+    )
+    study.tables |= {"faithfulness": comparison.curves, "faithfulness_rankings": comparison.rankings}
+    study.remarks += comparison.remarks
+    if not comparison.complete:
+        study.complete = False
+        why = f"{INTERRUPTED} when heads had been removed; BLEU and shuffled weights have no numbers"
+        study.left_out.append(LeftOut("faithfulness", why))
 
 
 def save_measurement(
@@ -209,28 +253,31 @@ def save_measurement(
     A run that was interrupted replaces nothing (see `Build.finish`).
     """
     assert measurement.description is not None, "one process writes"
-    record, partial = dict(measurement.description.record), not measurement.study.complete
+    study, record = measurement.study, dict(measurement.description.record)
     began = time.monotonic()
-    with build.writing() as temporary:
-        write_run(temporary, measurement.study, measurement.description, measurement.pickles, measurement.examples)
-    drawn = _shown(build, record, _figures, partial=partial) if figures else []
-    if report:
-        _shown(build, record, lambda folder: _page(folder, build.out.resolve().name), partial=partial)
-    record["seconds"] = round(measurement.study.seconds + time.monotonic() - began, 3)
-    out = build.finish(record, partial=partial)
-    return out, [out / "figures" / path.name for path in drawn]
+    with build.writing() as temporary, suppress(KeyboardInterrupt), deferred():
+        write_run(temporary, study, measurement.description, measurement.pickles, measurement.examples)
 
+    def finish() -> Path:
+        record["seconds"] = round(study.seconds + time.monotonic() - began, 3)
+        record.update(complete=study.complete, left_out=[asdict(omission) for omission in study.left_out])
+        return build.finish(record, partial=not study.complete)
 
-def _shown(build: Build, record: Mapping[str, Any], draw: Callable[[Path], list[Path]], *, partial: bool) -> list[Path]:
-    """Draw figures or the page; where that fails for other reasons than the disk, the numbers are kept without them."""
+    drawn: list[Path] = []
     with build.writing() as temporary:
         try:
-            return draw(temporary)
-        except (OutputError, OSError, KeyboardInterrupt):
+            with _finishing(study, "figures"):
+                drawn = _figures(temporary) if figures else []
+            with _finishing(study, "report"):
+                if report:
+                    _page(temporary, build.out.resolve().name)
+        except (OutputError, OSError):
             raise
-        except Exception:
-            build.finish(record, partial=partial)
+        except Exception:  # the numbers are kept without what they are drawn in
+            finish()
             raise
+    out = finish()
+    return out, [out / "figures" / path.name for path in drawn]
 
 
 def _figures(folder: Path) -> list[Path]:

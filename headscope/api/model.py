@@ -96,8 +96,8 @@ class Model(ScoredModel):
         out: a folder to write the files of the run into, with `figures`; it must be empty unless `force` is given.
         progress: True shows a bar; a function is called as `progress(what, done, total)`.
 
-        Ctrl-C ends the pass; the study then covers what was done (`complete` is False). ConfigError, DataError and
-        CheckpointError, each with one line, for whatever the caller can fix.
+        Ctrl-C ends the work; the study then covers what was done (`complete` is False, `left_out` names the rest).
+        ConfigError, DataError and CheckpointError, each with one line, for whatever the caller can fix.
         """
         settings = {**options, "only": () if only is None else only, "importance": importance, "parse": parse}
         if isinstance(importance, bool):

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Literal
 
 import torch
@@ -102,17 +103,32 @@ class GateFunction:
 
 
 Gated = Callable[[Tensor], Tensor]
+Tick = Callable[[float], None]
+"""Called with the share of the evaluations that are done."""
 
 
-def ablation(f: Gated, gates: Tensor) -> Tensor:
+def _ticking(f: Gated, evaluations: int, tick: Tick) -> Gated:
+    """f, which tells `tick` after each evaluation how many of them are done."""
+    numbers = count(1)
+
+    def evaluated(gates: Tensor) -> Tensor:
+        value = f(gates)
+        tick(min(next(numbers) / evaluations, 1))
+        return value
+
+    return evaluated
+
+
+def ablation(f: Gated, gates: Tensor, *, tick: Tick = lambda share: None) -> Tensor:
     """f(all heads) − f(all but this one) for every head, one evaluation each: captum's FeatureAblation."""
     from captum.attr import FeatureAblation
 
+    f = _ticking(f, gates.shape[1] + 1, tick)
     importances: Tensor = FeatureAblation(f).attribute(gates, baselines=0)
     return importances
 
 
-def shapley(f: Gated, gates: Tensor, *, samples: int, seed: int) -> Tensor:
+def shapley(f: Gated, gates: Tensor, *, samples: int, seed: int, tick: Tick = lambda share: None) -> Tensor:
     """Shapley values estimated from `samples` random orders (Castro et al. 2009): captum's ShapleyValueSampling.
 
     A head's value is the mean of f(the heads before it and it) − f(the heads before it). In every order these add
@@ -123,13 +139,16 @@ def shapley(f: Gated, gates: Tensor, *, samples: int, seed: int) -> Tensor:
 
     if samples < 1:
         raise ConfigError(f"--shapley-samples {samples}: at least 1 random order is needed")
+    f = _ticking(f, samples * gates.shape[1] + 1, tick)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         importances: Tensor = ShapleyValueSampling(f).attribute(gates, baselines=0, n_samples=samples)
     return importances
 
 
-def integrated_gradients(f: Gated, gates: Tensor, *, steps: int) -> tuple[Tensor, Tensor]:
+def integrated_gradients(
+    f: Gated, gates: Tensor, *, steps: int, tick: Tick = lambda share: None
+) -> tuple[Tensor, Tensor]:
     """∫ ∂f/∂gate along the line from all gates 0 to all gates 1 (Sundararajan et al. 2017, §3), and its gap [b].
 
     Captum's IntegratedGradients with `steps` points of Gauss and Legendre, one forward and backward pass each. The
@@ -140,6 +159,7 @@ def integrated_gradients(f: Gated, gates: Tensor, *, steps: int) -> tuple[Tensor
 
     if steps < 1:
         raise ConfigError(f"--ig-steps {steps}: at least 1 step is needed")
+    f = _ticking(f, steps + 2, tick)
     with torch.enable_grad():
         importances, gap = IntegratedGradients(f).attribute(
             gates, baselines=0, n_steps=steps, internal_batch_size=len(gates), return_convergence_delta=True

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.gatevector import ablation, explained_batch, split_gates
+from headscope.attribution.gatevector import Tick, ablation, explained_batch, split_gates
 from headscope.attribution.objectives.answer import AnswerObjective
 from headscope.data.encoded import Batch
 from headscope.errors import CheckpointError
@@ -103,7 +103,12 @@ def recorded(checkpoint: Checkpoint, batch: Batch, *, differentiable: bool = Fal
 
 
 def exact_effects(
-    checkpoint: Checkpoint, batch: Batch, *, direction: Direction, layer_index: LayerIndex | None
+    checkpoint: Checkpoint,
+    batch: Batch,
+    *,
+    direction: Direction,
+    layer_index: LayerIndex | None,
+    tick: Tick = lambda share: None,
 ) -> PromptEffects:
     """Effects of the context of one head at all positions, one pass a head over the whole batch.
 
@@ -117,7 +122,7 @@ def exact_effects(
             checkpoint, AnswerObjective(), runs.base, layer_index=layer_index, of="value", closed=other.contexts
         ) as explained,
     ):
-        effects = split_gates(-runs.sign * ablation(explained.f, explained.gates), explained.layout)
+        effects = split_gates(-runs.sign * ablation(explained.f, explained.gates, tick=tick), explained.layout)
         return PromptEffects.of({CONTEXT: effects}, runs, explained.f(explained.gates), other.values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -52,14 +52,15 @@ def half_of(sentences: Tensor) -> Tensor:
     return sentences % FOLDS
 
 
-def explained(laid: Laid, *, steps: int = STEPS) -> Explained:
+def explained(laid: Laid, *, steps: int = STEPS, step: Callable[[int], None] = lambda fits: None) -> Explained:
     """Fit all heads to each half of the sentences, group by group, and look at the other half.
 
     Nothing is chosen there: of the half that a description is fitted to, each fifth sentence only says at which of the
-    steps, and with which ridge of pairs, to stop, so a group that does not help is not used.
+    steps, and with which ridge of pairs, to stop, so a group that does not help is not used. `step` is called after
+    each fit: of `FOLDS` halves, every group of the inventory.
     """
     groups = laid.inventory.groups()
-    halves = parallel_map(lambda half: _held_out(laid, half, steps), range(FOLDS))
+    halves = parallel_map(lambda half: _held_out(laid, half, steps, step), range(FOLDS))
     gained = {group: sum((found.gained[group] for found in halves), torch.zeros(())) for group in groups}
     position = [sum(parts, torch.zeros(())) for parts in zip(*(found.position for found in halves), strict=True)]
     unmet = sum((found.unmet for found in halves), torch.zeros(()))
@@ -86,7 +87,7 @@ class _HeldOut:
     unmet: Tensor  # [3 b h]: gained, room, and even weights
 
 
-def _held_out(laid: Laid, half: int, steps: int) -> _HeldOut:
+def _held_out(laid: Laid, half: int, steps: int, step: Callable[[int], None]) -> _HeldOut:
     """Fit all heads to one half, group after group, and look at the other after each."""
     fitting = [_of_half(block, half) for block in laid.blocks]
     fitting = [block for block in fitting if len(block.sentences)]
@@ -102,6 +103,7 @@ def _held_out(laid: Laid, half: int, steps: int) -> _HeldOut:
             for block, rows in zip(laid.blocks, held_out, strict=True)
         ]
         gained[group] = torch.cat(gains)
+        step(1)
         if group == "position":
             position = [
                 description.log_probabilities(block, used, None).exp()

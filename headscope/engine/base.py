@@ -25,6 +25,7 @@ from headscope.engine.heads.head_batch import HeadBatch as HeadBatch
 from headscope.errors import NumericalError
 from headscope.heads import HeadId, Site
 from headscope.model.nonfinite import is_finite
+from headscope.progress import Progress, no_progress
 from headscope.registry import Registry
 
 if TYPE_CHECKING:
@@ -78,10 +79,14 @@ Sums = Mapping[tuple[str, Site, int], GroupSums]
 
 @dataclass(frozen=True)
 class Aggregates:
-    """The sums of one analysis after the corpus, with the bootstrap that turns them into estimates."""
+    """The sums of one analysis after the corpus, with the bootstrap that turns them into estimates.
+
+    `progress` shows how far a report is that takes long.
+    """
 
     sums: Sums
     bootstrap: Bootstrap
+    progress: Progress = no_progress
 
     def site_layers(self, name: str) -> list[tuple[Site, int]]:
         """Where a statistic was measured."""
@@ -215,13 +220,17 @@ class Analysis:
         """Sums and counts per sentence of statistics at any (site, layer), from passes of this analysis' own.
 
         For what cannot share the common pass: gates moved, heads taken out, backward passes with other rules. The
-        driver calls it once for every batch of text, after the common pass, for analyses that override it. The
+        driver calls it once for every batch of text, after the common passes, for analyses that override it. The
         model goes through `attend` meanwhile, its parameters take no part in gradients, nobody else observes, and
         gradients are off: say `with torch.enable_grad():` for a backward pass. `batch` is the corpus's; ask
         `self.objective.outcome(checkpoint, batch)` for the objective, which may hide tokens. Keys are (name of
-        the statistic, site, layer); sentences of a batch must not depend on each other.
+        the statistic, site, layer); sentences of a batch must not depend on each other. Where a batch takes long, call
+        `self.tick` with the share of it that is done.
         """
         return {}
+
+    def tick(self, share: float) -> None:
+        """Show that this share of the batch is explained; the driver puts its progress in this place."""
 
     @contextmanager
     def hooks(self, checkpoint: Checkpoint) -> Iterator[None]:

@@ -20,8 +20,12 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_ob
 from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.evidence.labels import evidence_table
 from headscope.engine.evidence.need import Statistics, agreement_table, need_table, resampled_agreement
+from headscope.files.writing import deferred
 from headscope.heads import HeadId, Layout, Site, all_heads
 from headscope.model.threads import parallel_map
+from headscope.progress import Progress, no_progress
+
+INTERRUPTED = "was interrupted"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class LeftOut:
 
     analysis: str
     why: str
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was not measured because the run was interrupted."""
+        return self.why.startswith(INTERRUPTED)
 
 
 @dataclass
@@ -109,20 +118,34 @@ def conclude(
     bootstrap: Bootstrap,
     unmeasured: Mapping[str, str],
     marks: Callable[[], Marks],
+    progress: Progress = no_progress,
 ) -> AnalysisResult:
     """The result of all analyses that observed something; the others are left out with the reason.
 
     `unmeasured` says by analysis why it could not measure some sentences, `marks` how the vocabulary marks words.
+    A KeyboardInterrupt leaves out the analyses that are being fitted; the result is then not `complete`.
     """
     sums = aggregator.sums
     empty = [analysis for analysis in running if analysis.passes and not sums.get(analysis.name)]
     reporting = [analysis for analysis in running if analysis not in empty]
 
     def reported(analysis: Analysis) -> AnalysisReport:
-        return analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap))
+        return analysis.report(Aggregates(sums.get(analysis.name, {}), bootstrap, progress))
 
     quick, slow = ([analysis for analysis in reporting if analysis.fits is fits] for fits in (False, True))
-    made = dict(zip([*quick, *slow], parallel_map(reported, quick) + parallel_map(reported, slow), strict=True))
+    made: dict[Analysis, AnalysisReport] = {}
+    try:
+        with deferred():
+            made |= zip(quick, parallel_map(reported, quick), strict=True)
+        for analysis in slow:
+            made |= zip([analysis], parallel_map(reported, [analysis]), strict=True)
+    except KeyboardInterrupt:
+        unfinished = [analysis for analysis in slow if analysis not in made]
+        if not made:
+            raise
+    else:
+        unfinished = []
+    reporting = [analysis for analysis in reporting if analysis in made]
     reports = [made[analysis] for analysis in reporting]
     labels = _joined([report.labels for report in reports])
     unsupported = _joined([report.unsupported for report in reports])
@@ -141,7 +164,11 @@ def conclude(
         arrays={name: array for report in reports for name, array in report.arrays.items()},
         labels=labels,
         unsupported=unsupported,
-        left_out=[*refused, *(LeftOut(analysis.name, unmeasured.get(analysis.name, NOTHING)) for analysis in empty)],
+        left_out=[
+            *refused,
+            *(LeftOut(analysis.name, unmeasured.get(analysis.name, NOTHING)) for analysis in empty),
+            *(LeftOut(analysis.name, INTERRUPTED) for analysis in unfinished),
+        ],
         remarks=[
             *(f"{analysis.name} {unmeasured[analysis.name]}" for analysis in reporting if analysis.name in unmeasured),
             *dict.fromkeys(remark for report in reports for remark in report.remarks),
@@ -150,7 +177,7 @@ def conclude(
         detail=_detail(aggregator, reports),
         losses=Omissions(),
         sentences=0,
-        complete=True,
+        complete=not unfinished,
         seconds=0.0,
         files={path: text for report in reports for path, text in report.files.items()},
     )

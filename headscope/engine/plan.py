@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
 from headscope.engine.conclusion import AnalysisResult, LeftOut
 from headscope.engine.frequencies import token_frequencies
-from headscope.engine.runner import AnalysisRunner
+from headscope.engine.runner import AnalysisRunner, explains
 from headscope.errors import ConfigError
 from headscope.evaluation.sides import refuse_unread_target
 from headscope.formats.base import Checkpoint
@@ -162,56 +162,77 @@ def analyze(
     batching: BatchingOptions | None = None,
     replicates: int = REPLICATES,
     detail: bool = False,
-    progress: Callable[[int], None] = lambda sentences: None,
+    progress: Progress = no_progress,
+    title: str = "analysing",
     processes: Processes = ALONE,
+    partial: bool = False,
 ) -> AnalysisResult:
-    """Measure every head of a checkpoint on a corpus with all `analyses` in one pass.
+    """Measure every head of a checkpoint on a corpus: all `analyses` in one pass, then those with passes of their own.
 
     Of several `processes` each takes its share of the batches, and the first one's study is that of all of them;
     the others' is of their share.
 
-    `progress` is called with the number of sentences after each batch. A KeyboardInterrupt ends the pass;
-    the study then covers what was done and says `complete=False`. Errors: CheckpointError where the
-    model's heads cannot be seen, DataError where the corpus cannot be read.
+    A KeyboardInterrupt ends the passes, and is raised unless `partial`: the study then covers what was done, names
+    what was not, and says `complete=False`. It is raised, too, where no batch was done. Errors: CheckpointError where
+    the model's heads cannot be seen, DataError where the corpus cannot be read.
     """
     began = time.monotonic()
     running, left_out = _applicable(
         checkpoint, corpus, analyses, replace(options, batching=batching or options.batching)
     )
     runner = AnalysisRunner(checkpoint, running, detail=detail)
-    losses, complete, done = Omissions(), True, 0
+    losses, complete = Omissions(), True
     streams = _streams(checkpoint, corpus, running, losses)
+    count = corpus.count
     corpus, sentences_read = corpus.counting()
     try:
         for analysis in running:
             analysis.inspect(checkpoint)
             analysis.read(corpus)
-        if checkpoint.device.type != "cpu":  # a CPU has no time meanwhile
-            streams = ahead(batch.pinned(checkpoint.device) for batch in streams)
-        with runner.hooks(), closing(streams):
-            for number, batch in enumerate(streams):
-                own_batch = processes.owns(number)
-                if own_batch:
-                    runner.run(batch)
-                if batch.kind == "text":
-                    done += len(batch.indices) if own_batch else 0
-                    progress(len(batch.indices))
+        with runner.hooks():
+            with progress(title, count) as step, _placed(streams, checkpoint) as stream:
+                for number, batch in enumerate(stream):
+                    if processes.owns(number):
+                        runner.run(batch)
+                    step(len(batch.indices) if batch.kind == "text" else 0)
+            for analysis in filter(explains, running):
+                text = _streams(checkpoint, corpus, running, only="text")
+                with progress(analysis.name, count) as step, _placed(text, checkpoint) as stream:
+                    for number, batch in enumerate(stream):
+                        if analysis not in runner.running:
+                            break
+                        if processes.owns(number):
+                            runner.explain(analysis, batch, step)
+                        else:
+                            step(len(batch.indices))
     except KeyboardInterrupt:
-        if done == 0:
+        if not partial or not runner.done[""]:
             raise
         complete = False
-    _, *parts = processes.gather((runner.part(), done, complete))
-    for part, part_done, part_complete in parts:
+    _, *parts = processes.gather((runner.part(), complete))
+    for part, part_complete in parts:
         runner.take(part)
-        done, complete = done + part_done, complete and part_complete
-    if not any("text" in analysis.passes for analysis in running):  # some read the text by themselves
-        done = sentences_read()
-    study = runner.conclude(Bootstrap(seed=options.seed, replicates=replicates))
+        complete = complete and part_complete
+    bootstrap = Bootstrap(seed=options.seed, replicates=replicates)
+    study = runner.conclude(bootstrap, sentences=0 if complete else count, progress=progress)
+    if not partial and not study.complete:
+        raise KeyboardInterrupt
     study.left_out[:0] = left_out
-    study.losses, study.sentences, study.complete = losses, done, complete
+    reads_text = any("text" in analysis.passes for analysis in running)  # others read the text by themselves
+    study.sentences = runner.done[""] if reads_text else sentences_read()
+    study.losses, study.complete = losses, complete and study.complete
     study.remarks[:0] = losses.unknown.remarks(checkpoint)
     study.seconds = time.monotonic() - began
     return study
+
+
+@contextmanager
+def _placed(stream: Generator[Batch, None, None], checkpoint: Checkpoint) -> Iterator[Iterator[Batch]]:
+    """Within the block the batches; those of an accelerator are made ready ahead, as a CPU has no time to."""
+    if checkpoint.device.type != "cpu":
+        stream = ahead(batch.pinned(checkpoint.device) for batch in stream)
+    with closing(stream):
+        yield stream
 
 
 def batch_tokens(
@@ -316,10 +337,12 @@ def _streams(
     corpus: Corpus,
     running: Sequence[Analysis],
     losses: Omissions | None = None,
+    *,
+    only: str = "",
 ) -> Generator[Batch, None, None]:
-    """The batches of the text, and those of random tokens, as far as any analysis sees them."""
+    """The batches of the text, and those of random tokens, as far as any analysis sees them; `only` one kind."""
     seed, batching = running[0].run.seed, running[0].run.batching
-    passes = {name for analysis in running for name in analysis.passes}
+    passes = {name for analysis in running for name in analysis.passes if only in ("", name)}
     needed = any(needs_objective(type(analysis)) or "labels" in analysis.needs for analysis in running)
     labels = needed and gives_labels(checkpoint, corpus)
     repeated = random_batches(checkpoint, seed=seed, batching=batching)

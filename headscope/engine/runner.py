@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +18,11 @@ from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
 from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
-from headscope.engine.conclusion import AnalysisResult, LeftOut, conclude
+from headscope.engine.conclusion import INTERRUPTED, AnalysisResult, LeftOut, conclude
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.errors import CheckpointError
+from headscope.files.writing import deferred as signals_deferred
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, makes_weights, precise
@@ -32,6 +33,7 @@ from headscope.model.process_settings import keep_freed_memory
 from headscope.model.streaming.context import streaming
 from headscope.model.taps import differentiable_contexts, frozen_parameters, gradients_of, observing
 from headscope.model.threads import threads_for_pass
+from headscope.progress import Progress, no_progress
 
 JOINED = 256 * 2**20
 """Bytes of the weights and contexts of all layers up to which an accelerator keeps them until the pass is through."""
@@ -42,7 +44,7 @@ class PartialResult:
     """What one of several processes measured: sums, values of single sentences, omissions, states of analyses.
 
     `streamed` is the number of sentences whose attention was streamed, `unmeasured` that of those that an analysis
-    could not measure so.
+    could not measure so; `done` counts the sentences of the common pass (under "") and of analyses' own passes.
     """
 
     sums: dict[str, dict[tuple[str, Site, int], GroupSums]]
@@ -51,6 +53,7 @@ class PartialResult:
     states: dict[str, Any]
     streamed: int
     unmeasured: Counter[str]
+    done: Counter[str]
 
 
 class StopForward(BaseException):
@@ -83,6 +86,7 @@ class AnalysisRunner:
     unseen: set[tuple[Site, int]] = field(default_factory=set)
     streamed: int = 0
     unmeasured: Counter[str] = field(default_factory=Counter)
+    done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.options = self.running[0].run
@@ -114,20 +118,49 @@ class AnalysisRunner:
             self.checks.read()
 
     def run(self, batch: Batch) -> None:
-        """The common pass over a batch, then the passes of analyses' own; the batch counts when all are through."""
-        streams = self.streams(batch)
+        """The common pass over a batch, which counts when it is through."""
+        with self._passing(batch, "") as on_device:
+            if batch.kind == "text" and self.differentiated:
+                self._differentiate(on_device)
+            else:
+                self._look(on_device, self.running)
+        if batch.kind == "text" and self.streams(batch):
+            self.streamed += len(batch.indices)
+            self.unmeasured.update(
+                {analysis.name: len(batch.indices) for analysis in self.running if _needs_matrix(analysis)}
+            )
+
+    def explain(self, analysis: Analysis, batch: Batch, step: Callable[[int], None]) -> None:
+        """An analysis' own passes over a batch of text; where it cannot explain the model it is left out.
+
+        `step` is called with numbers of sentences, which add up to those of the batch.
+        """
+        shown, size = 0, len(batch.indices)
+
+        def tick(share: float) -> None:
+            nonlocal shown
+            now = max(shown, int(size * share))
+            step(now - shown)
+            shown = now
+
+        analysis.tick = tick  # type: ignore[method-assign]
+        with self._passing(batch, analysis.name) as on_device:
+            if makes_weights() or not _needs_matrix(analysis):
+                self._explain(analysis, on_device)
+        tick(1)
+
+    @contextmanager
+    def _passing(self, batch: Batch, name: str) -> Iterator[Batch]:
+        """Within the block the batch, on the device, goes through the model; what is observed counts at its end."""
         with threads_for_pass(self.checkpoint.model, batch.positions):
-            on_device, self.observations = batch.to(self.checkpoint.device), {}
-            with deferred(self.checks), streaming() if streams else nullcontext():
-                self._passes(on_device)
-            if streams and batch.kind == "text":
-                self.streamed += len(batch.indices)
-                self.unmeasured.update(
-                    {analysis.name: len(batch.indices) for analysis in self.running if _needs_matrix(analysis)}
-                )
-            with torch.inference_mode():  # thousands of small sums: without autograd's bookkeeping
+            self.observations = {}
+            with deferred(self.checks), streaming() if self.streams(batch) else nullcontext():
+                yield batch.to(self.checkpoint.device)
+            with signals_deferred(), torch.inference_mode():  # small sums by the thousand: no autograd bookkeeping
                 for values in self.aggregator.add(batch, list(self.observations.values())):
                     self.checks.add(values, self.aggregator.refuse_non_finite)
+                if batch.kind == "text":
+                    self.done[name] += len(batch.indices)
             self.checks.batch_done()
 
     def streams(self, batch: Batch) -> bool:
@@ -135,17 +168,6 @@ class AnalysisRunner:
         if self.options.attention == "auto":
             return batch.longest > LONG
         return self.options.attention == "streamed"
-
-    def _passes(self, on_device: Batch) -> None:
-        """The common pass, and those of analyses' own."""
-        if on_device.kind == "text" and self.differentiated:
-            self._differentiate(on_device)
-        else:
-            self._look(on_device, self.running)
-        if on_device.kind == "text":
-            for analysis in [analysis for analysis in self.running if explains(analysis)]:
-                if makes_weights() or not _needs_matrix(analysis):
-                    self._explain(analysis, on_device)
 
     def _explain(self, analysis: Analysis, batch: Batch) -> None:
         """An analysis' own passes; where the model is none that it can explain, it is left out from then on."""
@@ -290,7 +312,7 @@ class AnalysisRunner:
         """What this process observed, for the one that concludes."""
         states = {analysis.name: analysis.state() for analysis in self.running}
         measured = (self.aggregator.sums, self.aggregator.detailed)
-        return PartialResult(*measured, self.refused, states, self.streamed, self.unmeasured)
+        return PartialResult(*measured, self.refused, states, self.streamed, self.unmeasured, self.done)
 
     def take(self, part: PartialResult) -> None:
         """Add what another process observed in its share of the batches."""
@@ -300,16 +322,22 @@ class AnalysisRunner:
         self.aggregator.merge(part.sums, part.detailed)
         self.streamed += part.streamed
         self.unmeasured += part.unmeasured
+        self.done += part.done
         for analysis in self.running:
             if part.states.get(analysis.name) is not None:
                 analysis.add_state(part.states[analysis.name])
 
-    def conclude(self, bootstrap: Bootstrap) -> AnalysisResult:
-        """Columns, tables and labels of all sums."""
+    def conclude(self, bootstrap: Bootstrap, *, sentences: int, progress: Progress = no_progress) -> AnalysisResult:
+        """Columns, tables and labels of all sums; of analyses that have not had all `sentences` it says so."""
         missing = {
             name: f"needs the matrix of weights, and has none of {count} sentences, which are streamed; "
             "--attention dense makes it"
             for name, count in self.unmeasured.items()
+        }
+        missing |= {
+            analysis.name: f"{INTERRUPTED} after {self.done[analysis.name]} of {sentences} sentences"
+            for analysis in self.running
+            if explains(analysis) and self.done[analysis.name] < sentences
         }
         result = conclude(
             self.running,
@@ -319,6 +347,7 @@ class AnalysisRunner:
             bootstrap,
             missing,
             lambda: TokenReader.of(self.checkpoint).marks,
+            progress,
         )
         result.streamed = self.streamed
         return result

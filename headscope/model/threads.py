@@ -108,6 +108,10 @@ def parallel_map(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     try:
         with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
             futures = [pool.submit(without_gradients, item) for item in reversed(items)]
-            return [future.result() for future in reversed(futures)]
+            try:
+                return [future.result() for future in reversed(futures)]
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
     finally:
         torch.set_num_threads(before)  # MKL's number is the process's, not the thread's

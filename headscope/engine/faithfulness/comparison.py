@@ -89,11 +89,12 @@ class RemovalSteps:
 
 @dataclass(frozen=True)
 class RankingComparison:
-    """Tidy curves, and one row per ranking, the best first."""
+    """Tidy curves, and one row per ranking, the best first; `complete` unless it was interrupted on the way."""
 
     curves: pd.DataFrame
     rankings: pd.DataFrame
     remarks: list[str] = field(default_factory=list)
+    complete: bool = True
 
 
 def plan_removals(rankings: Mapping[str, Scores], *, steps: int, random_orders: int, seed: int) -> RemovalSteps:

@@ -45,11 +45,14 @@ def measure_drop(
     """The objective (or the default one) under every mask: loss, with accuracy, or the damage by any other objective.
 
     A masked head gives nothing; of prompts, where the objective is the answer, what it gives on the corrupt prompt.
+    KeyboardInterrupt where not the whole text was scored.
     """
     assert not masks[0], "differences are to the first mask, which is empty"
     name = choose_objective(objective, checkpoint, **corpus.comes_with, has_answers=corpus.has_contrast)
     if name == "loss":
         scored = likelihood(checkpoint, corpus, options, masks=masks, progress=step)
+        if not scored.complete:
+            raise KeyboardInterrupt
         return PerformanceDrop({"loss": scored.nll, "accuracy": scored.right})
     damage = _damage(checkpoint, corpus, masks, options, OBJECTIVES.get(name)(seed=options.seed), step)
     return PerformanceDrop({name: damage}, objective=name)

@@ -9,11 +9,17 @@ import numpy as np
 import pandas as pd
 
 from headscope.attribution.objectives.base import OBJECTIVES
-from headscope.bootstrap import Bootstrap
+from headscope.bootstrap import Array, Bootstrap
 from headscope.config import AnalyzeOptions
 from headscope.data.corpus import Corpus
 from headscope.engine.base import Analysis, RunOptions
-from headscope.engine.faithfulness.comparison import RankingComparison, compare_rankings, plan_removals, with_randomised
+from headscope.engine.faithfulness.comparison import (
+    RankingComparison,
+    RemovalSteps,
+    compare_rankings,
+    plan_removals,
+    with_randomised,
+)
 from headscope.engine.faithfulness.orders import Scores, randomised, ranks, scores_of, undirected
 from headscope.engine.faithfulness.performance_drop import bleu_drop, measure_drop
 from headscope.engine.plan import analyze
@@ -37,8 +43,8 @@ def try_rankings(
     """Test every ranking that `heads` (a row per head) holds; `analyses` measure the heads anew, on shuffled weights.
 
     `criteria` gives the scores of further rankings on the model as it is when it is called. Heads are masked as
-    `headscope evaluate --mask` does. ConfigError where there is nothing to test, and for BLEU of a model or a corpus
-    that has no translations.
+    `headscope evaluate --mask` does. A KeyboardInterrupt after the heads were removed leaves out what comes later.
+    ConfigError where there is nothing to test, and for BLEU of a model or a corpus that has no translations.
     """
     rankings, refused = scores_of(heads, criteria())
     if config.faithfulness_bleu and not (checkpoint.two_sided and corpus.has_target):
@@ -50,22 +56,34 @@ def try_rankings(
     reading = LikelihoodOptions(tokens, limit, config.long, "random", config.seed)
     with progress("removing heads", corpus.count) as step:
         drop = measure_drop(checkpoint, corpus, plan.masks, reading, objective=config.objective, step=step)
-    if config.faithfulness_bleu:
-        on_curves = sorted({number for numbers in plan.curves.values() for number in numbers})
-        masks = [plan.masks[number] for number in on_curves]
-        with progress("translating without heads", corpus.count * len(masks)) as step:
-            scored = bleu_drop(checkpoint, corpus, masks, tokens=tokens, step=step)
-        drop.values["bleu"] = np.full(len(plan.masks), np.nan)
-        drop.values["bleu"][on_curves] = scored.values["bleu"]
-    comparison = compare_rankings(plan, drop, rankings, Bootstrap(seed=config.seed, replicates=config.bootstrap))
-    ranked = [cls for cls in analyses if ranks(cls)]
-    with randomised(checkpoint.model, seed=config.seed):
-        with progress("analysing shuffled weights", corpus.count) as step:
-            again = analyze(checkpoint, corpus, analyses=ranked, options=options, progress=step)
-        shuffled, _ = scores_of(again.heads, criteria())
+    bootstrap = Bootstrap(seed=config.seed, replicates=config.bootstrap)
+    shuffled: Mapping[str, Scores] = {}
+    try:
+        if config.faithfulness_bleu:
+            drop.values["bleu"] = _bleu(checkpoint, corpus, plan, tokens=tokens, progress=progress)
+        ranked = [cls for cls in analyses if ranks(cls)]
+        with randomised(checkpoint.model, seed=config.seed):
+            title = "analysing shuffled weights"
+            again = analyze(checkpoint, corpus, analyses=ranked, options=options, progress=progress, title=title)
+            shuffled, _ = scores_of(again.heads, criteria())
+        complete = True
+    except KeyboardInterrupt:
+        complete = False
+    comparison = compare_rankings(plan, drop, rankings, bootstrap)
     ablated = "what they give on the corrupt prompt" if OBJECTIVES.get(drop.objective).needs_prompts else "nothing"
     remarks = [f"faithfulness: {len(plan.singles)} heads (N of CPR and CMD), of which those removed give {ablated}"]
     remarks += [f"{name} is no ranking: {reason}" for name, reason in refused.items()]
     if columns := undirected(heads):
         remarks.append(f"no agreed direction, so not tested as rankings: {', '.join(columns)}")
-    return replace(with_randomised(comparison, rankings, shuffled), remarks=remarks)
+    return replace(with_randomised(comparison, rankings, shuffled), remarks=remarks, complete=complete)
+
+
+def _bleu(checkpoint: Checkpoint, corpus: Corpus, plan: RemovalSteps, *, tokens: int, progress: Progress) -> Array:
+    """BLEU under every mask of the curves; NaN under the others."""
+    on_curves = sorted({number for numbers in plan.curves.values() for number in numbers})
+    masks = [plan.masks[number] for number in on_curves]
+    with progress("translating without heads", corpus.count * len(masks)) as step:
+        scored = bleu_drop(checkpoint, corpus, masks, tokens=tokens, step=step)
+    scores = np.full(len(plan.masks), np.nan)
+    scores[on_curves] = scored.values["bleu"]
+    return scores
