@@ -2,48 +2,81 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
+from headscope.errors import ConfigError
 from headscope.heads import HeadId
-from headscope.pruning.closed_form.moments import ContextMoments
+from headscope.pruning.closed_form.moments import ContextMoments, text_batches
 from headscope.pruning.closed_form.output_projections import OutputProjection
+from headscope.pruning.closed_form.streams import module_calls
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 from headscope.pruning.ranking.scoring import for_all_heads, moments_of, reached_modules
 
 
 @criterion
 class LayerDrop(Criterion):
-    """Layer after layer, those first whose attention writes least: the baseline of dropping attention altogether.
+    """Layer after layer, those first whose attention turns the residual stream least (He et al. 2024, LLM-Drop).
 
-    A layer is judged by E‖W (x − μ)‖², what the residual stream loses where its bias takes over the mean (without a
-    bias E‖W x‖²); layers write into the same stream, so that is compared as it is. He et al. 2024 (2406.15786,
-    Attention Drop) judge by the cosine of the stream before and after. Where a size ends within a layer, its heads go
-    by the same measure of their own columns. The score is the sum over all heads that go up to this one, of a layer
-    in equal parts.
+    A layer is judged by 1 − E cos(x, x + y) over tokens: x [d] is the residual stream that its attention reads, y what
+    it adds. Where W_O has a bias, that takes over the mean of y: x + E y stands for x. Where a size ends within a
+    layer, its heads go by the same measure of their own part of y. The score is the sum over all heads that go up to
+    this one, of a layer in equal parts. ConfigError where the stream cannot be told (y goes through a norm first).
     """
 
     name = "layer-drop"
-    summary = "energy of the whole layer's attention around its mean: layer after layer goes"
-    why = "whole layers of attention go, the least energy first"
+    summary = "how far the layer's attention turns the residual stream: layer after layer goes (LLM-Drop)"
+    why = "whole layers of attention go, those first that turn the residual stream least"
     changes = False
 
     def scores(self, context: ScoringContext) -> Scores:
+        modules, corpus = list(reached_modules(context, moments_of(context))), context.corpus
+        assert corpus is not None, "moments_of refuses this"
+        found = {place: _Turning(projection, sums) for projection, sums in modules for place in projection.places}
+        for place, contexts, output, stream in module_calls(
+            context.checkpoint, text_batches(context.checkpoint, corpus, context.batching)
+        ):
+            if stream is None:
+                raise ConfigError(
+                    f"--by layer-drop compares the residual stream before and after attention, and that of "
+                    f"{place[0]}.{place[1]} cannot be told; rank by obs or flap"
+                )
+            if place in found:
+                found[place].add(contexts, output + stream)
         layers = [
-            (float(energy(projection, sums, projection.blocks.flatten())), projection, sums)
-            for projection, sums in reached_modules(context, moments_of(context))
+            (torch.stack([found[place].shares for place in each.places]).sum(dim=0).tolist(), each)
+            for each, _ in modules
         ]
         total, scores = 0.0, dict[HeadId, float]()
-        for layer, projection, sums in sorted(layers, key=lambda of_layer: of_layer[0]):
-            of_units = [float(energy(projection, sums, columns)) for columns in projection.blocks]
+        for (layer, *of_units), projection in sorted(layers, key=lambda each: each[0][0]):
             for _, unit in sorted(zip(of_units, projection.units, strict=True)):
                 total += layer / len(projection.units)
                 scores.update(dict.fromkeys(unit, total))
         return for_all_heads(context, scores)
 
 
-def energy(projection: OutputProjection, moments: ContextMoments, columns: Tensor) -> Tensor:
-    """tr(W_G C_GG W_Gᵀ) of columns G, with second moments where no bias takes over the mean."""
-    second = moments.covariance if projection.has_bias else moments.second
-    weight = projection.weight[:, columns]
-    return ((weight @ second[columns][:, columns]) * weight).sum()
+class _Turning:
+    """1 − E cos(h − p, h) over tokens, h the stream after the module, p its output or that of one unit, less its mean.
+
+    Without a bias p is not centred.
+    """
+
+    def __init__(self, projection: OutputProjection, sums: ContextMoments) -> None:
+        columns, weight = [projection.blocks.flatten(), *projection.blocks], projection.weight
+        self.parts = [(each, weight[:, each]) for each in columns]
+        self.mean = sums.mean if projection.has_bias else torch.zeros_like(sums.mean)
+        self.total, self.tokens = torch.zeros(len(columns), dtype=torch.float64), 0
+
+    def add(self, contexts: Tensor, after: Tensor) -> None:
+        """Take in contexts [n m] and the stream after the module [n d]."""
+        contexts, after = (contexts.cpu() - self.mean), after.cpu()
+        for number, (columns, weight) in enumerate(self.parts):
+            left = after - contexts[:, columns] @ weight.T
+            self.total[number] += float((1 - torch.cosine_similarity(left, after, dim=1, eps=1e-300)).sum())
+        self.tokens += len(after)
+
+    @property
+    def shares(self) -> Tensor:
+        """Of the whole module, and of each unit [1 + u]."""
+        return self.total / self.tokens

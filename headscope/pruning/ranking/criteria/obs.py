@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headscope.data.encoded import Batch
 from headscope.engine.faithfulness.orders import Scores
 from headscope.formats.base import Checkpoint
-from headscope.model.discovery import eval_mode
-from headscope.model.threads import threads_for_pass
 from headscope.pruning.closed_form.compensate import MEASURED
-from headscope.pruning.closed_form.moments import ContextTap, Place, text_batches
-from headscope.pruning.closed_form.output_projections import StreamTap
+from headscope.pruning.closed_form.moments import Place, text_batches
+from headscope.pruning.closed_form.streams import module_calls
 from headscope.pruning.ranking.criterion import Criterion, ScoringContext, criterion
 from headscope.pruning.ranking.scoring import error_when_gone, for_all_heads, moments_of, reached_modules, removal_order
 
@@ -60,52 +57,11 @@ def inverse_sizes(checkpoint: Checkpoint, texts: Iterable[Batch]) -> dict[Place,
 
     Without places of which that cannot be told.
     """
-    reader = _StreamReader(checkpoint)
-    for batch in texts:
-        reader.add(batch.to(checkpoint.device))
-    sizes = {place: torch.cat(parts) for place, parts in reader.sizes.items() if place not in reader.untold}
-    return {place: float((1 / each[each > 0]).mean()) for place, each in sizes.items() if each.any()}
-
-
-class _StreamReader(ContextTap):
-    """Keeps ‖h‖² [n] of every place, batch after batch, and the places of which no stream can be told."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(checkpoint)
-        self.tap = StreamTap()
-        self.called: list[Place] = []
-        self.outputs: list[Tensor] = []
-        self.sizes: dict[Place, list[Tensor]] = {}
-        self.untold: set[Place] = set()
-
-    def count(self, place: Place, contexts: Tensor, heads: int) -> None:
-        """Note which place the next output is of."""
-        self.called.append(place)
-
-    @contextmanager
-    def observing(self) -> Iterator[None]:
-        """Also copies outputs, before the tap follows what they are added to: it would follow the copies."""
-        modules = set(self.owners.values())
-        with super().observing(), ExitStack() as stack:
-            for module in modules:
-                stack.callback(module.register_forward_hook(self._output).remove)
-            stack.enter_context(self.tap.observing(modules))
-            yield
-
-    def _output(self, _: nn.Module, __: object, output: Tensor) -> None:
-        self.outputs.append(output.clone())
-
-    def add(self, batch: Batch) -> None:
-        """One pass over a batch."""
-        self.called, self.outputs, model = [], [], self.checkpoint.model
-        with self.observing(), eval_mode(model), threads_for_pass(model, batch.positions):
-            self.read(batch)
-        streams = self.tap.streams()
-        if len(self.called) != len(streams):  # W_O at work outside attention, or in parts
-            self.untold.update(self.owners)
-            return
-        for place, output, stream in zip(self.called, self.outputs, streams, strict=True):
-            if stream is None:
-                self.untold.add(place)
-            else:
-                self.sizes.setdefault(place, []).append(self.rows(place, output + stream).square().sum(dim=1))
+    sizes, untold = dict[Place, list[Tensor]](), set[Place]()
+    for place, _, output, stream in module_calls(checkpoint, texts):
+        if stream is None:
+            untold.add(place)
+        else:
+            sizes.setdefault(place, []).append((output + stream).square().sum(dim=1))
+    told = {place: torch.cat(parts) for place, parts in sizes.items() if place not in untold}
+    return {place: float((1 / each[each > 0]).mean()) for place, each in told.items() if each.any()}
