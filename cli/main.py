@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import typer
@@ -16,7 +19,7 @@ from headscope.cli.failures import (
     one_process,
     reports_error,
 )
-from headscope.errors import one_line, options_as_flags
+from headscope.errors import CheckpointWarning, one_line, options_as_flags
 from headscope.files.writing import exit_status, listening, received
 from headscope.model.process_settings import process_settings
 
@@ -108,7 +111,8 @@ def run() -> None:
 
 def _run() -> None:
     try:
-        with process_settings(), options_as_flags():
+        with process_settings(), options_as_flags(), warnings.catch_warnings():
+            warnings.showwarning = partial(_show_warning, warnings.showwarning)
             app()
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code == 130 and not _by_typer(error):
@@ -122,6 +126,14 @@ def _run() -> None:
             sys.exit(2)
         _flush()
         raise
+
+
+def _show_warning(otherwise: Callable[..., Any], message: Warning | str, category: type[Warning], *rest: Any) -> None:
+    """Show headscope's own warnings in one line."""
+    if issubclass(category, CheckpointWarning):
+        print(one_line(message), file=sys.stderr, flush=True)
+    else:
+        otherwise(message, category, *rest)
 
 
 def _end_interrupted() -> NoReturn:

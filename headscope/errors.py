@@ -77,6 +77,10 @@ class NumericalError(HeadscopeError):
     """A forward or backward pass gives NaN or infinite numbers; the message names the layer."""
 
 
+class CheckpointWarning(UserWarning):
+    """What was done to open a checkpoint that its files do not say."""
+
+
 class DataError(HeadscopeError):
     """A text, parse or frequency file is missing, broken or does not fit its companion."""
 

@@ -12,6 +12,9 @@ from headscope.errors import DataError, HeadscopeError
 
 MOST_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes
 
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""What stands in the place of a large file where a repository was cloned without Git LFS."""
+
 Kind = type[HeadscopeError]
 
 
@@ -27,7 +30,18 @@ def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: in
         raise error(f"{name or path} cannot be read: {getattr(failed, 'strerror', None) or failed}") from None
     if len(content) > limit:
         raise error(f"{name or path} has more than {limit:,} bytes; it is another kind of file")
+    if content.startswith(LFS_POINTER):
+        raise error(f"{name or path} is a Git LFS pointer and not the file itself; run `git lfs pull` in its folder")
     return content
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file is a pointer of Git LFS; never fails."""
+    try:
+        with path.open("rb") as handle:
+            return handle.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError:
+        return False
 
 
 def read_text(path: Path, *, error: Kind = DataError, name: str = "", limit: int = MOST_BYTES) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,15 +19,15 @@ from headscope.config import CheckpointOptions, Companions, flag
 from headscope.data.encoded import Batch, Encoded, Side
 from headscope.data.encoded import SideName as SideName
 from headscope.distributed import pick_device
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, CheckpointWarning, ConfigError
 from headscope.files.output_checks import OutputKind, check_folder
 from headscope.files.replace import replacing
+from headscope.formats.diagnosis import explained, no_checkpoint
 from headscope.formats.exports import MASKED as MASKED
 from headscope.formats.exports import MODEL_FILES, SAME, Conversion, Probe
 from headscope.formats.exports import Export as Export
 from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.translate_options import TranslateOptions, Translation
-from headscope.formats.unrecognised import no_checkpoint
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
 from headscope.model.nonfinite import refuse_damaged_model
@@ -63,18 +64,18 @@ class Checkpoint(ABC):
 
     is_native: ClassVar[bool] = False
     """Whether it is a `TransformerCheckpoint`: its model can be trained and converted."""
-
     read_files: tuple[Path, ...] = ()
     """Files that belong to the checkpoint and lie outside `path`, such as dictionaries that were found beside it."""
-
     reads_sound: bool = False
     """Whether its encoder reads recordings."""
-
     rereads: bool = False
     """Whether its decoder reads the source too, as that of a classifier does which has an encoder as well."""
 
     exclusive_labels: bool = True
     """Whether one of the labels that it predicts is right, and not several at once."""
+
+    prefix: str = ""
+    """Beginning of all names of weights in its files, not in its model."""
 
     def look_again(self) -> None:
         """Forget where the heads are: the model may have been rebuilt."""
@@ -371,8 +372,11 @@ def open_checkpoint(
     spread = {} if device_map is None else {"device_map": device_map}
     if spread and not opener.spreads:
         raise ConfigError(f"--device-map: a {opener.name} checkpoint is on one --device; that is for Hugging Face ones")
-    opened: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
+    with explained(Path(path), FORMATS):
+        opened: Checkpoint = opener.load(path, device=pick_device(device), dtype=dtype, companions=companions, **spread)
     refuse_damaged_model(opened.path, opened.model)
+    if opened.prefix:
+        warnings.warn(f"{path}: {opened.prefix} begins all names of weights, and is taken off", CheckpointWarning, 2)
     return opened
 
 
@@ -388,9 +392,7 @@ def detect_format(path: str) -> CheckpointFormat[Any]:
     for _, candidate in FORMATS:
         if candidate.recognise(Path(path)) if local else candidate.recognise_name(path):
             return candidate
-    if not local:
-        raise CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")
-    raise no_checkpoint(Path(path), dict(FORMATS))
+    raise no_checkpoint(Path(path), FORMATS)
 
 
 def write_checkpoint(checkpoint: Checkpoint, folder: Path, companions: Companions) -> SavedFiles:

@@ -433,7 +433,7 @@ OTHER_SIZE = r"of another size than config.json says: .*{}.* must agree$"
 
 BROKEN: dict[str, tuple[Break, str]] = {
     "an empty directory": (remove("*"), NO_FORMAT),
-    "no config": (remove("config.json"), NO_FORMAT),
+    "no config": (remove("config.json"), "without config.json"),
     "a config that is not JSON": (write("config.json", "{model_type: bert"), "config.json' is not a valid JSON"),
     "a config that is not UTF-8": (lambda f: (f / "config.json").write_bytes(b'{"\xff"}'), "cannot be loaded"),
     "a config that is a list": (write("config.json", '["model_type"]'), NO_FORMAT),
@@ -459,7 +459,10 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "a .bin cut by a byte": (truncate(-1, pickle=True), TRUNCATED),
     "a .bin that is text": (garbage, TRUNCATED),
     "a .bin with a list": (lambda folder: pickled(folder, [1, 2]), "cannot be loaded"),
-    "a .bin with other names": (lambda folder: pickled(folder, {"a": torch.ones(3)}), "weights are missing: bert"),
+    "a .bin with other names": (
+        lambda folder: pickled(folder, {"a": torch.ones(3)}),
+        "weights are missing .*a instead.*: bert",
+    ),
     "a shard that is missing": (shardless, "No such file .*model-00002-of-"),
     "an index that is not JSON": (indexless, "is no JSON"),
     "an index without weights": (emptied_index, "has no weight_map"),
@@ -668,7 +671,7 @@ def test_a_tokenizer_of_another_model_is_refused_when_an_id_is_too_large(copied:
 def test_a_path_that_is_no_checkpoint_is_refused(saved: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="absent"):
         opened(tmp_path / "absent")
-    with pytest.raises(CheckpointError, match=NO_FORMAT):
+    with pytest.raises(CheckpointError, match="give its folder"):
         opened(saved("bert") / "config.json")
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from headscope.config import Companions
 from headscope.data.vocabulary import Splitter, Vocabulary
-from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.errors import CheckpointError, ConfigError, DataError, shortlist
 from headscope.files.reading import file_digest, read_bytes, read_text
 from headscope.files.writing import save_torch, write_atomically
 from headscope.formats.base import FORMATS, CheckpointFormat, SavedFiles, SideName
@@ -39,7 +39,7 @@ from headscope.formats.fairseq.from_native import (
     logits_in_our_order,
     vocabulary_files,
 )
-from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgraded
+from headscope.formats.fairseq.keys import Origin, fairseq_weights, native_weights, origin, upgraded, without_prefix
 from headscope.formats.native import native_state, opened_dtype
 from headscope.formats.pickles import is_torch_file, read_tensors, read_torch
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint, build_transformer, probe_logits
@@ -99,7 +99,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
 
     def load(self, path: str, *, device: str, dtype: str, companions: Companions) -> FairseqCheckpoint:
         content = _content(Path(path))
-        raw = read_tensors(Path(path), content["model"])
+        prefix, raw = without_prefix(read_tensors(Path(path), content["model"]))
         refuse_damaged_file(path, raw)
         settings = in_languages(read_settings(path, content), companions.src_lang, companions.tgt_lang)
         state = upgraded(raw)
@@ -109,7 +109,7 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
         stored = {key: tensor.dtype for key, tensor in weights.items() if tensor.is_floating_point()}
         model_dtype = opened_dtype(dtype, stored, device)
         dictionaries = _dictionaries(settings, config, companions)
-        return FairseqCheckpoint(
+        checkpoint = FairseqCheckpoint(
             path=path,
             format=self.name,
             model=model.to(model_dtype).to(device),
@@ -122,6 +122,8 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             options=_plain(settings, config),
             dictionaries=dictionaries,
         )
+        checkpoint.prefix = prefix
+        return checkpoint
 
     def write(self, checkpoint: FairseqCheckpoint, folder: Path, companions: Companions) -> SavedFiles:
         """A file of the old one's name with its keys, their order and their types, and the dictionaries read with it.
@@ -221,13 +223,15 @@ def _notes(checkpoint: FairseqCheckpoint) -> tuple[str, ...]:
 
 def _content(path: Path) -> Mapping[str, Any]:
     content = read_torch(path)
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise CheckpointError(f"{path} is a torch file without `model`, so fairseq did not write it")
-    if content.get("args") is None and content.get("cfg") is None:
-        raise CheckpointError(f"{path} is a torch file without `args` and `cfg`, so fairseq did not write it")
-    if not all(isinstance(key, str) for key in content["model"]):
+    entries: Mapping[str, Any] = content if isinstance(content, dict) else {}
+    if entries.get("args") is entries.get("cfg") is None or not isinstance(entries.get("model"), dict):
+        raise CheckpointError(
+            f"{path} is a torch file that fairseq did not write: it has the entries "
+            f"{shortlist([repr(key)[:40] for key in entries])}, and files of fairseq `model` with `args` or `cfg`"
+        )
+    if not all(isinstance(key, str) for key in entries["model"]):
         raise CheckpointError(f"{path}: its `model` has keys that are no text; the file is broken")
-    return content
+    return entries
 
 
 def _completed(path: str, config: TransformerConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -57,6 +57,7 @@ OLD_NORMS = {
     "decoder": ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm"),
 }
 OLD_OUTPUT = "decoder.embed_out"
+_BEFORE_SIDE = re.compile(r"((?:.*?\.)??)(?:encoder|decoder)\.")
 _FUSED = re.compile(r"(.*)\.in_proj_(weight|bias)")
 _OLD_NORM = re.compile(r"(encoder|decoder)(\.layers\.\d+\.)layer_norms\.(\d)\.(weight|bias)")
 
@@ -109,6 +110,13 @@ def layer_counts(keys: Iterable[str]) -> dict[str, int]:
             number = re.match(r"layers\.(\d{1,4})\.", name)
             counts[side] = max(counts.get(side, 0), int(number[1]) + 1 if number else 0)
     return counts
+
+
+def without_prefix(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor]]:
+    """What all keys have before `encoder.` or `decoder.`, as wrappers of a model leave it behind, and the rest."""
+    found = {match[1] if (match := _BEFORE_SIDE.match(key)) else "" for key in state}
+    prefix = found.pop() if len(found) == 1 else ""
+    return prefix, {key.removeprefix(prefix): tensor for key, tensor in state.items()}
 
 
 def upgraded(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -88,7 +88,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     @cached_property
     def _stored_types(self) -> dict[str, torch.dtype]:
-        return stored_types(self.path)
+        return {key.removeprefix(self.prefix): dtype for key, dtype in stored_types(self.path).items()}
 
     @property
     def two_sided(self) -> bool:

@@ -2,8 +2,7 @@
 
 Folders come as sentence-transformers' layout, adapters (PEFT), and weights in several files: an index of these comes
 with a checkpoint, from whoever made it, and transformers opens whatever path it says, so only files of its own folder
-are let pass. transformers fills what a weights file lacks with fresh random numbers and says so in a log line at most,
-so every missing, left-over and mismatched weight is checked here.
+are let pass.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -29,13 +29,14 @@ from headscope.bounds import MOST_LAYERS
 from headscope.config import Companions
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
 from headscope.files.hub import is_cached
-from headscope.files.reading import file_digest, read_object
+from headscope.files.reading import file_digest, is_lfs_pointer, read_object
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.folder import (
     ADAPTER,
     CONFIG,
     PROCESSORS,
+    VOCABULARIES,
     check_source_language,
     is_adapter,
     local_folder,
@@ -48,6 +49,7 @@ from headscope.formats.huggingface.native_models.from_native import quiet_transf
 from headscope.formats.huggingface.placement import check_devices, check_quantisation, placement
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
+from headscope.formats.huggingface.weight_names import check_weights, common_prefix, forget_renamings
 from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
 
@@ -63,13 +65,6 @@ HEADS = (
     transformers.AutoModelForTokenClassification,
 )
 """What a model may be whose config does not say it."""
-# Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word.
-VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
-# Weights that a checkpoint may lack without any head being affected: the pooler is trained with a task.
-_MAY_BE_MISSING = re.compile(r"(^|\.)pooler\.")
-_LAYER = re.compile(r"\.\d+\.")
-_CONSTANT = re.compile(r"\.(masked_bias|inv_freq|position_ids)$")
-"""What earlier releases of transformers saved besides weights: masks, frequencies and positions."""
 
 
 def open_model(
@@ -88,7 +83,7 @@ def open_model(
         placed = stack.enter_context(placement(device, device_map, quantised=quantised))
         stored = _dtype(dtype, config, "" if device_map else device)
 
-        def load(cls: Any) -> Any:
+        def load(cls: Any, **more: Any) -> Any:
             return (narrowed_class(cls) if is_narrowed(config) else cls).from_pretrained(
                 path,
                 config=config,
@@ -97,13 +92,17 @@ def open_model(
                 ignore_mismatched_sizes=True,  # they are refused below, with their names
                 **placed,
                 **options,
+                **more,
             )
 
-        model, info = load(_model_class(path, config))
-        if not config.architectures and info["unexpected_keys"]:
-            model, info = _with_head(load, config) or (model, info)
+        model, info = _filled(load, path, config)
+        prefix, renamings = common_prefix(info, model)
+        if renamings:
+            del model
+            model, info = _filled(partial(load, key_mapping=renamings), path, config)
+            forget_renamings(model, renamings)
         weakref.finalize(model, stack.pop_all().close)
-    _check_weights(path, info, absent)
+    check_weights(path, info, absent, model)
     if not _multiplies_experts_at_once(model):
         model.set_experts_implementation("eager")
     check_devices(model, placed.get("device_map"))
@@ -114,6 +113,7 @@ def open_model(
     set_languages(tokenizer, model, companions, path)
     kind = SpeechCheckpoint if reads_sound(model) else HuggingFaceCheckpoint
     opened = kind(path=path, model=model, tokenizer=tokenizer, digest=_digest(folder), without=without)
+    opened.prefix = prefix
     if is_narrowed(config):
         check_kept_heads(model, path, opened.attention_sites)
     return opened
@@ -252,6 +252,14 @@ def _model_class(path: str, config: Any) -> Any:
     return architecture
 
 
+def _filled(load: Callable[[Any], Any], path: str, config: Any) -> tuple[Any, dict[str, Any]]:
+    """The model of a config and what transformers says of its weights."""
+    model, info = load(_model_class(path, config))
+    if not config.architectures and info["unexpected_keys"]:
+        return _with_head(load, config) or (model, info)
+    return model, info
+
+
 def _with_head(load: Callable[[Any], Any], config: Any) -> tuple[Any, dict[str, Any]] | None:
     """The model with the task head that its files have, of a config that names no class; None where they have none.
 
@@ -282,34 +290,13 @@ def _multiplies_experts_at_once(model: PreTrainedModel) -> bool:
     return model.dtype != torch.float64 and not odd
 
 
-def _check_weights(path: str, info: dict[str, Any], absent: frozenset[str]) -> None:
-    """Refuse a checkpoint whose weights do not fill the model that its config describes, but for those `absent`."""
-    if mismatched := sorted(_mismatch(entry) for entry in info["mismatched_keys"]):
-        raise CheckpointError(_disagree(path, "of another size than config.json says", mismatched))
-    missing = sorted(key for key in {*info["missing_keys"]} - absent if not _MAY_BE_MISSING.search(key))
-    if missing:
-        raise CheckpointError(_disagree(path, "missing", missing))
-    unexpected = (key for key in info["unexpected_keys"] if not _CONSTANT.search(f".{key}"))
-    if extra := sorted(key for key in unexpected if _LAYER.search(f".{key}.")):
-        raise CheckpointError(_disagree(path, "left over (does config.json say fewer layers?)", extra))
-
-
-def _mismatch(entry: Any) -> str:
-    """`name (5×7, config.json: 5×11)` of transformers' (name, size in the file, size in the model)."""
-    if not (isinstance(entry, tuple) and len(entry) == 3):
-        return str(entry)
-    name, *sizes = entry
-    stored, expected = ("×".join(map(str, size)) for size in sizes)
-    return f"{name} ({stored}, config.json: {expected})"
-
-
-def _disagree(path: str, problem: str, keys: list[str]) -> str:
-    return f"{path}: weights are {problem}: {shortlist(keys)}; config.json and the weights file must agree"
-
-
 def _open_tokenizer(path: str, folder: Path, options: dict[str, bool]) -> tuple[Any, str]:
     """The tokenizer, or None and the reason."""
-    complete = any(file.is_file() for pattern in VOCABULARIES for file in folder.glob(pattern))
+    files = [file for pattern in VOCABULARIES for file in folder.glob(pattern)]
+    read = [file for file in files if file.name == VOCABULARIES[0]] or files
+    if pointers := [file.name for file in read if is_lfs_pointer(file)]:
+        return None, f"{shortlist(pointers)}: a Git LFS pointer, and not the file itself; run `git lfs pull`"
+    complete = any(file.is_file() for file in files)
     try:
         with _quiet(path):
             tokenizer: Any = AutoTokenizer.from_pretrained(path, **options)
@@ -382,10 +369,7 @@ def _one_line(error: Exception) -> str:
     if "Safetensor" in type(error).__name__ or unpickling:
         return f"its weights file is truncated or broken ({text.rpartition('error: ')[2][:100]}); fetch it again"
     if "file named config.json" in text:
-        return (
-            "there is no config.json in it, so it is no model of transformers; where it is an adapter (PEFT), merge "
-            "it into its base model, and of a sentence-transformers model open the folder 0_Transformer"
-        )
+        return "there is no config.json in it, so it is no model of transformers"
     if "no file named" in text:
         return "there is no weights file; put model.safetensors or pytorch_model.bin beside config.json"
     if isinstance(error, OSError) and "connect" in text.lower():
