@@ -110,12 +110,15 @@ def _command(figure: PlotFigure) -> Any:
 
     @made_of(runs, *shared, config=False, json=False)
     def command(values: Mapping[str, Any]) -> None:
+        from headscope.report.readers.run import files_of
+
         options, out = read(figure.Options, values), values["out"]
         chosen = vars(read(runs, values))
         paths = list(chosen["runs"]) if "runs" in chosen else list(chosen.values())
         if out.is_file():
             check_inputs(out, inputs_of({name: value for name, value in values.items() if name != "out"}))
-        written = _page(figure, paths, options, values) if figure.page else _figures(figure, paths, options, values)
+        with files_of(paths):
+            written = (_page if figure.page else _figures)(figure, paths, options, values)
         _say(figure.name, written, as_json=values["as_json"])
 
     group = Application(add_completion=False)

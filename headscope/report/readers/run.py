@@ -6,9 +6,8 @@ Or a study in memory in the form of a run, without a folder.
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import StringIO
@@ -19,7 +18,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.config.declarations import unknown_column
 from headscope.data.token_text import MARKS, Marks
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
@@ -142,19 +140,11 @@ class AnalysisRun:
 
         MissingTable where the analysis was not part of the run.
         """
-        table = self._table(name, (*HEAD_COLUMNS, *columns), f"--only {name}")
-        _check_heads(table, self.layout, name=f"{name}.csv of run {self.name}")
-        return table
+        return self._table(name, (*HEAD_COLUMNS, *columns), f"--only {name}")
 
     def module_table(self, name: str, *columns: str) -> pd.DataFrame:
         """The table NAME.csv of an analysis, rows of which are about attention modules (site and layer)."""
-        table = self._table(name, ("site", "layer", *columns), "--only " + name.partition("_")[0])
-        for site, layer in table[["site", "layer"]].drop_duplicates().itertuples(index=False):
-            if layer not in range(len(self.layout.get(site, []))):
-                raise RunError(
-                    f"{name}.csv of run {self.name} holds {site}.{layer}, which the layout in run.json does not have"
-                )
-        return table
+        return self._table(name, ("site", "layer", *columns), "--only " + name.partition("_")[0])
 
     def has_table(self, name: str) -> bool:
         """Whether the run has the table NAME.csv."""
@@ -173,24 +163,9 @@ class AnalysisRun:
         if not path.is_file():
             raise MissingTable(self._missing("similarity.npz", "--only similarity"))
         try:
-            matrices = {key: np.asarray(array, dtype=np.float64) for key, array in Arrays(path).read().items()}
+            return {key: np.asarray(array, dtype=np.float64) for key, array in Arrays(path).read().items()}
         except CheckpointError as broken:
             raise RunError(f"run {self.name}: similarity.npz cannot be read ({reason_of(broken)})") from None
-        for key, matrix in matrices.items():
-            self._check_matrix(key, matrix.shape)
-        return matrices
-
-    def _check_matrix(self, key: str, shape: tuple[int, ...]) -> None:
-        """RunError unless the matrix of a measure is that of all pairs of heads of a layer."""
-        site, _, rest = key.partition("/")
-        layer, _, measure = rest.partition("/")
-        counts = self.layout.get(site, [])
-        heads = counts[int(layer)] if re.fullmatch("[0-9]{1,6}", layer) and int(layer) < len(counts) else None
-        if not measure or "/" in measure or shape != (heads, heads):
-            there = "there is no such layer" if heads is None else f"the layer has {heads} heads"
-            raise RunError(
-                f"run {self.name}: similarity.npz holds {key[:60]} of shape {shape}, but {there}; analyse again"
-            )
 
     @cached_property
     def examples(self) -> Sequence[Example]:
@@ -200,12 +175,9 @@ class AnalysisRun:
         try:
             arrays = Arrays(self.path / EXAMPLES, kind="u").read()
             index = json.loads(arrays["index"].tobytes().decode("utf-8"))
-            return [_example(arrays, place, entry, self) for place, entry in enumerate(index)]
-        except CheckpointError as broken:
+            return [_example(arrays, place, entry, self.layout) for place, entry in enumerate(index)]
+        except (CheckpointError, LookupError, ValueError) as broken:
             raise RunError(f"run {self.name}: {EXAMPLES} cannot be read ({reason_of(broken)})") from None
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as broken:
-            reason = reason_of(broken)
-            raise RunError(f"run {self.name}: {EXAMPLES} is no file of examples ({reason}); analyse again") from None
 
     @cached_property
     def faithfulness(self) -> pd.DataFrame:
@@ -280,21 +252,21 @@ def load_run(path: Path | str) -> AnalysisRun:
     for name in ("run.json", "heads.csv"):
         if not (path / name).is_file():
             raise RunError(f"{path} is no run: it has no {name}; make one with `headscope analyze --out DIR`")
-    run = AnalysisRun(path, _read_meta(path), _read_csv(path / "heads.csv", columns=COLUMNS["heads"]))
-    _check_heads(run.heads, run.layout, name=f"heads.csv of run {run.name}")
-    twice = run.heads.duplicated(list(HEAD_COLUMNS))
-    if twice.any():
-        row = run.heads[twice].iloc[0]
-        head = f"{row['site']}.{row['layer']}.{row['head']}"
-        raise RunError(f"heads.csv of run {run.name} holds {head} twice")
-    there = Counter(run.heads[["site", "layer"]].itertuples(index=False, name=None))
-    for (site, layer), rows in there.items():
-        if rows != (heads := run.layout[site][layer]):
-            raise RunError(
-                f"heads.csv of run {run.name} holds {rows} of the {heads} heads of {site}.{layer} that run.json has; "
-                "analyse again"
-            )
-    return run
+    return AnalysisRun(path, _read_meta(path), _read_csv(path / "heads.csv", columns=COLUMNS["heads"]))
+
+
+@contextmanager
+def files_of(runs: Sequence[Path]) -> Iterator[None]:
+    """RunError in one line where what is drawn of runs stumbles over what their files hold.
+
+    Readers check names of columns; headscope wrote the rest, so that only a file that was changed since is otherwise.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        names = ", ".join(str(run) for run in runs)
+        problem = f"{type(error).__name__}: {reason_of(error, most=120)}"
+        raise RunError(f"{names} cannot be drawn ({problem}); a file was changed or cut: make the run again") from error
 
 
 def study_run(
@@ -313,18 +285,6 @@ def _read_meta(path: Path) -> dict[str, Any]:
     lacking = [key for key in ("signature", "layout") if not isinstance(meta, dict) or key not in meta]
     if lacking:
         raise RunError(f"run {path.name}: run.json has no {' and no '.join(lacking)}; analyse again")
-    layout = meta["layout"]
-    is_layout = isinstance(layout, dict) and all(
-        isinstance(counts, list)
-        and len(counts) <= MOST_LAYERS
-        and all(type(count) is int and 0 <= count <= MOST_HEADS for count in counts)
-        for counts in layout.values()
-    )
-    if not is_layout:
-        raise RunError(
-            f"run {path.name}: the layout in run.json must give each site a list of head counts, at most {MOST_HEADS} "
-            f"heads in each of at most {MOST_LAYERS} layers"
-        )
     return dict(meta)
 
 
@@ -336,14 +296,6 @@ def read_table(file: Path | TextIO, *, columns: tuple[str, ...], name: str) -> p
     """One table; RunError says of `name`, in one line, what is wrong with it."""
     texts = (*TEXTS, "functions", "functions_unsupported", "syntactic_relation")
     return read_csv(file, columns=columns, texts=texts, error=RunError, name=name, advice="analyse again")
-
-
-def _check_heads(table: pd.DataFrame, layout: dict[str, list[int]], *, name: str) -> None:
-    """Every row must be a head that the layout has: the figures index arrays with it."""
-    layer_heads = {(site, layer): count for site, counts in layout.items() for layer, count in enumerate(counts)}
-    for site, layer, head in table[list(HEAD_COLUMNS)].drop_duplicates().itertuples(index=False):
-        if head not in range(layer_heads.get((site, layer), 0)):
-            raise RunError(f"{name} holds {site}.{layer}.{head}, which the layout in run.json does not have")
 
 
 def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -380,18 +332,9 @@ def _as_read(table: pd.DataFrame, name: str, columns: tuple[str, ...]) -> pd.Dat
     return read_table(StringIO(table.to_csv(index=False)), columns=columns, name=f"the study's {name}")
 
 
-def _example(arrays: Mapping[str, Bytes], place: int, entry: Mapping[str, Any], run: AnalysisRun) -> Example:
-    texts = {side: str(entry["texts"][side]) for side in ("source", "target") if side in entry["texts"]}
-    subwords = {side: [str(subword) for subword in entry["subwords"][side]] for side in entry["subwords"]}
-    weights = {}
-    for site, counts in run.layout.items():
-        name = f"{place}/{site}"
-        if name in arrays:
-            weights[site] = arrays[name]
-            shape = tuple(len(subwords[side]) for side in sides_of(site, subwords))
-            if weights[site].shape != (sum(counts), *shape):
-                raise ValueError(f"{name} has shape {weights[site].shape}, not {(sum(counts), *shape)}")
-    return Example(int(entry["number"]), texts, subwords, weights)
+def _example(arrays: Mapping[str, Bytes], place: int, entry: Mapping[str, Any], sites: Iterable[str]) -> Example:
+    weights = {site: arrays[f"{place}/{site}"] for site in sites if f"{place}/{site}" in arrays}
+    return Example(entry["number"], entry["texts"], entry["subwords"], weights)
 
 
 def sides_of(site: str, subwords: Mapping[str, Any]) -> tuple[str, str]:
