@@ -90,7 +90,7 @@ def finished(config: LearnConfig) -> Mapping[str, Any]:
 def _check_same(config: LearnConfig, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
     """ConfigError where the run that is to go on was begun with other options."""
     now, before = ({**options, **options.get("method", {}), "method": None} for options in (now, before))
-    if others := changed(now, before, LearnConfig):
+    if others := changed(now, before):
         flags = {entry.name: flag_of(entry) for entry in fields(config.method)} | {"name": "method"}
         other = min(others, key=lambda name: name != "name")
         raise ConfigError(
