@@ -73,7 +73,7 @@ class CopySuppression(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
-        plain = torch.tensor(checkpoint.common_ids())
+        plain = torch.tensor(checkpoint.plain_ids(side="target"))
         generator = torch.Generator().manual_seed(self.run.seed)
         ids = (
             plain[torch.randperm(len(plain), generator=generator)[: self.options.copy_suppression_tokens]].sort().values

@@ -16,6 +16,7 @@ from headscope.bootstrap import Bootstrap, Estimate, GroupSums, Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.corpus import Corpus
+from headscope.data.encoded import SideName, side_names
 from headscope.description.examples import Examples, Sharpest, leading_pairs
 from headscope.description.features import GROUPS
 from headscope.description.pair_function import PAIR_FUNCTIONS, Masses, functions_for, masses
@@ -126,7 +127,14 @@ class ExplainedShares(Analysis):
     def inspect(self, checkpoint: Checkpoint) -> None:
         """Keep the checkpoint, whose vocabulary and embeddings descriptions are made of."""
         self.checkpoint = checkpoint
-        self.reader = TokenReader.of(checkpoint)
+        self.reader_of: dict[SideName, TokenReader] = {}
+
+    def _readers(self, site: Site) -> tuple[TokenReader, TokenReader]:
+        """Those of queries and keys."""
+        query, key = side_names(site)
+        for side in {query, key} - self.reader_of.keys():
+            self.reader_of[side] = TokenReader.of(self.checkpoint, side)
+        return self.reader_of[query], self.reader_of[key]
 
     def read(self, corpus: Corpus) -> None:
         """How many rows of each sentence are sampled."""
@@ -158,7 +166,7 @@ class ExplainedShares(Analysis):
         every = sum(count for (of, _), count in layout.items() if of is site)
         sample = self.samples.setdefault(site, SiteSample())
         sampler = Sampler(
-            self.reader,
+            self._readers(site),
             seed=self.run.seed,
             each=-(-self.options.explained_rows // self.sentences),
             per_sentence=NUMBERS // (every * min(self.sentences, self.options.explained_rows)),
@@ -197,7 +205,7 @@ class ExplainedShares(Analysis):
         tables: dict[str, list[dict[str, Any]]] = {"examples": [], "token_pairs": [], "pair_functions": []}
         for site, sample in self.samples.items():
             about = {"site": site.value}
-            tables["examples"] += [about | row for row in self.examples[site].rows(self.reader)]
+            tables["examples"] += [about | row for row in self.examples[site].rows(self._readers(site))]
             if len(torch.tensor([*sample.tokens]).fmod(FOLDS).unique()) < FOLDS:
                 continue
             for layers in sample.same_view():
@@ -206,7 +214,7 @@ class ExplainedShares(Analysis):
                 fits, title = FOLDS * len(laid.inventory.groups()), f"describing heads of {site.value}"
                 with aggregates.progress(title, fits, unit="fits") as step:
                     found = explained(laid, steps=self.options.explained_steps, step=step)
-                pairs = leading_pairs(laid, found.position, found.pairs, self.reader)
+                pairs = leading_pairs(laid, found.position, found.pairs, self._readers(site))
                 tables["token_pairs"] += [about | row for row in pairs]
                 beyond = self.run.exclude_sinks
                 estimates = _estimates(laid, found, aggregates.bootstrap, site, beyond_sinks=beyond)

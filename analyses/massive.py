@@ -15,7 +15,7 @@ from headscope.attribution.residual_stream import input_states, layer_block
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.data.encoded import Side
+from headscope.data.encoded import Side, side_names
 from headscope.distributed import fetch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
@@ -192,7 +192,7 @@ class Massive(Analysis):
         for (site, layer, number, first), (count, largest, ratio) in order:
             listed[site, layer] += 1
             if listed[site, layer] <= LISTED:
-                token = self.checkpoint.subwords([number])[0]
+                token = self.checkpoint.subwords([number], side=side_names(site)[0])[0]
                 share = count / self.counted[site, layer]
                 rows.append((site.value, layer, token, number, first, count, share, largest, ratio))
         names = "site layer token id first count share magnitude times_median"

@@ -154,7 +154,7 @@ def _row(
 def _word(checkpoint: Checkpoint, number: int) -> str:
     if checkpoint.predicts == "classes":
         return checkpoint.label_names[number]
-    return checkpoint.subwords([number])[0]
+    return checkpoint.subwords([number], side="target")[0]
 
 
 def _remarks(prompts: pd.DataFrame) -> list[str]:

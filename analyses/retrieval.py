@@ -123,8 +123,8 @@ class Retrieval(Analysis):
             )
         haystack = Haystack.read(corpus, checkpoint, length=lengths[-1])
         # an answer ends at special ids and new lines
-        special = set(range(checkpoint.vocabulary)) - set(checkpoint.plain_ids())
-        newlines = (checkpoint.id_of(subword) for subword in ("<0x0A>", "Ċ", "\n"))
+        special = set(range(checkpoint.vocabulary)) - set(checkpoint.plain_ids(side="target"))
+        newlines = (checkpoint.id_of(subword, side="target") for subword in ("<0x0A>", "Ċ", "\n"))
         stop = frozenset(special | {number for number in newlines if number is not None})
         for length in (length for length in lengths if length > 0):
             for depth in np.linspace(0, 1, options.needle_depths).tolist():
@@ -193,7 +193,7 @@ class Prompt:
         """A text as a prompt. Returns None if its answer cannot be found again among its ids."""
         ids = prompt_ids(checkpoint, text)
         first = text.index(needle) + needle.index(answer)
-        spans = checkpoint.spans(text, ids)
+        spans = checkpoint.spans(text, ids, side="target")
         if spans is not None:
             inside = [n for n, span in enumerate(spans) if span and span[0] < first + len(answer) and span[1] > first]
             return cls(ids, inside[0], inside[-1] + 1) if inside else None
@@ -250,7 +250,7 @@ class Trial:
             "tokens": self.prompt.length,
             "recall": self.recall,
             "counted_by_program": self.said,
-            "written": " ".join(checkpoint.subwords(self.written)),
+            "written": " ".join(checkpoint.subwords(self.written, side="target")),
         }
 
 

@@ -149,8 +149,8 @@ def read_sequences(path: Path | None) -> dict[str, list[str]]:
 
 def ordered_tokens(checkpoint: Checkpoint, sequences: dict[str, list[str]]) -> pd.DataFrame:
     """Words of each sequence that are one token and so is the next one, in the spelling that most of them have."""
-    rows, plain = [], checkpoint.common_ids()
-    ids = dict(zip(checkpoint.subwords(plain), plain, strict=True))
+    rows, plain = [], checkpoint.plain_ids(side="target")
+    ids = dict(zip(checkpoint.subwords(plain, side="target"), plain, strict=True))
     for name, words in sequences.items():
         spellings = [[spelling.format(word) for word in words] for spelling in SPELLINGS]
         tokens = max(spellings, key=lambda spelled: sum(token in ids for token in spelled))

@@ -92,7 +92,7 @@ class HeadVocabulary(Analysis):
 
     def inspect(self, checkpoint: Checkpoint) -> None:
         stream = stream_of(checkpoint, embeddings=True)
-        words = _Words(stream, TokenReader.of(checkpoint))
+        words = _Words(stream, TokenReader.of(checkpoint, "target"))
         named = [words.find(token) for token in self.options.vocabulary_tokens]
         for site_layer in stream.site_layers:
             heads = stream.factors(site_layer)
@@ -174,7 +174,7 @@ class _Words:
         self.stream, self.reader = stream, reader
         table = constant(stream.embeddings)
         rows = min(len(table), len(stream.readout.weight))  # either may be padded
-        self.plain = torch.tensor([number for number in reader.checkpoint.plain_ids() if number < rows])
+        self.plain = torch.tensor([number for number in reader.checkpoint.plain_ids(side="target") if number < rows])
         self.embeddings = table[self.plain.to(table.device)]  # [v d]
 
     def read(self, directions: Tensor) -> Tensor:

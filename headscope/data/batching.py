@@ -27,6 +27,7 @@ from headscope.data.encoded import (
     Contrasts,
     Encoded,
     Encoder,
+    SideName,
     UnknownSubwords,
     encode_sources,
     pad_rows,
@@ -38,8 +39,7 @@ from headscope.distributed import ALONE, Processes
 from headscope.errors import ConfigError, DataError
 
 T = TypeVar("T")
-PATIENCE = 0.1
-"""Seconds after which the thread looks whether anybody still waits for it."""
+PATIENCE = 0.1  # seconds after which the thread looks whether anybody still waits for it
 
 
 def ahead(items: Iterator[T]) -> Generator[T, None, None]:
@@ -226,7 +226,7 @@ def groups(
 def own_labels(sentence: Sentence, source: Encoded, encoder: Encoder) -> list[int]:
     """The labels that a sentence has in the corpus, in the places of a model's outputs."""
     assert sentence.labels is not None
-    spans = encoder.spans(sentence.source, source.ids) if sentence.labels.words else None
+    spans = encoder.spans(sentence.source, source.ids, side="source") if sentence.labels.words else None
     return label_row(sentence.labels, source, sentence.source, spans)
 
 
@@ -283,7 +283,7 @@ def _contrasts(group: list[_EncodedSentence]) -> Contrasts | None:
 
 
 def _align(
-    parse: Parse, text: str, encoded: Encoded, side: Literal["source", "target"], encoder: Encoder, losses: Omissions
+    parse: Parse, text: str, encoded: Encoded, side: SideName, encoder: Encoder, losses: Omissions
 ) -> Aligned | None:
     spans = encoder.spans(text, encoded.ids, side=side)
     aligned = "pieces cannot be located in the text" if spans is None else align(parse, spans)

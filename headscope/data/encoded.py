@@ -20,6 +20,8 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.distributed import PINNED, pinned, upload
 from headscope.heads import Site
 
+SideName = Literal["source", "target"]
+SIDE_NAMES: tuple[SideName, SideName] = ("source", "target")
 IGNORED = -100  # a label where nothing is to be predicted
 
 
@@ -214,7 +216,7 @@ class Batch:
 class Encodes(Protocol):
     """A checkpoint, as far as it encodes text."""
 
-    def encode(self, texts: Sequence[str], *, side: Literal["source", "target"], limit: int) -> list[Encoded]:
+    def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         """Encode texts, each truncated to `limit` ids."""
         ...
 
@@ -226,9 +228,7 @@ class Encodes(Protocol):
 class Encoder(Encodes, Protocol):
     """The part of a checkpoint that batching uses."""
 
-    def spans(
-        self, text: str, ids: Sequence[int], *, side: Literal["source", "target"] = "source"
-    ) -> list[tuple[int, int] | None] | None:
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
         """Character spans of subwords, None for special ones; None instead of a list if they cannot be located."""
         ...
 
@@ -247,6 +247,12 @@ def encode_sources(window: Sequence[Sentence], encoder: Encodes, *, limit: int) 
     if pairs:
         return encoder.encode_pairs(pairs, limit=limit)
     return encoder.encode([sentence.source for sentence in window], side="source", limit=limit)
+
+
+def side_names(site: Site) -> tuple[SideName, SideName]:
+    """Which sides queries and keys of a site are of; the text of a decoder alone is its target."""
+    query: SideName = "source" if site is Site.ENCODER_SELF else "target"
+    return query, "target" if site is Site.DECODER_SELF else "source"
 
 
 def pad_rows(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
@@ -271,7 +277,6 @@ def pad_side(encoded: Sequence[Encoded], *, pad: int = 0) -> Side:
 
 
 MANY = 0.02  # larger shares give a warning
-SideName = Literal["source", "target"]
 
 
 class Advisor(Protocol):

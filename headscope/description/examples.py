@@ -69,8 +69,9 @@ class Examples:
         self.ids |= other.ids
         self.forget()
 
-    def rows(self, reader: TokenReader) -> list[dict[str, Any]]:
-        """Lines of examples.csv."""
+    def rows(self, readers: tuple[TokenReader, TokenReader]) -> list[dict[str, Any]]:
+        """Lines of examples.csv; `readers` are those of queries and keys."""
+        query_reader, key_reader = readers
         found: list[dict[str, Any]] = []
         for (layer, head), kept in sorted(self.best.items()):
             for rank, (weight, number, query, key) in enumerate(kept, start=1):
@@ -82,12 +83,12 @@ class Examples:
                         "rank": rank,
                         "sentence": number,
                         "weight": -weight,
-                        "query": reader.named(int(queries[query])),
-                        "key": reader.named(int(keys[key])),
+                        "query": query_reader.named(int(queries[query])),
+                        "key": key_reader.named(int(keys[key])),
                         "query_position": query,
                         "key_position": key,
-                        "query_text": window(reader, queries, query),
-                        "key_text": window(reader, keys, key),
+                        "query_text": window(query_reader, queries, query),
+                        "key_text": window(key_reader, keys, key),
                     }
                 )
         return found
@@ -154,7 +155,7 @@ def token_pairs(laid: Laid, position: Sequence[Tensor], heads: slice) -> TokenPa
 
 
 def leading_pairs(
-    laid: Laid, position: Sequence[Tensor], lexical: Sequence[Tables], reader: TokenReader
+    laid: Laid, position: Sequence[Tensor], lexical: Sequence[Tables], readers: tuple[TokenReader, TokenReader]
 ) -> list[dict[str, Any]]:
     """Lines of token_pairs.csv: of every head the pairs that the lexical part scores highest, and surprising ones.
 
@@ -181,7 +182,7 @@ def leading_pairs(
         for head in range(count):
             for kind, values in sorted(kinds.items()):
                 lines += _lines(
-                    laid, found, values[:, head], head, reader, {"layer": layer, "head": head, "kind": kind}
+                    laid, found, values[:, head], head, readers, {"layer": layer, "head": head, "kind": kind}
                 )
         start += count
     return lines
@@ -195,15 +196,20 @@ def _scores(found: TokenPairs, tables: Tables, heads: slice) -> Tensor:
 
 
 def _lines(
-    laid: Laid, found: TokenPairs, values: Tensor, head: int, reader: TokenReader, about: dict[str, Any]
+    laid: Laid,
+    found: TokenPairs,
+    values: Tensor,
+    head: int,
+    readers: tuple[TokenReader, TokenReader],
+    about: dict[str, Any],
 ) -> list[dict[str, Any]]:
     order = np.argsort(-values.numpy(), kind="stable")[:MOST]
     return [
         {
             **about,
             "rank": rank,
-            "query": reader.named(int(laid.ids[0][found.query[at]])),
-            "key": reader.named(int(laid.ids[1][found.key[at]])),
+            "query": readers[0].named(int(laid.ids[0][found.query[at]])),
+            "key": readers[1].named(int(laid.ids[1][found.key[at]])),
             "score": float(values[at]),
             "weight": float(found.weight[at, head] / found.whole[at, head]),
             "expected": float(found.expected[at, head] / found.whole[at, head]),

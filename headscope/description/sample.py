@@ -76,9 +76,12 @@ class SiteSample:
 
 @dataclass
 class Sampler:
-    """Chooses query rows: `each` of a sentence, fewer of long ones, the same whatever the batches."""
+    """Chooses query rows: `each` of a sentence, fewer of long ones, the same whatever the batches.
 
-    reader: TokenReader
+    `readers` are those of the sides of queries and keys.
+    """
+
+    readers: tuple[TokenReader, TokenReader]
     seed: int
     each: int
     per_sentence: int
@@ -112,8 +115,8 @@ class Sampler:
         return places[torch.from_numpy(np.sort(order))]
 
     def _pairs(self, sides: Sequence[Side], row: int, positions: Tensor, parses: Sequence[Aligned | None]) -> Pairs:
-        query = self.reader.tokens(sides[0], row, parses[0])
-        key = query if sides[0] is sides[1] else self.reader.tokens(sides[1], row, parses[1])
+        query = self.readers[0].tokens(sides[0], row, parses[0])
+        key = query if sides[0] is sides[1] else self.readers[1].tokens(sides[1], row, parses[1])
         rank = sides[0].real[row].cumsum(0) - 1
         return Pairs(query, key, rank[positions].numpy())
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headscope.data.alignment import Aligned
-from headscope.data.encoded import Side
+from headscope.data.encoded import Side, SideName, side_names
 from headscope.data.token_text import Marks, bare, marks_of, shown, text_of
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -98,26 +98,24 @@ class Pairs:
 
 @dataclass
 class TokenReader:
-    """Makes `Tokens` of ids; knows how the tokenizer of a checkpoint marks words."""
+    """Makes `Tokens` of ids of a side; knows how the tokenizer of a checkpoint marks words there."""
 
     checkpoint: Checkpoint
+    side: SideName
     texts: dict[int, str]
     marks: Marks
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> TokenReader:
-        """With the marks that most subwords of the vocabulary have."""
-        plain = checkpoint.plain_ids()
-        texts = {number: text or "" for number, text in zip(plain, checkpoint.subwords(plain), strict=True)}
-        return cls(checkpoint, texts, marks_of(list(texts.values())))
+    def of(cls, checkpoint: Checkpoint, side: SideName) -> TokenReader:
+        """With the marks that most subwords of a side's vocabulary have."""
+        plain = checkpoint.plain_ids(side=side)
+        texts = {n: text or "" for n, text in zip(plain, checkpoint.subwords(plain, side=side), strict=True)}
+        return cls(checkpoint, side, texts, marks_of(list(texts.values())))
 
     def subword(self, number: int) -> str:
         """A subword as the tokenizer has it."""
         if number not in self.texts:
-            try:
-                self.texts[number] = self.checkpoint.subwords([number])[0] or ""
-            except IndexError:  # of a vocabulary of its own
-                self.texts[number] = f"[{number}]"
+            self.texts[number] = self.checkpoint.subwords([number], side=self.side)[0] or ""
         return self.texts[number]
 
     def shown(self, ids: Iterable[int]) -> list[str]:
@@ -239,13 +237,13 @@ class StaticEmbeddings:
 
 def static_embeddings(checkpoint: Checkpoint, site: Site) -> tuple[StaticEmbeddings, StaticEmbeddings]:
     """Those of the queries' side and of the keys' side of a site; without a table where the model shows none."""
-    query = "encoder" if site is Site.ENCODER_SELF else "decoder"
-    key = "decoder" if site is Site.DECODER_SELF else "encoder"
-    return StaticEmbeddings(_table(checkpoint, query)), StaticEmbeddings(_table(checkpoint, key))
+    query, key = (StaticEmbeddings(_table(checkpoint, side)) for side in side_names(site))
+    return query, key
 
 
-def _table(checkpoint: Checkpoint, stack: str) -> Tensor | None:
+def _table(checkpoint: Checkpoint, side: SideName) -> Tensor | None:
     model: Any = checkpoint.model
+    stack = "encoder" if side == "source" else "decoder"
     if checkpoint.is_native:
         part = getattr(model, stack, None)
         native: Tensor | None = None if part is None else part.embeddings.tokens.weight.detach()
@@ -257,7 +255,7 @@ def _table(checkpoint: Checkpoint, stack: str) -> Tensor | None:
         weight = model.get_input_embeddings().weight
     except (AttributeError, NotImplementedError):
         return None
-    if weight.ndim != 2 or len(weight) < checkpoint.vocabulary or not weight.is_floating_point():
+    if weight.ndim != 2 or len(weight) < checkpoint.vocabularies[side == "target"] or not weight.is_floating_point():
         return None
     table: Tensor = weight.detach()
     return table

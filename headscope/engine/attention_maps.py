@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import Batch, Encoded, encode_sources, pad_side
+from headscope.data.encoded import SIDE_NAMES, Batch, Encoded, SideName, encode_sources, pad_side
 from headscope.description.tokens import TokenReader
 from headscope.files.tables import Bytes, Example
 from headscope.formats.base import Checkpoint
@@ -27,11 +27,11 @@ class Maps:
     """The attention of one sentence: what was captured, and the encoded sides."""
 
     captured: Captured
-    sides: Mapping[str, Encoded]
+    sides: Mapping[SideName, Encoded]
 
-    def between(self, site: Site) -> tuple[str, str]:
+    def between(self, site: Site) -> tuple[SideName, SideName]:
         """The sides of queries and keys."""
-        text = "target" if "target" in self.sides else "source"
+        text: SideName = "target" if "target" in self.sides else "source"
         return ("source" if site is Site.ENCODER_SELF else text, text if site is Site.DECODER_SELF else "source")
 
 
@@ -40,7 +40,7 @@ def attention_maps(checkpoint: Checkpoint, sentence: Sentence, *, limit: int, of
     return _maps(checkpoint, _encoded(checkpoint, sentence, limit), off)
 
 
-def _maps(checkpoint: Checkpoint, sides: Mapping[str, Encoded], off: Sequence[HeadId]) -> Maps:
+def _maps(checkpoint: Checkpoint, sides: Mapping[SideName, Encoded], off: Sequence[HeadId]) -> Maps:
     target = pad_side([sides["target"]]) if "target" in sides else None
     batch = Batch(torch.zeros(1, dtype=torch.long), 0, pad_side([sides["source"]]), target)
     with torch.inference_mode(), masked(checkpoint.model, off), capture(checkpoint.model) as captured:
@@ -56,9 +56,9 @@ def short_examples(
     Of a text that has no more sentences (such as one that was typed in) with at most `LONG`.
     """
     chosen: list[Example] = []
-    room, reader = ROOM, TokenReader.of(checkpoint)
+    room, readers = ROOM, {side: TokenReader.of(checkpoint, side) for side in SIDE_NAMES}
     for sentence, sides in _short(checkpoint, corpus, count, limit):
-        example = _example(reader, sentence, sides, off)
+        example = _example(readers, sentence, sides, off)
         room -= sum(weights.nbytes for weights in example.weights.values())
         if room < 0:
             break
@@ -66,14 +66,19 @@ def short_examples(
     return chosen
 
 
-def _example(reader: TokenReader, sentence: Sentence, sides: Mapping[str, Encoded], off: Sequence[HeadId]) -> Example:
+def _example(
+    readers: Mapping[SideName, TokenReader],
+    sentence: Sentence,
+    sides: Mapping[SideName, Encoded],
+    off: Sequence[HeadId],
+) -> Example:
     """A sentence with the weights of all heads by site, as bytes; sites of which a layer was not seen are left out."""
-    checkpoint = reader.checkpoint
+    checkpoint = readers["source"].checkpoint
     maps = _maps(checkpoint, sides, off)
     texts = {"source": sentence.source if sentence.second is None else f"{sentence.source} ‖ {sentence.second}"}
     if "target" in sides and sentence.target:
         texts["target"] = sentence.target
-    subwords = {name: reader.shown(side.ids) for name, side in sides.items()}
+    subwords: dict[str, list[str]] = {name: readers[name].shown(side.ids) for name, side in sides.items()}
     weights: dict[str, Bytes] = {}
     for site in SITES:
         layers = sorted(layer for (own, layer), heads in checkpoint.layout.items() if own is site and heads)
@@ -83,17 +88,17 @@ def _example(reader: TokenReader, sentence: Sentence, sides: Mapping[str, Encode
     return Example(sentence.number, texts, subwords, weights)
 
 
-def _encoded(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[str, Encoded]:
+def _encoded(checkpoint: Checkpoint, sentence: Sentence, limit: int) -> dict[SideName, Encoded]:
     source = encode_sources([sentence], checkpoint, limit=limit)
     target = checkpoint.reread(source)
     if checkpoint.two_sided and sentence.target and not target:
         target = checkpoint.encode([sentence.target], side="target", limit=limit)
-    return dict(zip(("source", "target"), [*source, *target], strict=False))
+    return dict(zip(SIDE_NAMES, [*source, *target], strict=False))
 
 
 def _short(
     checkpoint: Checkpoint, corpus: Corpus, count: int, limit: int
-) -> Iterator[tuple[Sentence, dict[str, Encoded]]]:
+) -> Iterator[tuple[Sentence, dict[SideName, Encoded]]]:
     taken, most = 0, SHORT if corpus.count > count else LONG
     for sentence in corpus.first(LOOKED_AT * count):
         if taken == count:

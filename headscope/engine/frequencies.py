@@ -32,12 +32,12 @@ def token_frequencies(
 
 
 def frequency_ranks(checkpoint: Checkpoint, counts: Mapping[int, int]) -> Tensor:
-    """Rank of every id [V], 1 for the most frequent: by (count, descending; subword, ascending).
+    """Rank of every id of the source [V], 1 for the most frequent: by (count, descending; subword, ascending).
 
     Special ids stand for no text: they have rank 0 and are never rare, not even where they are kept.
     """
-    plain = checkpoint.plain_ids()
-    subwords = dict(zip(plain, checkpoint.subwords(plain), strict=True))
+    plain = checkpoint.plain_ids(side="source")
+    subwords = dict(zip(plain, checkpoint.subwords(plain, side="source"), strict=True))
     ordered = sorted(plain, key=lambda number: (-counts.get(number, 0), subwords[number] or ""))
     ranks = torch.zeros(checkpoint.vocabulary, dtype=torch.long)
     ranks[torch.tensor(ordered)] = torch.arange(1, len(ordered) + 1)
@@ -65,7 +65,7 @@ def read_counts(checkpoint: Checkpoint, path: Path) -> dict[int, int]:
         token, _, number = line.rstrip().replace("\t", " ").rpartition(" ")
         if not token.strip() or not re.fullmatch(r"\d{1,18}", number, re.ASCII):
             raise DataError(f"{path}:{lines}: {line[:60]!r} is not `token count`; write a token, a blank and a number")
-        token_id = checkpoint.id_of(token.strip())
+        token_id = checkpoint.id_of(token.strip(), side="source")
         if token_id is not None:
             counts[token_id] = counts.get(token_id, 0) + int(number)
     if len(counts) * 2 < lines:

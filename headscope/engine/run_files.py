@@ -62,7 +62,7 @@ def describe_run(
             "format": checkpoint.format,
             "digest": checkpoint.digest,
             "model_type": checkpoint.model_type,
-            **({"marks": TokenReader.of(checkpoint).marks} if "examples" in study.tables else {}),
+            **({"marks": TokenReader.of(checkpoint, "target").marks} if "examples" in study.tables else {}),
         },
         "layout": layout,
         "data": {

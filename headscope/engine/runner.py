@@ -346,7 +346,7 @@ class AnalysisRunner:
             self.checkpoint.layout,
             bootstrap,
             missing,
-            lambda: TokenReader.of(self.checkpoint).marks,
+            lambda: TokenReader.of(self.checkpoint, "target").marks,
             progress,
         )
         result.streamed = self.streamed

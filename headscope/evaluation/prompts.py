@@ -92,12 +92,11 @@ def _contrast(
     except DataError as error:
         raise DataError(f"{names[2]}:{number}: {error}") from error
     if wrong and wrong[0].answer == answer.answer:
-        raise DataError(
-            f"{names[2]}:{number}: both answers begin with {checkpoint.subwords([answer.answer])[0]!r}, and the first "
-            "subword is what is read; give answers that differ there"
-            if checkpoint.predicts == "words"
-            else f"{names[2]}:{number}: both answers are the same class"
-        )
+        same = "both answers are the same class"
+        if checkpoint.predicts == "words":
+            begin = checkpoint.subwords([answer.answer], side="target")[0]
+            same = f"both answers begin with {begin!r}, which is all that is read; give answers that differ there"
+        raise DataError(f"{names[2]}:{number}: {same}")
     corrupt_length = len(_encoded(checkpoint, corrupt).ids) - answer.ending
     if corrupt_length != answer.length:
         raise DataError(
@@ -169,7 +168,7 @@ def _filled(checkpoint: Checkpoint, sentence: Sentence, answer: str) -> Place:
         mask = checkpoint.mask_id()
     except CheckpointError as error:
         raise ConfigError(f"--clean: {error}") from error
-    prompt, token = _encoded(checkpoint, sentence.source), checkpoint.subwords([mask])[0]
+    prompt, token = _encoded(checkpoint, sentence.source), checkpoint.subwords([mask], side="source")[0]
     if prompt.ids.count(mask) != 1 or sentence.source.count(token) != 1:
         raise DataError(f"its prompt has {prompt.ids.count(mask)} masks; write {token} once, where the answer belongs")
     whole, position = _encoded(checkpoint, sentence.source.replace(token, answer)), prompt.ids.index(mask)

@@ -57,7 +57,7 @@ def translate_lines(
         )
     facts = checkpoint.search_facts(options)  # raises before any text is read
     limit = checkpoint.reads(options.longest)
-    most = max(1, LOGITS // (4 * checkpoint.vocabulary * int(facts["beam"])))
+    most = max(1, LOGITS // (4 * checkpoint.vocabularies[1] * int(facts["beam"])))
     rest = iter(lines)
     before = 0
     counts = UnknownSubwords() if unknown is None else unknown

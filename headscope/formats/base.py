@@ -203,28 +203,29 @@ class Checkpoint(ABC):
         return "is the text in the language, script and case that the vocabulary was made for?"
 
     @abstractmethod
-    def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
-        """Span in `text` of every id of a side; None for special ids, None overall if they do not fit."""
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
+        """Span in `text` of every id of a side (each may have its own vocabulary); None for special ids, or overall."""
 
     @abstractmethod
-    def subwords(self, ids: Sequence[int]) -> list[str]:
-        """Ids as the tokenizer writes them."""
+    def subwords(self, ids: Sequence[int], *, side: SideName) -> list[str]:
+        """Ids of a side as the tokenizer writes them."""
 
     @abstractmethod
-    def id_of(self, subword: str) -> int | None:
-        """The id of a subword. Returns None if the vocabulary lacks it."""
+    def id_of(self, subword: str, *, side: SideName) -> int | None:
+        """The id of a subword on a side. Returns None if its vocabulary lacks it."""
 
     @abstractmethod
-    def plain_ids(self, side: SideName = "source") -> list[int]:
+    def plain_ids(self, *, side: SideName) -> list[int]:
         """Ids that text of a side can have: without padding, start, end, and other special ones."""
 
     @abstractmethod
-    def decode(self, ids: Sequence[int], *, side: SideName = "source") -> str:
+    def decode(self, ids: Sequence[int], *, side: SideName) -> str:
         """The text that ids of a side stand for, as `encode` takes text."""
 
     def common_ids(self) -> list[int]:
         """Ids that text can have on every side: what may be put before an encoder and its decoder alike."""
-        return self.plain_ids()
+        on_target = set(self.plain_ids(side="target"))
+        return [number for number in self.plain_ids(side="source") if number in on_target]
 
     @abstractmethod
     def start_ids(self) -> list[int]:

@@ -111,29 +111,25 @@ class TransformerCheckpoint(Checkpoint):
         vocabulary = self._side("target")
         return [[*vocabulary.begin, *vocabulary.encode(text), vocabulary.end][:limit] for text in texts]
 
-    def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
         return self._side(side).spans(text, ids)
 
-    def subwords(self, ids: Sequence[int]) -> list[str]:
-        vocabulary = self._side("source")
+    def subwords(self, ids: Sequence[int], *, side: SideName) -> list[str]:
+        vocabulary = self._side(side)
         return [vocabulary.subwords[number] for number in ids]
 
-    def id_of(self, subword: str) -> int | None:
-        return self._side("source").id_of(subword)
+    def id_of(self, subword: str, *, side: SideName) -> int | None:
+        return self._side(side).id_of(subword)
 
-    def plain_ids(self, side: SideName = "source") -> list[int]:
+    def plain_ids(self, *, side: SideName) -> list[int]:
         vocabulary = self.source if side == "source" and self.two_sided else self.target
         if vocabulary is None:  # none of its ids is known to be special
             return list(range(self.vocabularies[side == "target"]))
         return vocabulary.plain_ids()
 
-    def decode(self, ids: Sequence[int], *, side: SideName = "source") -> str:
+    def decode(self, ids: Sequence[int], *, side: SideName) -> str:
         vocabulary = self._side(side)
         return vocabulary.decode(ids, keep_pieces=vocabulary.splitter.codes is None)
-
-    def common_ids(self) -> list[int]:
-        on_target = set(self.plain_ids("target"))
-        return [number for number in self.plain_ids() if number in on_target]
 
     def start_ids(self) -> list[int]:
         return [] if self.two_sided else [self._side("target").start]

@@ -266,7 +266,7 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
     noise = torch.Generator().manual_seed(0)  # the caller's random numbers stay as they are
     if reads_sound(model):
         sound = torch.randn(features_shape(config), generator=noise).to(device, computing_dtype(model))
-        target = _ids(text_config(config), TARGET_LENGTH, device)
+        target = _ids(config, TARGET_LENGTH, device)
         return {"input_features": sound, "decoder_input_ids": target, "use_cache": False}
     if main == "pixel_values":
         if config.is_encoder_decoder:
@@ -289,10 +289,10 @@ def probe_inputs(model: nn.Module) -> dict[str, Any]:
             f"this {config.model_type!r} model is a decoder that attends to an encoder, and the encoder is not "
             "part of it; open the whole encoder–decoder model"
         )
-    ids = _ids(text_config(config), SOURCE_LENGTH, device)
+    ids = _ids(config, SOURCE_LENGTH, device)
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "use_cache": False}
     if is_two_sided(model):
-        inputs["decoder_input_ids"] = _ids(text_config(config, target=True), TARGET_LENGTH, device)
+        inputs["decoder_input_ids"] = _ids(config, TARGET_LENGTH, device, target=True)
     return inputs
 
 
@@ -308,6 +308,14 @@ def text_config(config: Any, *, target: bool = False) -> Any:
     raise CheckpointError(f"model type {config.model_type!r} has no vocabulary; text models are supported")
 
 
+def vocabulary_size(config: Any, *, target: bool = False) -> int:
+    """Number of embeddings of a side; Marian and FSMT may have another number on each."""
+    text = text_config(config, target=target)
+    own = ("decoder_vocab_size", "tgt_vocab_size") if target else ("src_vocab_size",)
+    sizes = [getattr(text, name, None) for name in (*own, "vocab_size")]
+    return next(int(size) for size in sizes if size)
+
+
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Within the block the model is in evaluation mode; every module's own mode is restored after it."""
@@ -320,11 +328,12 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _ids(text: Any, length: int, device: torch.device) -> Tensor:
+def _ids(config: Any, length: int, device: torch.device, *, target: bool = False) -> Tensor:
     """Ids [1 length], all different where the vocabulary allows, none of them padding or start or end."""
+    text, size = text_config(config, target=target), vocabulary_size(config, target=target)
     named = (getattr(text, f"{name}_token_id", None) for name in ("pad", "bos", "eos", "decoder_start"))
     special = {number for some in named for number in (some if isinstance(some, list) else [some])}  # of several ends
-    plain = [number for number in range(text.vocab_size) if number not in special][: 4 * length] or [0]
+    plain = [number for number in range(size) if number not in special][: 4 * length] or [0]
     return torch.tensor([[plain[(3 * i) % len(plain)] for i in range(length)]], device=device)
 
 

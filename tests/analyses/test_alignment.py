@@ -76,8 +76,8 @@ def test_shares_and_error_rates_are_those_of_the_oracle(
     words = []
     for each in seen:
         assert each.target and each.target_special
-        source = alignment.words_of(checkpoint.subwords(each.source), each.source_special)
-        words.append((source, alignment.words_of(checkpoint.subwords(each.target), each.target_special)))
+        source = alignment.words_of(checkpoint.subwords(each.source, side="source"), each.source_special)
+        words.append((source, alignment.words_of(checkpoint.subwords(each.target, side="target"), each.target_special)))
     places = [place for place in checkpoint.layout if place[0] is Site.CROSS]
     for place, head, name in itertools.product(places, range(3), alignment.AHEAD):
         shares, sizes = np.zeros(2), np.zeros(4)

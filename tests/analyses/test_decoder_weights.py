@@ -305,7 +305,7 @@ def test_a_head_that_copies_and_one_that_does_the_opposite() -> None:
 def test_copy_suppression_counts_tokens_among_the_ten_lowest_of_their_own_row(kind: str) -> None:
     its = speakers.checkpoint(kind)
     study = run(its, kind, "copy_suppression")
-    plain = its.common_ids()
+    plain = its.plain_ids(side="target")
     for row in tuples(decoder_rows(study)):
         logits = full_circuits.ov_logits(kind, its, row.layer, row.head).tolist()
         lowered = sum(number in sorted(range(len(logits)), key=logits[number].__getitem__)[:10] for number in plain)
@@ -377,10 +377,10 @@ def test_english_orders_are_spelled_as_within_a_text() -> None:
     class Words:
         pieces: ClassVar[list[str]] = ["Monday", "ĠMonday", "ĠTuesday", "ĠSunday", "Ġ1", "Ġ2", "3", "May"]
 
-        def common_ids(self) -> list[int]:
+        def plain_ids(self, *, side: str) -> list[int]:
             return list(range(len(self.pieces)))
 
-        def subwords(self, ids: list[int]) -> list[str]:
+        def subwords(self, ids: list[int], *, side: str) -> list[str]:
             return [self.pieces[number] for number in ids]
 
     found = ordered_tokens(Words(), read_sequences(None))  # type: ignore[arg-type]

@@ -599,10 +599,10 @@ def test_ranks_follow_counts_then_pieces() -> None:
     named = {PIECES[number]: count for number, count in counts.items()}
     assert named == {"ah": 3, "bh": 2, "ci": 1, "[UNK]": 1}
     ranks = frequency_ranks(checkpoint, counts).tolist()
-    assert ranks == rare_words.ranks(counts, PIECES, checkpoint.plain_ids())
+    assert ranks == rare_words.ranks(counts, PIECES, checkpoint.plain_ids(side="source"))
     assert [ranks[PIECES.index(piece)] for piece in ("ah", "bh", "[UNK]", "ci")] == [1, 2, 3, 4]
     plain = [rank for rank in ranks if rank]
-    assert sorted(plain) == list(range(1, len(plain) + 1)) and len(plain) == len(checkpoint.plain_ids())
+    assert sorted(plain) == list(range(1, len(plain) + 1)) and len(plain) == len(checkpoint.plain_ids(side="source"))
 
 
 def test_counts_from_a_file(tmp_path: Path) -> None:

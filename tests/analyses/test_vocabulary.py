@@ -30,7 +30,7 @@ def run(kind: str, **options: Any) -> AnalysisResult:
 @pytest.mark.parametrize("kind", KINDS)
 def test_directions_are_those_of_the_whole_matrices(kind: str) -> None:
     its, found = speakers.checkpoint(kind), run(kind, vocabulary_directions=COUNT)
-    reader, plain = TokenReader.of(its), torch.tensor(its.plain_ids())
+    reader, plain = TokenReader.of(its, "target"), torch.tensor(its.plain_ids(side="target"))
     table = found.tables["vocabulary"]
     heads = found.heads.dropna(subset=["ov_rank"])
     assert len(heads) and (table["group"] == 1).all()
@@ -61,7 +61,7 @@ def test_directions_are_those_of_the_whole_matrices(kind: str) -> None:
 
 def test_named_tokens() -> None:
     its, kind = speakers.checkpoint("gpt2"), "gpt2"
-    reader, plain = TokenReader.of(its), torch.tensor(its.plain_ids())
+    reader, plain = TokenReader.of(its, "target"), torch.tensor(its.plain_ids(side="target"))
     number = int(plain[5])
     table = run(kind, vocabulary_tokens=(reader.named(number),)).tables["vocabulary_tokens"]
     assert set(table["relation"]) == {"looks at", "is looked at by", "raises"} and len(table) % 3 == 0

@@ -244,7 +244,7 @@ class Words:
             found.append(Encoded(ids[:limit], [i == 0 for i in range(min(len(ids), limit))], max(0, len(ids) - limit)))
         return found
 
-    def spans(self, text: str, ids: Sequence[int], *, side: str = "source") -> list[tuple[int, int] | None] | None:
+    def spans(self, text: str, ids: Sequence[int], *, side: str) -> list[tuple[int, int] | None] | None:
         ends = [match.span() for match in re.finditer(r"\S+", text)]
         return [None, *ends][: len(ids)]
 

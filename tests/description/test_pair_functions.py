@@ -110,7 +110,7 @@ def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
     checkpoint = speakers.checkpoint("bert")
     side = pad_side(checkpoint.encode(["ah 3 bi ah ) ah"], side="source", limit=97))
     units = [[place] for place in range(1, side.ids.shape[1] - 1)]
-    reader = TokenReader.of(checkpoint)
+    reader = TokenReader.of(checkpoint, "source")
     for tags, found in ((("NOUN", "NUM", "DET", "NOUN", "PUNCT", "DET"), True), (("",) * 6, False)):
         read = reader.tokens(side, 0, Aligned(units, [("map", 0, 3)], 0, tags))
         pairs = Pairs(read, read, np.arange(len(read)))
@@ -119,7 +119,7 @@ def test_a_parse_without_tags_has_no_classes_of_words(name: str) -> None:
 
 def read_as(subwords: list[str], marks: Marks, aligned: Aligned | None = None) -> Pairs:
     """All pairs of tokens of these subwords, of a vocabulary with such marks."""
-    reader = TokenReader(speakers.checkpoint("bert"), dict(enumerate(subwords)), marks)
+    reader = TokenReader(speakers.checkpoint("bert"), "source", dict(enumerate(subwords)), marks)
     tokens = reader.tokens(pad_side([Encoded.plain(range(len(subwords)))]), 0, aligned)
     return Pairs(tokens, tokens, np.arange(len(tokens)))
 

@@ -375,7 +375,12 @@ def test_codes_split_raw_text(tmp_path: Path) -> None:
     fairseq.dictionaries(tmp_path)
     (tmp_path / "codes").write_text("#version: 0.2\nb c</w>\n", encoding="utf-8")
     checkpoint = opened(path, companions=Companions(bpe=tmp_path / "codes"))
-    assert checkpoint.subwords(checkpoint.encode(["ac d"], side="source", limit=9)[0].ids) == ["a@@", "c", "d", "</s>"]
+    assert checkpoint.subwords(checkpoint.encode(["ac d"], side="source", limit=9)[0].ids, side="source") == [
+        "a@@",
+        "c",
+        "d",
+        "</s>",
+    ]
     (tmp_path / "broken.model").write_bytes(b"\n\x05\xff\xfe\x00ab")
     with pytest.raises(DataError, match="SentencePiece"):
         opened(path, companions=Companions(bpe=tmp_path / "broken.model"))
@@ -421,7 +426,7 @@ def test_broken_and_foreign_dictionaries_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"dict\.de\.txt"):
         opened(path)
     dictionary.write_text(text.replace("c 88", "<s> 0 #fairseq:overwrite"), encoding="utf-8")
-    assert opened(path).id_of("<s>") == 6
+    assert opened(path).id_of("<s>", side="source") == 6
 
 
 # What is refused.

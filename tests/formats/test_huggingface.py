@@ -303,9 +303,9 @@ def test_start_ids_are_those_before_every_text(saved: Callable[[str], Path], nam
 
 def test_plain_ids_are_those_that_text_can_have(saved: Callable[[str], Path]) -> None:
     checkpoint = opened(saved("gpt2"))
-    assert checkpoint.plain_ids() == [UNKNOWN, *range(5, 5 + len(set(WORDS)))]
-    assert checkpoint.subwords([PAD, THE, MASK]) == ["<pad>", "the", "<mask>"]
-    assert (checkpoint.id_of("cat"), checkpoint.id_of("zebra")) == (CAT, None)
+    assert checkpoint.plain_ids(side="source") == [UNKNOWN, *range(5, 5 + len(set(WORDS)))]
+    assert checkpoint.subwords([PAD, THE, MASK], side="source") == ["<pad>", "the", "<mask>"]
+    assert (checkpoint.id_of("cat", side="source"), checkpoint.id_of("zebra", side="source")) == (CAT, None)
     assert checkpoint.vocabulary == VOCABULARY
 
 
@@ -642,7 +642,7 @@ def test_a_model_without_a_tokenizer_opens_but_reads_no_text(copied: Callable[..
     checkpoint = opened(folder)
     assert checkpoint.facts()["tokenizer"] is None
     assert dict(checkpoint.layout) == BY_NAME[name].layout
-    assert checkpoint.plain_ids() == list(range(VOCABULARY))
+    assert checkpoint.plain_ids(side="source") == list(range(VOCABULARY))
     with pytest.raises(CheckpointError, match=r"tokenizer.*vocabulary"):
         checkpoint.encode(SENTENCES, side="source", limit=53)
 

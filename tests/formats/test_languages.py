@@ -172,5 +172,5 @@ def test_of_a_cut_text_neither_end_nor_language_is_what_comes_next(tmp_path: Pat
     _saved(tmp_path, "mbart", src_lang="en_XX", tgt_lang="de_DE")
     checkpoint = open_checkpoint(str(tmp_path), device="cpu")
     [(*words, end, language)] = checkpoint.labels(TARGET[:1], limit=9)
-    assert checkpoint.subwords([*words, end, language]) == [*WORDS[2:5], "</s>", "de_DE"]
+    assert checkpoint.subwords([*words, end, language], side="source") == [*WORDS[2:5], "</s>", "de_DE"]
     assert checkpoint.labels(TARGET[:1], limit=4) == [[*words[:2], IGNORED, IGNORED]]

@@ -119,9 +119,9 @@ def test_a_loaded_checkpoint_reads_writes_and_translates(tmp_path: Path) -> None
     assert isinstance(loaded, TransformerCheckpoint)
     texts = ["abc  defg ü 7", "f"]
     encoded = loaded.encode(texts, side="source", limit=20)
-    assert loaded.subwords(encoded[0].ids) == ["abc", "def@@", "g", "<unk>", "7", "</s>"]
+    assert loaded.subwords(encoded[0].ids, side="source") == ["abc", "def@@", "g", "<unk>", "7", "</s>"]
     assert encoded[0].special == [False] * 5 + [True]
-    assert loaded.spans(texts[0], encoded[0].ids) == [(0, 3), (5, 8), (8, 9), (10, 11), (12, 13), None]
+    assert loaded.spans(texts[0], encoded[0].ids, side="source") == [(0, 3), (5, 8), (8, 9), (10, 11), (12, 13), None]
     assert loaded.encode(texts[:1], side="source", limit=4)[0].cut == 2
     target = loaded.encode(["x `y x"], side="target", limit=20)[0]
     assert (target.ids, target.special) == ([0, 4, 5, 4], [True, False, False, False])

@@ -84,7 +84,7 @@ def test_positions_stand_for_subwords_and_those_behind_the_end_are_special(
     short, long = made.encode(names, side="source", limit=5)
     assert [len(short.ids), sum(short.special), sum(long.special)] == [POSITIONS, POSITIONS - 6, 0]
     assert not set(short.ids) & set(long.ids) and min(short.ids) >= made.vocabulary
-    assert made.subwords(short.ids[:2]) == ["0.00s", "0.02s"]
+    assert made.subwords(short.ids[:2], side="source") == ["0.00s", "0.02s"]
     inputs, labels = made.encode(["a child"], side="target", limit=20)[0], made.labels(["a child"], limit=20)[0]
     assert inputs.ids[0] == 1 and labels[-1] == 2 and inputs.ids[1:] == labels[:-1]
     assert made.labels(["a child"], limit=3) == [[*labels[:2], IGNORED]], "what follows a cut transcript is unknown"

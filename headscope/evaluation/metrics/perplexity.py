@@ -31,7 +31,7 @@ class Perplexity(LikelihoodMetric):
         return Estimate(*map(perplexity, (nats.value, nats.low, nats.high)))
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
-        return Floor(float(checkpoint.vocabulary), "the number of pieces in the vocabulary, each as likely")
+        return Floor(float(checkpoint.vocabularies[1]), "the number of pieces in the vocabulary, each as likely")
 
     def title_of(self, checkpoint: Checkpoint) -> str:
         return f"masked-token {self.title}" if hides_tokens(checkpoint) else self.title

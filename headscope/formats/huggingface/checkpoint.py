@@ -50,7 +50,6 @@ class HuggingFaceCheckpoint(Predicting):
         self.exclusive_labels = getattr(config, "problem_type", None) != "multi_label_classification"
         self.reads_sound = reads_sound(model)
         self.rereads = self.two_sided and self.predicts == "classes"
-        self._special = _special_ids(tokenizer) if tokenizer else frozenset()
 
     def with_model(self, model: nn.Module) -> HuggingFaceCheckpoint:
         copied = super().with_model(model)
@@ -111,12 +110,12 @@ class HuggingFaceCheckpoint(Predicting):
 
     @property
     def vocabulary(self) -> int:
-        return max(len(self._tokenizer()), int(text_config(self.config).vocab_size))
+        return max(len(self._tokenizer()), *self.vocabularies)
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         if side == "source":
             return self._encoded(texts, self._ids({"text": list(texts)}, limit), side)
-        with in_target_language(self._tokenizer(), self.model, self.path):
+        with in_target_language(self._of_side(side), self.model, self.path):
             return self._encoded(texts, self._ids({"text_target": list(texts)}, limit), side)
 
     def encode_pairs(self, texts: Sequence[tuple[str, str]], *, limit: int) -> list[Encoded]:
@@ -129,7 +128,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     def _ids(self, arguments: dict[str, list[str]], limit: int) -> list[_Ids]:
         """Ids cut at the limit, how many there were, and token types of pairs."""
-        tokenizer = self._tokenizer()
+        tokenizer = self._of_side("target" if "text_target" in arguments else "source")
         with TOKENISING:
             uncut = fitting = tokenizer(**arguments, verbose=False)
             if any(len(ids) > limit for ids in uncut["input_ids"]):
@@ -141,9 +140,8 @@ class HuggingFaceCheckpoint(Predicting):
         return [_Ids(*row) for row in zip(fitting["input_ids"], lengths, types, strict=True)]
 
     def _encoded(self, texts: Sequence[str], coded: Sequence[_Ids], side: SideName) -> list[Encoded]:
-        tokenizer = self._tokenizer()
-        size, unknown_id = int(text_config(self.config, target=side == "target").vocab_size), tokenizer.unk_token_id
-        encoded = []
+        size, unknown_id = self.vocabularies[side == "target"], self._of_side(side).unk_token_id
+        special_ids, encoded = self._special[side], []
         for text, (ids, length, segments) in zip(texts, coded, strict=True):
             if not ids:
                 raise DataError(f"the tokenizer makes nothing of the line {text[:60]!r}")
@@ -153,7 +151,7 @@ class HuggingFaceCheckpoint(Predicting):
                     "take the tokenizer that the model was trained with"
                 )
             inputs = self._shifted(ids) if side == "target" else list(ids)
-            special = [number in self._special for number in inputs]
+            special = [number in special_ids for number in inputs]
             if side == "target":
                 special[0] = True
             unknown = sum(pair == (unknown_id, False) for pair in zip(inputs, special, strict=True))
@@ -184,39 +182,43 @@ class HuggingFaceCheckpoint(Predicting):
         named = (self.config, "decoder_start_token_id"), (decoder, "decoder_start_token_id"), (decoder, "bos_token_id")
         return next((number for of, name in named if (number := getattr(of, name, None)) is not None), None)
 
-    def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
-        with TOKENISING:
-            return subword_spans(self._tokenizer(), text, ids)
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
+        begun = side == "target" and self.two_sided and list(ids[:1]) == [self._start_id()]
+        with TOKENISING:  # the start may have the id of a subword of the target
+            found = subword_spans(self._of_side(side), text, ids[begun:])
+        return found if found is None else [*[None] * begun, *found]
 
-    def subwords(self, ids: Sequence[int]) -> list[str]:
-        subwords: list[str] = self._tokenizer().convert_ids_to_tokens(list(ids))
+    def subwords(self, ids: Sequence[int], *, side: SideName) -> list[str]:
+        subwords: list[str] = self._of_side(side).convert_ids_to_tokens(list(ids))
         return subwords
 
-    def id_of(self, subword: str) -> int | None:
-        number: int | None = self._tokenizer().get_vocab().get(subword)
+    def id_of(self, subword: str, *, side: SideName) -> int | None:
+        number: int | None = self._of_side(side).get_vocab().get(subword)
         return number
 
-    def plain_ids(self, side: SideName = "source") -> list[int]:
-        size = int(text_config(self.config).vocab_size)
-        ids = set(self._tokenizer().get_vocab().values()) if self.tokenizer else set(range(size))
-        return sorted(number for number in ids - self._special if number < size)
+    def plain_ids(self, *, side: SideName) -> list[int]:
+        size = self.vocabularies[side == "target"]
+        ids = set(self._of_side(side).get_vocab().values()) if self.tokenizer else set(range(size))
+        return sorted(number for number in ids - self._special[side] if number < size)
 
-    def decode(self, ids: Sequence[int], *, side: SideName = "source") -> str:
-        text: str = self._tokenizer().decode(list(ids))
+    def decode(self, ids: Sequence[int], *, side: SideName) -> str:
+        text: str = self._of_side(side).decode(list(ids))
         return text
 
     def start_ids(self) -> list[int]:
         ids = self._tokenizer()("a")["input_ids"]
-        first = next((position for position, number in enumerate(ids) if number not in self._special), 0)
+        special = self._special["source"]
+        first = next((position for position, number in enumerate(ids) if number not in special), 0)
         return list(ids[:first])
 
     def facts(self) -> dict[str, Any]:
         tokenizer = None
         if self.tokenizer:
+            special = [of.convert_ids_to_tokens([*self._special[side]]) for side, of in self._sides.items()]
             tokenizer = {
                 "class": type(self.tokenizer).__name__,
                 "vocabulary": len(self.tokenizer),
-                "special": sorted(self.tokenizer.convert_ids_to_tokens(sorted(self._special))),
+                "special": sorted({name for names in special for name in names}),
                 "languages": languages(self.tokenizer, self.model),
             }
         return {
@@ -267,12 +269,3 @@ class InMemoryCheckpoint(HuggingFaceCheckpoint):
                 f"{self.path} cannot read text without its tokenizer; load(model, tokenizer=tokenizer)"
             )
         return super()._tokenizer()
-
-
-def _special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids that stand for no text: start, end, padding, separators; the unknown subword does stand for text."""
-    special = set(tokenizer.all_special_ids)
-    names = ("bos", "eos", "sep", "cls", "pad", "mask")
-    other_ids = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
-    unknown_id = tokenizer.unk_token_id
-    return frozenset(special if unknown_id in other_ids else special - {unknown_id})

@@ -1,4 +1,4 @@
-"""What lies in a folder of transformers beside the weights: a model inside, an adapter, the language that is written.
+"""What lies in a folder of transformers beside the weights: a model inside, an adapter, languages, vocabularies.
 
 Tokenizers of NLLB, M2M-100 and mBART put the language of a text beside its subwords. Where nobody names the language of
 a translation they take that of the source, and `generate` begins with whatever language is likeliest.
@@ -6,6 +6,7 @@ a translation they take that of the source, and `generate` begins with whatever 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from headscope.config import Companions, flag
+from headscope.data.encoded import SideName
 from headscope.errors import CheckpointError, ConfigError, DataError, shortlist
 from headscope.files.reading import read_json
 
@@ -228,3 +230,41 @@ def _begun(model: nn.Module, numbers: Mapping[str, int]) -> str | None:
             if (number := getattr(of, entry, None)) in names:
                 return names[number]
     return None
+
+
+def of_side(tokenizer: Any, side: SideName) -> Any:
+    """The tokenizer with the vocabulary of a side alone; itself where it has one for both.
+
+    Marian's with `separate_vocabs` and FSMT's encode a source by the one vocabulary and name ids by the other, whatever
+    the side. FSMT's encodes targets, too, by the source's vocabulary and language; fairseq, where the models come from,
+    does not.
+    """
+    target = side == "target"
+    if getattr(tokenizer, "separate_vocabs", False):
+        ids = tokenizer.target_encoder if target else tokenizer.encoder
+        pieces = tokenizer.spm_target if target else tokenizer.spm_source
+        own = {name: pieces for name in ("spm_source", "spm_target", "current_spm")}
+        own |= {"separate_vocabs": False, "current_encoder": ids}
+    elif any(cls.__name__ == "FSMTTokenizer" for cls in type(tokenizer).__mro__):
+        ids = {piece: number for number, piece in tokenizer.decoder.items()} if target else tokenizer.encoder
+        own = dict.fromkeys(("src_lang", "tgt_lang"), tokenizer.tgt_lang if target else tokenizer.src_lang)
+    else:
+        return tokenizer
+    made = copy.copy(tokenizer)
+    names = {number: piece for piece, number in ids.items()}
+    added = tokenizer._added_tokens_decoder  # with the ids of the source, which may be those of other pieces
+    kept = {n: one for n, one in added.items() if n == tokenizer.eos_token_id or names.get(n, str(one)) == str(one)}
+    numbers = {str(one): n if n in kept else ids.get(str(one), n) for n, one in added.items()}
+    vars(made).update(own, encoder=ids, decoder=names, _added_tokens_decoder=kept, _added_tokens_encoder=numbers)
+    return made
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Ids that stand for no text: start, end, padding, separators; the unknown subword does stand for text."""
+    special = {
+        n for n in tokenizer.all_special_ids if tokenizer.convert_ids_to_tokens(n) in tokenizer.all_special_tokens
+    }
+    names = ("bos", "eos", "sep", "cls", "pad", "mask")
+    other_ids = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
+    unknown_id = tokenizer.unk_token_id
+    return frozenset(special if unknown_id in other_ids else special - {unknown_id})

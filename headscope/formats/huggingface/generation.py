@@ -6,19 +6,20 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from headscope.data.encoded import IGNORED, Batch, Encoded, Side, pad_side
+from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
-from headscope.formats.huggingface.folder import CLOSED, in_target_language, target_language
+from headscope.formats.huggingface.folder import CLOSED, in_target_language, of_side, special_ids, target_language
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Site
-from headscope.model.discovery import base_of, text_config
+from headscope.model.discovery import base_of, text_config, vocabulary_size
 from headscope.model.forward import finite, refuse_overflow
 from headscope.model.interface import suppress_warnings, through_attend
 from headscope.model.nonfinite import is_finite
@@ -30,16 +31,27 @@ LONGEST = 200  # tokens of a translation where the checkpoint sets no bound; tra
 
 
 class Predicting(Checkpoint):
-    """What a transformers model says and translates; `config` is its own, `_tokenizer` refuses where there is none.
-
-    `_special` are the ids that stand for no text.
-    """
+    """What a transformers model says and translates; `config` is its own, `_tokenizer` refuses where there is none."""
 
     config: Any
-    _special: frozenset[int]
+    tokenizer: Any
 
     @abstractmethod
     def _tokenizer(self) -> Any: ...
+
+    @cached_property
+    def _sides(self) -> dict[SideName, Any]:
+        return {side: of_side(self.tokenizer, side) for side in SIDE_NAMES}
+
+    def _of_side(self, side: SideName) -> Any:
+        """The tokenizer with the vocabulary of a side."""
+        self._tokenizer()
+        return self._sides[side]
+
+    @cached_property
+    def _special(self) -> dict[SideName, frozenset[int]]:
+        """Ids of each side that stand for no text."""
+        return {side: special_ids(of) if self.tokenizer else frozenset() for side, of in self._sides.items()}
 
     @property
     def predicts(self) -> Predicts:
@@ -63,8 +75,8 @@ class Predicting(Checkpoint):
 
     @property
     def vocabularies(self) -> tuple[int, int]:
-        source, target = (text_config(self.model.config, target=side) for side in (False, True))
-        return int(source.vocab_size), int(target.vocab_size)
+        source, target = (vocabulary_size(self.model.config, target=side) for side in (False, True))
+        return source, target
 
     def arguments(self, source: Side, target: Side | None) -> dict[str, Tensor]:
         return self._source(source) | ({} if target is None else _target(target))
@@ -127,7 +139,7 @@ class Predicting(Checkpoint):
 
         The end of a text counts where the model learnt it (`CLOSED`).
         """
-        tokenizer = self._tokenizer()
+        tokenizer = self._of_side("target")
         arguments = {"text_target" if self.two_sided else "text": list(texts)}
         with in_target_language(tokenizer, self.model, self.path):
             uncut = tokenizer(**arguments, verbose=False)["input_ids"]
@@ -143,7 +155,7 @@ class Predicting(Checkpoint):
     def _without_end(self, labels: list[int]) -> list[int]:
         """Labels of a cut text: the end (and language) that truncation puts behind it is not what comes next there."""
         said = len(labels)
-        while said and labels[said - 1] in self._special:
+        while said and labels[said - 1] in self._special["target"]:
             said -= 1
         return labels[:said] + [IGNORED] * (len(labels) - said)
 
@@ -176,7 +188,7 @@ class Predicting(Checkpoint):
         logits: Tensor | None = getattr(output, "logits", None)
         if logits is None:
             logits = getattr(output, "prediction_logits", None)
-        if logits is None or logits.ndim != 3 or logits.shape[-1] < text_config(self.config, target=True).vocab_size:
+        if logits is None or logits.ndim != 3 or logits.shape[-1] < self.vocabularies[1]:
             raise CheckpointError(
                 f"{self.path} is a {type(self.model).__name__}, which predicts no words; perplexity and "
                 "accuracy need the model with its language-model head (…ForMaskedLM, …ForCausalLM, …)"
@@ -235,7 +247,7 @@ class Predicting(Checkpoint):
             ) from error
         with through_attend(model), suppress_warnings(), torch.no_grad():
             scores = self._scores(source, ids, config) if options.scores else [0.0] * len(ids)
-        tokenizer, said = self._tokenizer(), ids[:, self._begun() :].tolist()
+        tokenizer, said = self._of_side("target"), ids[:, self._begun() :].tolist()
         if options.keep_pieces:
             written = [" ".join(tokenizer.convert_ids_to_tokens(row, skip_special_tokens=True)) for row in said]
         else:

@@ -68,7 +68,7 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
             return [self._positions(name) for name in texts]
         encoded = []
         for ids, length, _ in self._ids({"text_target": list(texts)}, limit + 1):
-            special = [number in self._special for number in ids[:-1]]
+            special = [number in self._special["target"] for number in ids[:-1]]
             encoded.append(Encoded(list(ids[:-1]), [True, *special[1:]], length - len(ids)))
         return encoded
 
@@ -154,13 +154,15 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         features = extractor(sound.mean(axis=1), sampling_rate=rate, return_tensors="np")["input_features"][0]
         return features, -(-len(sound) // extractor.hop_length)
 
-    def spans(self, text: str, ids: Sequence[int], *, side: SideName = "source") -> list[tuple[int, int] | None] | None:
+    def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
         return [None] * len(ids) if side == "source" else super().spans(text, ids, side=side)
 
-    def subwords(self, ids: Sequence[int]) -> list[str]:
+    def subwords(self, ids: Sequence[int], *, side: SideName) -> list[str]:
+        if side == "target":
+            return super().subwords(ids, side=side)
         count, known = int(self.config.max_source_positions), self.vocabulary
         behind = {number: f"{(number - known) % count * POSITION:.2f}s" for number in ids if number >= known}
-        return [behind.get(number) or super(SpeechCheckpoint, self).subwords([number])[0] for number in ids]
+        return [behind.get(number) or super(SpeechCheckpoint, self).subwords([number], side=side)[0] for number in ids]
 
     def _tokenizer(self) -> Any:
         if self.tokenizer is None:
@@ -184,7 +186,9 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         places = super().spans(transcript, ids, side="target")
         if places is None:
             raise DataError(f"subwords of {transcript[:60]!r} cannot be located")
-        said = [row for row, number in enumerate(ids[1:]) if number not in self._special or row == len(ids) - 2]
+        said = [
+            row for row, number in enumerate(ids[1:]) if number not in self._special["target"] or row == len(ids) - 2
+        ]
         own = (source.real & ~source.special)[0]
         weights = torch.stack([seen[head]["weights"][0][said][:, own] for head in chosen])  # [n t s]
         return _words(transcript, [places[row + 1] for row in said], token_times(weights))

@@ -86,7 +86,7 @@ def random_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1, count:
     draws, count = random.Random(seed), corpus.count if count is None else count
 
     def lines(like: list[str], side: SideName) -> list[str]:
-        ids, made, start = checkpoint.plain_ids(side), list[str](), opening(like)
+        ids, made, start = checkpoint.plain_ids(side=side), list[str](), opening(like)
         while len(made) < count:
             text = _written(checkpoint, draws.choices(ids, k=draws.randint(*LENGTHS)), side)
             made += [text] if text else []
@@ -186,7 +186,7 @@ def shuffled_text(checkpoint: Checkpoint, corpus: Corpus, *, seed: int = 1) -> C
             return made
         if _unknown_share(checkpoint, made, side) <= _unknown_share(checkpoint, lines, side) + MANY:
             return made
-        plain = set(checkpoint.plain_ids(side))
+        plain = set(checkpoint.plain_ids(side=side))
         ids = [[each for each in line.ids if each in plain] for line in checkpoint.encode(lines, side=side, limit=512)]
         written = [_written(checkpoint, new, side) or old for new, old in zip(reordered(ids), lines, strict=True)]
         return _legible(checkpoint, written, side)

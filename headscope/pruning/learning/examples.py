@@ -114,7 +114,7 @@ def training_examples(
     hides = supervised and checkpoint.predicts == "words" and not checkpoint.decodes
     hiding = None
     try:
-        hiding = Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids())) if hides else None
+        hiding = Hiding(checkpoint.mask_id(), tuple(checkpoint.plain_ids(side="source"))) if hides else None
     except CheckpointError as error:
         raise ConfigError(f"{error}; text alone teaches it nothing") from None
     rows: list[tuple[list[int], ...]] = []

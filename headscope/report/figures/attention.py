@@ -64,8 +64,7 @@ def sentence_attention(
     if (site, heads[0].layer) not in maps.captured.calls:
         raise ConfigError(f"{site} heads need the translation too; give --target TEXT")
     weights = [maps.captured[site, head.layer]["weights"][0, head.head].float().cpu().numpy() for head in heads]
-    reader = TokenReader.of(checkpoint)
-    query, key = (reader.shown(maps.sides[side].ids) for side in maps.between(site))
+    query, key = (TokenReader.of(checkpoint, side).shown(maps.sides[side].ids) for side in maps.between(site))
     return SentenceAttention(np.stack(weights), query, key, [str(head) for head in heads])
 
 

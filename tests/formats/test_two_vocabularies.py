@@ -1,0 +1,221 @@
+"""Models whose sides have vocabularies of their own: whatever is asked of an id is answered by that of its side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import headscope as hs
+from headscope.assets import captions
+from headscope.config import Companions
+from headscope.data.encoded import SIDE_NAMES, SideName
+from headscope.data.vocabulary import Vocabulary
+from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
+from headscope.formats.convert import convert
+from headscope.formats.transformer_checkpoint import TransformerCheckpoint
+from headscope.model.native.transformer import Transformer
+from headscope.training.data import tokenizers
+from tests.makers.story_files import HP, written
+from tests.makers.translators import WORDS, trained_here
+from tests.oracles import story
+
+SIZES = {"en": 140, "de": 200}  # the padding of the source has the id of a piece of the target
+TEXTS = {
+    side: captions(language).read_text(encoding="utf-8").splitlines()[:16]
+    for side, language in zip(SIDE_NAMES, SIZES, strict=True)
+}
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two") / "marian"
+    folder.mkdir(parents=True)
+    subwords: dict[str, list[str]] = {}
+    for side, (language, size) in zip(SIDE_NAMES, SIZES.items(), strict=True):
+        lines = captions(language).read_text(encoding="utf-8").splitlines()
+        learnt = tokenizers.learn(lines, size=size, kind="unigram", normalise="none")
+        (folder / f"{side}.spm").write_bytes(learnt.splitter.codes or b"")
+        subwords[side] = ["</s>", "<unk>", *learnt.subwords[4:], "<pad>"]
+        name = "vocab.json" if side == "source" else "target_vocab.json"
+        (folder / name).write_text(json.dumps({subword: n for n, subword in enumerate(subwords[side])}))
+    files = [str(folder / name) for name in ("source.spm", "target.spm", "vocab.json", "target_vocab.json")]
+    make: Any = transformers.MarianTokenizer
+    make(*files, source_lang="en", target_lang="de", separate_vocabs=True).save_pretrained(folder)
+    pad = len(subwords["source"]) - 1
+    sizes: dict[str, Any] = {"vocab_size": len(subwords["source"]), "decoder_vocab_size": len(subwords["target"])}
+    ids: dict[str, Any] = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0}
+    shape: dict[str, Any] = dict.fromkeys(("encoder_layers", "decoder_layers"), 1) | {"d_model": 12}
+    shape |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8)
+    shape |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    untied: dict[str, Any] = {"share_encoder_decoder_embeddings": False, "tie_word_embeddings": False}
+    torch.manual_seed(0)
+    model: Any = transformers.MarianMTModel(transformers.MarianConfig(**sizes, **ids, **shape, **untied))
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_marian_with_two_vocabularies_reads_and_names_as_marian_tokenizer_does(marian: Path, tmp_path: Path) -> None:
+    own: Any = transformers.MarianTokenizer.from_pretrained(marian)
+    its = open_checkpoint(str(marian), device="cpu")
+    assert its.vocabularies == tuple(size - 1 for size in SIZES.values())
+    own_of: dict[SideName, Any] = {
+        "source": (own.spm_source, own.encoder),
+        "target": (own.spm_target, own.target_encoder),
+    }
+    for side, (pieces_of, vocabulary) in own_of.items():
+        ids = own(**{"text" if side == "source" else "text_target": TEXTS[side]})["input_ids"]
+        labels = its.labels(TEXTS[side], limit=99) if side == "target" else []
+        for row, (text, wanted) in enumerate(zip(TEXTS[side], ids, strict=True)):
+            pieces = pieces_of.encode(text, out_type=str)
+            found = its.encode([text], side=side, limit=99)[0]
+            read, special = (
+                (found.ids, found.special) if side == "source" else (labels[row], [*found.special[1:], True])
+            )
+            assert read == wanted and special == [False] * len(pieces) + [True]
+            assert its.subwords(read, side=side) == [*pieces, "</s>"]
+            spans = its.spans(text, read, side=side)
+            assert spans is not None and spans[-1] is None
+            assert [text[slice(*span)] for span in spans[:-1] if span] == [each.removeprefix("▁") for each in pieces]
+            assert its.decode(read[:-1], side=side) == text
+        assert its.plain_ids(side=side) == list(range(1, len(vocabulary) - 1))
+        assert all(its.id_of(piece, side=side) == n for piece, n in vocabulary.items() if n)
+    write_checkpoint(its, tmp_path, Companions())
+    again = open_checkpoint(str(tmp_path), device="cpu")
+    assert again.labels(TEXTS["target"], limit=99) == its.labels(TEXTS["target"], limit=99)
+    texts = hs.load(str(marian)).translate(TEXTS["source"], beam=1, max_len_b=5)
+    made: Any = transformers.MarianMTModel.from_pretrained(marian)
+    for text, line in zip(texts, TEXTS["source"], strict=True):
+        ids = made.generate(**own(line, return_tensors="pt"), num_beams=1, max_new_tokens=6, do_sample=False)
+        assert text == own.decode(ids[0], skip_special_tokens=True).strip()
+
+
+def parsed(lines: list[str]) -> str:
+    """A CoNLL-U file in which every word depends on the one before it."""
+    rows = [
+        [f"{n}\t{word}\t_\tNOUN\t_\t_\t{n - 1}\t{'root' if n == 1 else 'dep'}\t_\t_" for n, word in enumerate(words, 1)]
+        for words in map(str.split, lines)
+    ]
+    return "".join("\n".join([f"# text = {line}", *row]) + "\n\n" for line, row in zip(lines, rows, strict=True))
+
+
+@pytest.mark.slow
+def test_analyses_of_such_a_marian(marian: Path, tmp_path: Path) -> None:
+    (tmp_path / "parse").write_text(parsed(TEXTS["source"]), encoding="utf-8")
+    (tmp_path / "links").write_text("".join("0-0 1-1\n" for _ in TEXTS["source"]))
+    study = hs.load(str(marian)).analyze(
+        TEXTS["source"], target=TEXTS["target"], parse=tmp_path / "parse",
+        only=["explained", "syntactic", "alignment"], analysis_options={"alignments": tmp_path / "links"},
+    )  # fmt: skip
+    assert not study.record["data"]["unaligned"] and not study.left_out
+    assert not [remark for remark in study.remarks if "located" in remark]
+    assert {"syntactic", "alignment"} <= set(study.tables)
+    own: Any = transformers.MarianTokenizer.from_pretrained(marian)
+    pieces: dict[SideName, set[str]] = {"source": set(), "target": set()}
+    processors: dict[SideName, Any] = {"source": own.spm_source, "target": own.spm_target}
+    for side, of in processors.items():
+        pieces[side] = {each for line in TEXTS[side] for each in of.encode(line, out_type=str)} | {"</s>", "<pad>"}
+    bare = {side: {each.removeprefix("▁") or each for each in of} for side, of in pieces.items()}
+    sides: dict[str, tuple[SideName, SideName]] = {
+        "encoder-self": ("source", "source"), "decoder-self": ("target", "target"), "cross": ("target", "source"),
+    }  # fmt: skip
+    examples: Any = [*study.table("examples").itertuples()]
+    assert {row.site for row in examples} == set(sides)
+    for rows in (examples, study.table("token_pairs").itertuples()):
+        row: Any
+        for row in rows:
+            query, key = sides[row.site]
+            assert row.query in bare[query] and row.key in bare[key]
+    for row in examples:
+        for side, text in zip(sides[row.site], (row.query_text, row.key_text), strict=True):
+            assert {word.strip("[]") for word in text.split()} <= {each.strip("[]") for each in pieces[side]} | {"…"}
+
+
+def fsmt(folder: Path) -> Any:
+    """FSMT's tokenizer of letters: source ids of `abc`, target ids of `cba` and more."""
+    for name, letters in (("src", "abc"), ("tgt", "dcba")):
+        pieces = [f"{letter}{end}" for letter in letters for end in ("", "</w>")]
+        ids = {piece: n for n, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *pieces])}
+        (folder / f"{name}.json").write_text(json.dumps(ids))
+    (folder / "merges").write_text("#version: 0.2\n")
+    make: Any = transformers.FSMTTokenizer
+    names = {"src_vocab_file": "src.json", "tgt_vocab_file": "tgt.json", "merges_file": "merges"}
+    return make(langs=["en", "de"], **{name: str(folder / file) for name, file in names.items()})
+
+
+def test_fsmt(tmp_path: Path) -> None:
+    tokenizer = fsmt(tmp_path)
+    shape: dict[str, Any] = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1}
+    shape |= dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 8)
+    shape |= dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2)
+    config = transformers.FSMTConfig(langs=["en", "de"], src_vocab_size=10, tgt_vocab_size=12, **shape)
+    made: Any = transformers.FSMTForConditionalGeneration(config)
+    its = hs.load(made.eval(), tokenizer=tokenizer)._checkpoint
+    assert its.vocabularies == (10, 12)
+    assert its.encode(["ab c"], side="source", limit=9)[0].ids == tokenizer("ab c")["input_ids"] == [4, 7, 9, 2]
+    assert its.labels(["ad c"], limit=9) == [[10, 5, 7, 2]]
+    assert its.subwords([4, 7, 9, 2], side="source") == ["a", "b</w>", "c</w>", "</s>"]
+    assert its.subwords([10, 5, 7, 2], side="target") == ["a", "d</w>", "c</w>", "</s>"]
+    assert its.spans("ab c", [4, 7, 9, 2], side="source") == [(0, 1), (1, 2), (3, 4), None]
+    assert its.spans("ad c", [10, 5, 7, 2], side="target") == [(0, 1), (1, 2), (3, 4), None]
+    assert its.plain_ids(side="source") == list(range(3, 10)) and its.plain_ids(side="target") == list(range(3, 12))
+    assert (its.decode([10, 5, 7], side="target"), its.decode([4, 7, 9], side="source")) == ("ad c", "ab c")
+
+
+def other_words() -> Vocabulary:
+    return replace(WORDS, subwords=(*WORDS.subwords[:4], *"nopqrstuvwxyz", "y@@"))
+
+
+def native(folder: Path) -> TransformerCheckpoint:
+    made = trained_here(tie_output=False, vocabulary="separate")
+    target = other_words()
+    decoder = replace(made.model.config.decoder, vocabulary=len(target))
+    made.model, made.target = Transformer(replace(made.model.config, decoder=decoder)).eval(), target
+    write_checkpoint(made, folder, Companions())
+    return made
+
+
+def natively(folder: Path) -> TransformerCheckpoint:
+    folder.mkdir(parents=True)
+    native(folder)
+    its = open_checkpoint(str(folder), device="cpu")
+    assert isinstance(its, TransformerCheckpoint)
+    return its
+
+
+def in_fairseq(folder: Path) -> Checkpoint:
+    convert(natively(folder / "native"), folder / "out", goal="fairseq")
+    return open_checkpoint(str(folder / "out" / "checkpoint_best.pt"), device="cpu")
+
+
+def of_story(folder: Path) -> Checkpoint:
+    path = written(folder, HP, story.make(HP, (21, 24), 13, seed=3), (21, 24))
+    return open_checkpoint(str(path), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("make", "source", "target"),
+    [
+        (natively, "a@@ h i j", "y@@ n z o"),
+        (in_fairseq, "a@@ h i j", "y@@ n z o"),
+        (of_story, "src5 src9 src20", "dst7 dst23 dst22"),
+    ],
+)
+def test_other_formats(tmp_path: Path, make: Callable[[Path], Checkpoint], source: str, target: str) -> None:
+    its = make(tmp_path / "its")
+    texts: dict[SideName, str] = {"source": source, "target": target}
+    for side, text in texts.items():
+        ids = [n for n, special in zip(*its.encode([text], side=side, limit=9)[0][:2], strict=True) if not special]
+        assert its.subwords(ids, side=side) == text.split() and its.decode(ids, side=side) == text
+        assert [its.id_of(piece, side=side) for piece in text.split()] == ids
+        spans = its.spans(text, ids, side=side)
+        assert spans is not None and [span[0] for span in spans if span] == [text.index(word) for word in text.split()]
+        assert set(ids) <= set(its.plain_ids(side=side))
+    assert its.vocabularies[0] != its.vocabularies[1]
