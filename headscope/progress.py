@@ -10,21 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headscope.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-
-class Progress(Protocol):
-    """Called with a title and a total; within the context manager, call its value with the size of each step."""
-
-    def __call__(
-        self, title: str, total: int, *, unit: str = "sentences"
-    ) -> AbstractContextManager[Callable[[int], None]]: ...
-
+Progress = Callable[..., AbstractContextManager[Callable[[int], None]]]
+"""Called with a title, a total and perhaps their `unit`; within the context manager, call its value with each step."""
 
 INTERVAL = 30.0
 """Seconds between lines of progress."""

@@ -143,11 +143,12 @@ def recover(out: Path, kind: OutputKind) -> None:
         if inner.is_dir():
             with locked(out):
                 if not (out / kind.record).is_file():
-                    for moved in inner.iterdir():
-                        new = out / moved.name
-                        if new.is_dir() and not new.is_symlink():
-                            shutil.rmtree(new)
-                        moved.replace(new)
+                    for build in out.glob(f"{BUILD}{out.name}-*"):  # what of the new run has been moved already
+                        named = {name.split("/")[0] for name in read_record(build / kind.record).get("files", ())}
+                        for name in [name for name in named if not (build / name).exists() and (out / name).exists()]:
+                            (out / name).rename(build / name)
+                    for moved in sorted(inner.iterdir(), key=lambda entry: entry.name == kind.record):
+                        moved.replace(out / moved.name)
                 shutil.rmtree(inner, ignore_errors=True)
     for folder in (out.parent, out):
         with suppress(OSError):

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,6 +232,67 @@ def test_a_directory_that_cannot_be_renamed_gets_its_files_one_by_one(
     (out / "heads.csv").write_text("3")  # the first of the new files; the record was to come last
     replace.recover(Path("."), KIND)
     assert files(out)["heads.csv"] == "2" and "run.json" in files(out) and not old.exists()
+
+
+def killed(after: int, work: Callable[[], object]) -> bool:
+    """Do work in a process that is killed after so many changes of the file system; whether it was."""
+    child = os.fork()
+    if child == 0:
+
+        def dying(real: Callable[..., None]) -> Callable[..., None]:
+            def changed(*arguments: Any, **named: Any) -> None:
+                nonlocal after
+                real(*arguments, **named)
+                after -= 1
+                if after == 0:
+                    os._exit(9)
+
+            return changed
+
+        for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "link"):
+            setattr(os, name, dying(getattr(os, name)))
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9)
+    return status == 9
+
+
+@pytest.mark.skipif(os.name == "nt", reason="forks")
+@pytest.mark.parametrize("place", ["run", "."])
+def test_a_process_that_is_killed_anywhere_leaves_the_old_run_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """`.` gets its files one by one. The next command puts it right, whatever it is."""
+
+    def rebuild(text: str, more: str) -> None:
+        with Build(Path(place), KIND, force=True) as made:
+            with made.writing() as folder:
+                write_atomically(folder / "heads.csv", lambda path: path.write_text(text))
+                write_atomically(folder / f"{more}.csv", lambda path: path.write_text(text))
+            made.finish({"said": text})
+
+    out = tmp_path / "parent" / "run"
+    out.mkdir(parents=True)
+    monkeypatch.chdir(out if place == "." else out.parent)
+    rebuild("1", "old")
+    before, change, states = files(out), 0, set()
+    while killed(change := change + 1, lambda: rebuild("2", "new")):
+        repair = 0
+        while killed(repair := repair + 1, lambda: replace.recover(Path(place), KIND)):
+            pass
+        with pytest.raises(OutputError, match="already holds"), Build(Path(place), KIND):
+            raise AssertionError
+        there = files(out)
+        states.add(there["heads.csv"])
+        assert there == before if there["heads.csv"] == "1" else set(there) == {"heads.csv", "new.csv", "run.json"}
+        assert [path.name for path in out.parent.iterdir()] == ["run"]
+        rebuild("1", "old")
+        assert files(out) == before
+    assert states == {"1", "2"} and change > 6
 
 
 def test_a_run_that_replaces_another_is_made_beside_it(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.heads import HeadId, Layout, Site
 
-WEIGHTS, CONFIG, ORDER = "model.bin", "config.json", "headscope_alignment"
+WEIGHTS, CONFIG = "model.bin", "config.json"
+ORDER = "decoder/headscope_alignment"
+"""An array of model.bin that CTranslate2 does not read: a layer, and the order that its heads have been put in."""
 VERSION, SPEC = 6, "TransformerSpec"
 TYPES = ("float32", "int8", "int16", "int32", "float16", "uint16")
 """numpy types by CTranslate2's numbers; bfloat16 is moved as the two bytes that it is."""
@@ -120,24 +122,28 @@ def align(folder: Path, heads: Sequence[HeadId]) -> list[HeadId]:
     """Let `return_attention` of a model be the mean over those of `heads` that are in the layer of the first.
 
     Returns them. ConfigError for heads that the model has not. They are counted as in the checkpoint that the folder
-    was made of, also where this was done before: config.json keeps the order.
+    was made of, also where this was done before: model.bin keeps the order.
     """
-    model, config = read_model(folder), read_object(folder / CONFIG, error=CheckpointError)
+    model = read_model(folder)
     count = model.layout.get((Site.CROSS, heads[0].layer), 0)
     if any(head.head >= count for head in heads):
         raise ConfigError(f"{folder} has {count} cross heads in layer {heads[0].layer}; they are of another model")
-    before = config.get(ORDER)
-    if isinstance(before, dict):
-        _reorder(model, int(before["layer"]), np.argsort(before["order"]).tolist())
+    if ORDER in model.arrays:
+        layer, *before = model.arrays[ORDER][1].tolist()
+        _reorder(model, layer, np.argsort(before).tolist())
     chosen = [head for head in heads if head.layer == heads[0].layer]
     first = [head.head for head in chosen]
     order = [*first, *(number for number in range(count) if number not in first)]
     _reorder(model, heads[0].layer, order)
-    for name, value in (("alignment_layer", heads[0].layer), ("alignment_heads", len(chosen))):
-        model.arrays[f"decoder/{name}"] = TYPES.index("int16"), np.array(value, dtype=np.int16)
-        model.aliases.pop(f"decoder/{name}", None)
+    entries = {
+        "decoder/alignment_layer": heads[0].layer,
+        "decoder/alignment_heads": len(chosen),
+        ORDER: [heads[0].layer, *order],
+    }
+    for name, value in entries.items():
+        model.arrays[name] = TYPES.index("int16"), np.array(value, dtype=np.int16)
+        model.aliases.pop(name, None)
     write_atomically(folder / WEIGHTS, lambda path: write_model(model, path))
-    write_json(folder / CONFIG, {**config, ORDER: {"layer": heads[0].layer, "order": order}})
     return chosen
 
 

@@ -198,13 +198,19 @@ def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, 
 
 
 def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Vocabulary], recipe: str) -> None:
-    """The SentencePiece models, for other programs and for resuming, and last what they were made from."""
+    """The SentencePiece models, for other programs and for resuming, and last what they were made from.
+
+    While they are written nothing says what they were made from, so none is taken for another's after a kill.
+    """
+    recipe_path = folder / RECIPE
+    if recipe_path.exists() and recipe_path.read_bytes() != recipe.encode():
+        recipe_path.unlink()
     for name, vocabulary in zip(("source", "target"), vocabularies, strict=True):
         path, codes = folder / f"{name}.model", b"" if vocabulary is None else vocabulary.splitter.codes or b""
         if codes and not (path.exists() and path.read_bytes() == codes):
             write_atomically(path, lambda file, codes=codes: file.write_bytes(codes))  # type: ignore[misc]
-    if not (folder / RECIPE).exists() or (folder / RECIPE).read_bytes() != recipe.encode():
-        write_atomically(folder / RECIPE, lambda file: file.write_text(recipe, encoding="utf-8"))
+    if not recipe_path.exists():
+        write_atomically(recipe_path, lambda file: file.write_text(recipe, encoding="utf-8"))
 
 
 def read_vocabularies(config: TrainConfig, folder: Path, recipe: str) -> tuple[Vocabulary | None, Vocabulary] | None:
