@@ -31,7 +31,7 @@ from headscope.attribution.objectives.base import OBJECTIVES, choose_objective
 from headscope.config.option import changed, flag, identity
 from headscope.data.corpus import Corpus, open_text
 from headscope.data.lines import Lines
-from headscope.errors import ConfigError
+from headscope.errors import ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, bounded, established, why_open
 from headscope.files.folders import Build, replacing_folder, workplace
@@ -51,12 +51,14 @@ from headscope.pruning.closed_form.calibration import CalibrationText, split_tex
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import AUTO, as_text
 from headscope.pruning.options.shrink import ShrinkConfig
+from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.export import export_for
 from headscope.pruning.removal.record import Removed, Shrunk, pushed
 from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shrink, write_shrunk
+from headscope.pruning.removal.verify import compare
 from headscope.pruning.selection import OpenedSelection, open_selection
-from headscope.pruning.sweep.cell_files import CELLS, SWEEP, Record, finished_cells, write_cell
+from headscope.pruning.sweep.cell_files import CELLS, SCORES, SWEEP, Record, finished_cells, write_cell
 from headscope.pruning.sweep.cell_files import RECORD as SWEEP_RECORD
 from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
@@ -296,7 +298,12 @@ def run_shrink(
         sizes = place.path / SIZES
         opened.put_sizes(sizes)
         write_json(sizes / SWEEP_RECORD, SWEEP.described(sweep_record(opened.sizes) | {"shrink": _identity(config)}))
-        done = small_model(opened, progress=progress)
+        try:
+            done = small_model(opened, progress=progress)
+        except HeadscopeError as error:
+            kept = any((sizes / name).is_dir() for name in (SCORES, CELLS))
+            more = f"; {sizes} keeps what was ranked and measured, and the same command goes on from there" * kept
+            raise type(error)(f"{error}{more}") from None
 
         def add(folder: Path) -> None:
             """The sizes that were tried and the page, beside the model."""
@@ -317,6 +324,7 @@ def run_shrink(
 def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
     """The smaller model in memory, with its quality on both texts. ConfigError where no size is as good."""
     unpruned, *sized = _from_the_largest(opened.sizes)
+    _check_removal(opened, sized[-1])
     opened.sizes.cells = [unpruned, sized[0]]
     rank(opened.sizes, progress=progress)
     scoring, refit = opened.sizes.scoring, opened.config.refit
@@ -346,6 +354,17 @@ def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:
             done = replace(done, elsewhere=quality_change(checkpoint, done.checkpoint, opened.second))
         step(1)
     return done
+
+
+def _check_removal(opened: Opened, smallest: Cell) -> None:
+    """Refuse a model that cannot lose heads before it is ranked: the last ones of all layers, of the smallest size."""
+    context, checkpoint = opened.sizes, opened.checkpoint
+    assert smallest.keep is not None
+    scores = {head: -head.head / checkpoint.layout[head.site, head.layer] for head in context.gating.without([])}
+    ranked = rank_heads(context.gating, smallest.keep, lambda gone: scores, allocation=context.config.allocation)
+    heads = context.gating.closed(ranked.kept)
+    plan = plan_removal(checkpoint.attention_sites, heads, whole_groups=opened.export.whole_groups)
+    compare(checkpoint, opened.export.build(checkpoint, plan), heads, opened.compared)
 
 
 def _as_written(made: Checkpoint) -> Checkpoint:

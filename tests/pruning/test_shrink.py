@@ -17,7 +17,7 @@ from transformers import BertModel
 import headscope as hs
 from headscope.cli.prune_shrink import loses_less
 from headscope.config import EvaluateConfig
-from headscope.errors import ConfigError
+from headscope.errors import CheckpointError, ConfigError
 from headscope.evaluation.run import run_evaluation
 from headscope.pruning import shrink
 from headscope.pruning.options.rank import RankConfig
@@ -103,6 +103,28 @@ def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, comman
     last = " ".join(shown.split())
     for part in ("3 of 6 heads stay", "% fewer parameters", "at most", "on a second text cosine", "page.html"):
         assert part in last, part
+
+
+def test_what_is_refused_is_refused_early_and_what_was_done_is_kept(
+    folder: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, given = tmp_path / "small", ("--keep", 3, "--by", "magnitude", "--allocate", "global")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise CheckpointError("the smaller model computes something else")
+
+    for name, later in (("compare", ""), ("shrink", f"{out / 'sizes'} keeps what was ranked and measured")):
+        with monkeypatch.context() as patch:
+            patch.setattr(shrink, name, refuse)
+            if name == "compare":
+                patch.setattr(shrink, "rank", lambda *_, **__: pytest.fail("heads were ranked first"))
+            status, _, error = command(*asked(folder, *given, "--out", out))
+        said = " ".join(error.split())
+        assert status == 2 and "computes something else" in said and later in said
+        assert bool(later) == (out / "sizes/scores").exists()
+    monkeypatch.setattr(cells, "write_scores", lambda *_: pytest.fail("heads were scored again"))
+    status, _, error = command(*asked(folder, *given, "--out", out))
+    assert status == 0, error
 
 
 @pytest.fixture

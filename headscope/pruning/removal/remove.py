@@ -56,7 +56,7 @@ from headscope.pruning.removal.record import (
     typed_command,
 )
 from headscope.pruning.removal.savings import Timing, engine_timing, timings
-from headscope.pruning.removal.verify import require, verify
+from headscope.pruning.removal.verify import compare, require, verify
 from headscope.pruning.scores_file import read_scores
 from headscope.signature import Signature, signature_of
 
@@ -230,6 +230,9 @@ def shrink(
     """
     done, pooled = None, checkpoint.with_pooled_groups(removal) if removal.merged else None
     if text is not None:
+        if bench is None and not removal.merged:  # what cannot be removed is refused before it is refitted
+            progress("comparing")
+            compare(checkpoint, export.build(checkpoint, removal), removal.removed, data)
         progress("refitting")
         options = calibration or Refit(method="none")
         bench = bench or RefitBench(checkpoint, text, options, altered=pooled, add_bias=export.adds_bias)
@@ -325,6 +328,7 @@ def write_shrunk(
             *padding_note(done),
             *done.alignment,
             *done.rounded,
+            *filter(None, [verified.rounds]),
             *([done.unmeasured] if done.unmeasured else []),
             *(() if done.compensated is None else done.compensated.remarks()),
             *(() if done.quality is None else done.quality.unread),
