@@ -47,6 +47,7 @@ def load(
     bpe: PathName | None = None,
     src_lang: str | None = None,
     tgt_lang: str | None = None,
+    task: Literal["transcribe", "translate"] | None = None,
 ) -> Model:
     """Open a model.
 
@@ -62,13 +63,14 @@ def load(
     dicts, hp, bpe: files that belong to a fairseq or story-of-heads checkpoint (dictionaries, hyper-parameters, codes
         that split text); default: dictionaries beside the checkpoint, text already split.
     src_lang, tgt_lang: languages that a model of many reads and writes, as its tokenizer or dictionary calls them
-        (NLLB: "eng_Latn"); default: what its files say.
+        (NLLB: "eng_Latn"), or that a Whisper hears and writes ("en"); default: what its files say.
+    task: what a Whisper writes, a transcript or an English translation.
 
     CheckpointError where there is no such checkpoint or it is broken, ConfigError for options that do not fit.
     """
     if isinstance(source, Model):
         return source
-    needs = {"dicts": dicts, "hp": hp, "bpe": bpe, "src_lang": src_lang, "tgt_lang": tgt_lang}
+    needs = {"dicts": dicts, "hp": hp, "bpe": bpe, "src_lang": src_lang, "tgt_lang": tgt_lang, "task": task}
     if isinstance(source, (str, PathLike)):
         if tokenizer is not None:
             raise ConfigError("tokenizer= is for a model in memory; a checkpoint has its own")

@@ -253,7 +253,8 @@ def in_python(function: Callable[P, R]) -> Callable[P, R]:
     hints = inspect.get_annotations(function)  # as they are written: names of types
     names = list(inspect.signature(function).parameters)
     plain = {name: PLAIN[hints[name]] for name in names if hints.get(name) in PLAIN}
-    plain |= {name: str for name in names if str(hints.get(name)).startswith("Literal[")}
+    words = {name: str(hints.get(name)) for name in names if str(hints.get(name)).startswith("Literal[")}
+    plain |= {name: str | None if hint.endswith("| None") else str for name, hint in words.items()}
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:

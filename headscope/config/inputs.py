@@ -35,12 +35,17 @@ class Companions:
     src_lang: str | None = option(
         None,
         "Language that a model of many languages reads, as its tokenizer or dictionary calls it (NLLB: eng_Latn; "
-        "M2M-100: en; mBART: en_XX); default: what its files say.",
+        "M2M-100: en; mBART: en_XX), or hears (Whisper: en); default: what its files say.",
         metavar="LANGUAGE",
         panel=MODEL,
     )
     tgt_lang: str | None = option(
         None, "Language that it writes; default: what its files say.", metavar="LANGUAGE", panel=MODEL
+    )
+    task: Literal["transcribe", "translate"] | None = option(
+        None,
+        "What a Whisper writes: a transcript, or an English translation; default: what its files say.",
+        panel=MODEL,
     )
 
     @classmethod

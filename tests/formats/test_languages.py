@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import processors
 
 import headscope as hs
 from headscope.assets import demo_checkpoint
-from headscope.data.encoded import IGNORED
+from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
+from tests.makers import decoders
+from tests.oracles import tiny
 
 WORDS = ["▁a", "▁dog", "▁ein", "▁Hund", "▁ruft", "▁barks"]
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -122,7 +127,7 @@ def test_languages_can_be_named_where_the_files_name_others_or_none(tmp_path: Pa
     """They are those that are read and written then, by the smaller model too, whose files name them."""
     french, (english, german) = {"nllb": "fra_Latn"}.get(kind, "fr_XX"), LANGUAGES[kind]
     _saved(tmp_path / "model", kind, forced=kind == "mbart50")  # German is written, if anything is said
-    languages = {"src_lang": german, "tgt_lang": french}
+    languages: dict[str, Any] = {"src_lang": german, "tgt_lang": french}
     model = hs.load(tmp_path / "model", device="cpu", **languages)
     small = model.remove(heads="decoder-self.0.1").save(tmp_path / "small").path
     for named in (model, hs.load(small, device="cpu")):
@@ -174,3 +179,154 @@ def test_of_a_cut_text_neither_end_nor_language_is_what_comes_next(tmp_path: Pat
     [(*words, end, language)] = checkpoint.labels(TARGET[:1], limit=9)
     assert checkpoint.subwords([*words, end, language], side="source") == [*WORDS[2:5], "</s>", "de_DE"]
     assert checkpoint.labels(TARGET[:1], limit=4) == [[*words[:2], IGNORED, IGNORED]]
+
+
+WHISPER = {"en": 323, "de": 324, "fr": 325}
+TASKS = {"transcribe": 326, "translate": 327}
+START, NO_TIMES = 322, 328
+SPOKEN = ["ein hund", "two dogs bark"]
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random multilingual Whisper that names no language, with features of two recordings."""
+    path = tmp_path_factory.mktemp("whisper")
+    torch.manual_seed(0)
+    sides: dict[str, Any] = {
+        f"{side}_{what}": count
+        for side in ("encoder", "decoder")
+        for what, count in {"layers": 2, "attention_heads": 3, "ffn_dim": 7}.items()
+    }
+    model: Any = transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig(
+            d_model=12, vocab_size=329, num_mel_bins=5, max_source_positions=50, max_target_positions=31,
+            pad_token_id=321, bos_token_id=321, eos_token_id=321, decoder_start_token_id=START, init_std=0.4, **sides,
+        )
+    )  # fmt: skip
+    settings = model.generation_config
+    settings._from_model_config = False
+    said = dict(
+        is_multilingual=True, lang_to_id={f"<|{code}|>": number for code, number in WHISPER.items()}, task_to_id=TASKS,
+        no_timestamps_token_id=NO_TIMES, return_timestamps=False, suppress_tokens=[7, 9], max_length=31,
+        begin_suppress_tokens=[5, 321], forced_decoder_ids=[[1, None], [2, TASKS["transcribe"]]],
+    )  # fmt: skip
+    vars(settings).update(said)
+    model.save_pretrained(path)
+    plain = decoders.byte_level()
+    plain.add_tokens(["<|endofprompt|>"])
+    names = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{name}|>" for name in (*WHISPER, *TASKS, "notimestamps"))]
+    plain.add_special_tokens({"additional_special_tokens": names, "eos_token": names[0], "pad_token": names[0]})
+    plain.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=[names[1], names[-1], "$A", names[0]],
+        special_tokens=[(names[1], START), (names[-1], NO_TIMES), (names[0], 321)],
+    )
+    plain.save_pretrained(path)
+    transformers.WhisperFeatureExtractor(feature_size=5, chunk_length=1, n_fft=400).save_pretrained(path)
+    for number in range(2):
+        features = np.random.default_rng(number).normal(size=(5, 100)).astype(np.float32)
+        np.save(path / f"{number}.npy", features)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("given", "language", "task"),
+    [
+        ({"src_lang": "German"}, "de", "transcribe"), ({"tgt_lang": "<|fr|>"}, "fr", "transcribe"),
+        ({"src_lang": "de", "tgt_lang": "en"}, "de", "translate"),
+        ({"src_lang": "de", "task": "translate"}, "de", "translate"),
+    ],
+)  # fmt: skip
+def test_whisper_begins_with_language_and_task(
+    whisper: Path, tmp_path: Path, given: dict[str, Any], language: str, task: str
+) -> None:
+    """As transformers' `generate` and loss do, in a copy with fewer heads too, which needs no options."""
+    names = [str(whisper / f"{number}.npy") for number in range(2)]
+    features = torch.stack([torch.from_numpy(np.load(name)) for name in names])
+    small = hs.load(whisper, device="cpu", **given).remove(heads="decoder-self.0.1").save(tmp_path / "small").path
+    for model in (hs.load(whisper, device="cpu", **given), hs.load(small, device="cpu")):
+        checkpoint: Any = model.checkpoint
+        theirs, tokenizer = checkpoint.model, checkpoint.tokenizer
+        settings = {"language": language, "task": task, "num_beams": 1, "do_sample": False, "max_new_tokens": 9}
+        ids = theirs.generate(features, **settings, return_timestamps=False)
+        written = checkpoint.translations(names, TranslateOptions(beam=1, max_extra=9))
+        assert [best.text for [best] in written] == [
+            text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)
+        ]
+        prefix, loss = [START, WHISPER[language], TASKS[task], NO_TIMES], torch.zeros(2)
+        for row, text in zip(features, SPOKEN, strict=True):
+            labels = [*prefix, *tokenizer(text, add_special_tokens=False)["input_ids"], 321][1:]
+            with torch.no_grad():
+                out = theirs(row[None], labels=torch.tensor([labels]))
+            loss += torch.tensor([float(out.loss) * len(labels), len(labels)])
+        perplexity = model.evaluate(names, target=SPOKEN, metrics="perplexity", bootstrap=5)["perplexity"].value
+        assert perplexity == pytest.approx((loss[0] / loss[1]).exp().item(), rel=1e-4)
+        said = model.overview()["tokenizer"]["languages"]
+        assert said == {"reads": language, "writes": "en" if task == "translate" else language, "known": 3}
+
+
+def test_whisper_without_a_language_is_refused(whisper: Path, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(whisper), device="cpu")
+    names = [str(whisper / "0.npy")]
+    assert checkpoint.encode(names, side="source", limit=9)
+    calls: list[Any] = [
+        lambda: checkpoint.labels(SPOKEN, limit=9),
+        lambda: checkpoint.translations(names, TranslateOptions()),
+        lambda: hs.load(whisper).analyze(names, target=SPOKEN[:1], only="alignment"),
+        lambda: hs.load(whisper).remove(
+            "cross.0.0", text=names, target=SPOKEN[:1], refit=hs.Refit(method="least-squares")
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(CheckpointError, match=r"3 languages .*src.lang"):
+            call()
+    for given, why in [
+        ({"src_lang": "xx"}, "knows de, en, fr"), ({"src_lang": "en", "tgt_lang": "de"}, "task transcribe"),
+    ]:  # fmt: skip
+        with pytest.raises(ConfigError, match=why):
+            hs.load(whisper, **given)  # type: ignore[arg-type]
+    english = shutil.copytree(whisper, tmp_path / "english")
+    file = english / "generation_config.json"
+    stored = json.loads(file.read_text(encoding="utf-8")) | {"is_multilingual": False, "forced_decoder_ids": None}
+    file.write_text(json.dumps(stored), encoding="utf-8")
+    [text] = open_checkpoint(str(english), device="cpu").encode(SPOKEN[:1], side="target", limit=9)
+    assert text.ids[:2] == [START, NO_TIMES], "an English-only model needs neither"
+    with pytest.raises(ConfigError, match="src_lang means nothing"):
+        hs.load(english, src_lang="en")
+    stored |= {"is_multilingual": True, "forced_decoder_ids": [[1, 324], [2, 327]]}
+    file.write_text(json.dumps(stored), encoding="utf-8")
+    [text] = open_checkpoint(str(english), device="cpu").encode(SPOKEN[:1], side="target", limit=9)
+    assert text.ids[:4] == [START, 324, 327, NO_TIMES], "the older way to name them"
+
+
+def test_other_ways_to_name_a_language_are_honoured_or_refused(tmp_path: Path) -> None:
+    """X-MOD has adapters for every language; SeamlessM4T takes an argument of its own `generate`."""
+    sizes: dict[str, Any] = {
+        "vocab_size": len(tiny.PIECES),
+        "hidden_size": 12,
+        "pad_token_id": 0,
+        "max_position_embeddings": 64,
+    }
+    xmod = transformers.XmodConfig(
+        languages=["en_XX", "de_DE"], num_hidden_layers=1, num_attention_heads=2, intermediate_size=7, **sizes
+    )
+    torch.manual_seed(0)
+    model: Any = transformers.XmodForMaskedLM(xmod).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(tmp_path / "xmod")
+    tiny.tokenizer([1], [2]).save_pretrained(tmp_path / "xmod")
+    with pytest.raises(CheckpointError, match=r"en_XX, de_DE.*src_lang"):
+        hs.load(tmp_path / "xmod")
+    checkpoint = hs.load(tmp_path / "xmod", device="cpu", src_lang="de_DE").checkpoint
+    batch = Batch(torch.arange(1), 0, pad_side(checkpoint.encode(["a b"], side="source", limit=9)), None)
+    right = model(batch.source.ids, lang_ids=torch.tensor([1])).logits
+    torch.testing.assert_close(checkpoint.logits(batch).detach(), right.detach(), rtol=1e-4, atol=1e-5)
+    side = {"layers": 1, "attention_heads": 2, "ffn_dim": 7}
+    both: dict[str, Any] = {f"{name}_{what}": count for name in ("encoder", "decoder") for what, count in side.items()}
+    seamless = transformers.SeamlessM4TConfig(speech_encoder_layers=1, **both, **sizes)
+    transformers.SeamlessM4TForTextToText(seamless).save_pretrained(tmp_path / "seamless")
+    tiny.tokenizer([1], [2]).save_pretrained(tmp_path / "seamless")
+    opened = open_checkpoint(str(tmp_path / "seamless"), device="cpu")
+    for call in (opened.labels, lambda texts, limit: opened.encode(texts, side="target", limit=limit)):
+        with pytest.raises(CheckpointError, match="argument of its own generate"):
+            call(["a"], limit=9)

@@ -14,8 +14,8 @@ from headscope.data.encoded import Encoded
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.formats.base import SideName
-from headscope.formats.huggingface.folder import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.generation import Predicting
+from headscope.formats.huggingface.languages import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed, stored_types
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class _Ids(NamedTuple):
+class TokenIds(NamedTuple):
     """Ids of a text as its tokenizer gives them, how many there were before it was cut, and token types."""
 
     ids: list[int]
@@ -126,7 +126,7 @@ class HuggingFaceCheckpoint(Predicting):
         coded = self._ids({"text": first, "text_pair": second}, limit)
         return self._encoded(first, coded, "source")
 
-    def _ids(self, arguments: dict[str, list[str]], limit: int) -> list[_Ids]:
+    def _ids(self, arguments: dict[str, list[str]], limit: int) -> list[TokenIds]:
         """Ids cut at the limit, how many there were, and token types of pairs."""
         tokenizer = self._of_side("target" if "text_target" in arguments else "source")
         with TOKENISING:
@@ -137,9 +137,9 @@ class HuggingFaceCheckpoint(Predicting):
         if "text_pair" in arguments and "token_type_ids" in inspect.signature(self.model.forward).parameters:
             types = fitting.get("token_type_ids", types)
         lengths = map(len, uncut["input_ids"])
-        return [_Ids(*row) for row in zip(fitting["input_ids"], lengths, types, strict=True)]
+        return [TokenIds(*row) for row in zip(fitting["input_ids"], lengths, types, strict=True)]
 
-    def _encoded(self, texts: Sequence[str], coded: Sequence[_Ids], side: SideName) -> list[Encoded]:
+    def _encoded(self, texts: Sequence[str], coded: Sequence[TokenIds], side: SideName) -> list[Encoded]:
         size, unknown_id = self.vocabularies[side == "target"], self._of_side(side).unk_token_id
         special_ids, encoded = self._special[side], []
         for text, (ids, length, segments) in zip(texts, coded, strict=True):
@@ -219,7 +219,7 @@ class HuggingFaceCheckpoint(Predicting):
                 "class": type(self.tokenizer).__name__,
                 "vocabulary": len(self.tokenizer),
                 "special": sorted({name for names in special for name in names}),
-                "languages": languages(self.tokenizer, self.model),
+                "languages": self._languages(),
             }
         return {
             "architecture": type(self.model).__name__,
@@ -228,6 +228,9 @@ class HuggingFaceCheckpoint(Predicting):
             "limit": self.limit,
             "tokenizer": tokenizer,
         }
+
+    def _languages(self) -> dict[str, Any] | None:
+        return languages(self.tokenizer, self.model)
 
     @property
     def _reads(self) -> str:

@@ -1,24 +1,12 @@
-"""What lies in a folder of transformers beside the weights: a model inside, an adapter, languages, vocabularies.
-
-Tokenizers of NLLB, M2M-100 and mBART put the language of a text beside its subwords. Where nobody names the language of
-a translation they take that of the source, and `generate` begins with whatever language is likeliest.
-"""
+"""Where the files of a transformers checkpoint lie: a model inside a folder, an adapter, companions of the weights."""
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from threading import RLock
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import nn
-
-from headscope.config import Companions, flag
-from headscope.data.encoded import SideName
-from headscope.errors import CheckpointError, ConfigError, DataError, shortlist
+from headscope.errors import DataError
 from headscope.files.reading import read_json
 
 CONFIG, MODULES, ADAPTER = "config.json", "modules.json", "adapter_config.json"
@@ -28,11 +16,6 @@ VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*
 """Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word."""
 CLOSED = "texts_end_with_eos"
 """Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
-TOKENIZERS = ("NllbTokenizer", "M2M100Tokenizer", "MBartTokenizer", "MBart50Tokenizer")
-"""Those that cannot do without a language; PLBart's can."""
-TOKENISING = RLock()
-"""Held while a tokenizer is used: one of the library tokenizers keeps what it was asked, and two threads may ask."""
-_OTHERS = ("bos", "eos", "sep", "cls", "pad", "mask", "unk")
 
 
 def is_adapter(folder: Path) -> bool:
@@ -97,174 +80,3 @@ def read_if_json(path: Path) -> Any:
         return read_json(path)
     except DataError:
         return None
-
-
-class Language(NamedTuple):
-    """A language as its tokenizer calls it, and the id of its token."""
-
-    name: str
-    number: int
-
-
-def target_language(tokenizer: Any, model: nn.Module, path: str) -> Language | None:
-    """The language that the model writes; None for tokenizers without languages.
-
-    It is that of the tokenizer (`tgt_lang`), else the one that `generate` is made to begin with. CheckpointError where
-    neither names one, or they disagree.
-    """
-    if not (numbers := _numbers(tokenizer)):
-        return None
-    said, begun = tokenizer.tgt_lang, _begun(model, numbers)
-    name = begun if said is None else said
-    if name is None:
-        raise CheckpointError(
-            f"{path} knows {len(numbers)} languages ({shortlist([*numbers])}) and nothing says which one it writes; "
-            "give --tgt-lang (and --src-lang, that of the source), or set tgt_lang and src_lang in its "
-            "tokenizer_config.json"
-        )
-    if name not in numbers:
-        raise CheckpointError(_unknown(path, "tgt_lang", said, numbers))
-    if begun not in (None, name):
-        raise CheckpointError(
-            f"{path}: its tokenizer writes {said} (tgt_lang), and its generation settings begin with {begun} "
-            "(forced_bos_token_id or decoder_start_token_id); correct the one or the other"
-        )
-    return Language(name, numbers[name])
-
-
-def languages(tokenizer: Any, model: nn.Module) -> dict[str, Any] | None:
-    """The language that is read, the one that is written (None where nothing names one), and how many are known.
-
-    None for tokenizers without languages.
-    """
-    if not (numbers := _numbers(tokenizer)):
-        return None
-    return {"reads": tokenizer.src_lang, "writes": tokenizer.tgt_lang or _begun(model, numbers), "known": len(numbers)}
-
-
-def set_languages(tokenizer: Any, model: nn.Module, companions: Companions, path: str) -> None:
-    """Make the tokenizer read, and `generate` write, the languages of `companions`, if there are any.
-
-    They become part of the checkpoint, and of what is written of it. ConfigError for a language that it does not know,
-    and where it knows none.
-    """
-    named = {name: value for name, value in companions.given().items() if name in ("src_lang", "tgt_lang")}
-    numbers = _numbers(tokenizer)
-    for name, language in named.items():
-        if not numbers:
-            raise ConfigError(
-                f"{flag(name)} means nothing for {path}, whose tokenizer knows no languages; leave it out"
-            )
-        if language not in numbers:
-            alike = sorted(numbers, key=lambda known: not known.lower().startswith(language[:2].lower()))
-            raise ConfigError(f"{flag(name)} {language}: {path} knows {shortlist(alike)}")
-        setattr(tokenizer, name, language)
-        tokenizer.init_kwargs[name] = language
-    if "tgt_lang" in named:
-        _begin_with(model, numbers[named["tgt_lang"]], numbers)
-
-
-def _begin_with(model: Any, number: int, numbers: Mapping[str, int]) -> None:
-    """Make `generate` begin with a language in the place of the one that the settings name, or write it first."""
-    settings = [of for of in (getattr(model, "generation_config", None), model.config) if of is not None]
-    named = [
-        (of, entry)
-        for of in settings
-        for entry in ("decoder_start_token_id", "forced_bos_token_id")
-        if getattr(of, entry, None) in numbers.values()
-    ]
-    for of, entry in named or [(settings[0], "forced_bos_token_id")]:
-        setattr(of, entry, number)
-
-
-def check_source_language(tokenizer: Any, path: str) -> None:
-    """CheckpointError where the tokenizer is to read a language that it does not know."""
-    numbers = _numbers(tokenizer)
-    if numbers and tokenizer.src_lang not in numbers:
-        raise CheckpointError(_unknown(path, "src_lang", tokenizer.src_lang, numbers))
-
-
-@contextmanager
-def in_target_language(tokenizer: Any, model: nn.Module, path: str) -> Iterator[None]:
-    """Within the block the tokenizer reads texts of the target side as of the language that the model writes.
-
-    No other thread uses it meanwhile.
-    """
-    language = target_language(tokenizer, model, path)
-    with TOKENISING:
-        if language is None:
-            yield
-            return
-        before, tokenizer.tgt_lang = tokenizer.tgt_lang, language.name
-        try:
-            yield
-        finally:
-            tokenizer.tgt_lang = before
-
-
-def _unknown(path: str, name: str, value: Any, numbers: Mapping[str, int]) -> str:
-    return (
-        f"{path}: {name} of its tokenizer is {str(value)[:40]!r}, and it knows {shortlist([*numbers])}; correct it in "
-        "tokenizer_config.json"
-    )
-
-
-def _numbers(tokenizer: Any) -> dict[str, int]:
-    """The languages that a tokenizer cannot do without, and the ids of their tokens."""
-    if not any(cls.__name__ in TOKENIZERS for cls in type(tokenizer).__mro__):
-        return {}
-    if (codes := getattr(tokenizer, "lang_code_to_id", None)) is not None:
-        return dict(codes)
-    others = {getattr(tokenizer, f"{name}_token_id") for name in _OTHERS}
-    return {
-        tokenizer.convert_ids_to_tokens(number): number for number in tokenizer.all_special_ids if number not in others
-    }
-
-
-def _begun(model: nn.Module, numbers: Mapping[str, int]) -> str | None:
-    """The language whose token `generate` writes first or is begun with."""
-    names = {number: name for name, number in numbers.items()}
-    settings = getattr(model, "generation_config", None), model.config
-    for entry in ("forced_bos_token_id", "decoder_start_token_id"):
-        for of in settings:
-            if (number := getattr(of, entry, None)) in names:
-                return names[number]
-    return None
-
-
-def of_side(tokenizer: Any, side: SideName) -> Any:
-    """The tokenizer with the vocabulary of a side alone; itself where it has one for both.
-
-    Marian's with `separate_vocabs` and FSMT's encode a source by the one vocabulary and name ids by the other, whatever
-    the side. FSMT's encodes targets, too, by the source's vocabulary and language; fairseq, where the models come from,
-    does not.
-    """
-    target = side == "target"
-    if getattr(tokenizer, "separate_vocabs", False):
-        ids = tokenizer.target_encoder if target else tokenizer.encoder
-        pieces = tokenizer.spm_target if target else tokenizer.spm_source
-        own = {name: pieces for name in ("spm_source", "spm_target", "current_spm")}
-        own |= {"separate_vocabs": False, "current_encoder": ids}
-    elif any(cls.__name__ == "FSMTTokenizer" for cls in type(tokenizer).__mro__):
-        ids = {piece: number for number, piece in tokenizer.decoder.items()} if target else tokenizer.encoder
-        own = dict.fromkeys(("src_lang", "tgt_lang"), tokenizer.tgt_lang if target else tokenizer.src_lang)
-    else:
-        return tokenizer
-    made = copy.copy(tokenizer)
-    names = {number: piece for piece, number in ids.items()}
-    added = tokenizer._added_tokens_decoder  # with the ids of the source, which may be those of other pieces
-    kept = {n: one for n, one in added.items() if n == tokenizer.eos_token_id or names.get(n, str(one)) == str(one)}
-    numbers = {str(one): n if n in kept else ids.get(str(one), n) for n, one in added.items()}
-    vars(made).update(own, encoder=ids, decoder=names, _added_tokens_decoder=kept, _added_tokens_encoder=numbers)
-    return made
-
-
-def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Ids that stand for no text: start, end, padding, separators; the unknown subword does stand for text."""
-    special = {
-        n for n in tokenizer.all_special_ids if tokenizer.convert_ids_to_tokens(n) in tokenizer.all_special_tokens
-    }
-    names = ("bos", "eos", "sep", "cls", "pad", "mask")
-    other_ids = {getattr(tokenizer, f"{name}_token_id", None) for name in names}
-    unknown_id = tokenizer.unk_token_id
-    return frozenset(special if unknown_id in other_ids else special - {unknown_id})

@@ -69,7 +69,7 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
     export_names = ("self-contained", "native", "masked")
     converts = True
     spreads = True
-    takes = frozenset({"src_lang", "tgt_lang"})
+    takes = frozenset({"src_lang", "tgt_lang", "task"})
 
     def recognise(self, path: Path) -> bool:
         if is_adapter(path):

@@ -16,7 +16,8 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
-from headscope.formats.huggingface.folder import CLOSED, in_target_language, of_side, special_ids, target_language
+from headscope.formats.huggingface.folder import CLOSED
+from headscope.formats.huggingface.languages import in_target_language, of_side, special_ids, target_language
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config, vocabulary_size

@@ -37,18 +37,18 @@ from headscope.formats.huggingface.folder import (
     CONFIG,
     PROCESSORS,
     VOCABULARIES,
-    check_source_language,
     is_adapter,
     local_folder,
     model_folder,
     read_if_json,
-    set_languages,
 )
 from headscope.formats.huggingface.head_parts import check_kept_heads
+from headscope.formats.huggingface.languages import check_source_language, set_languages
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.placement import check_devices, check_quantisation, placement
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
+from headscope.formats.huggingface.spoken import set_spoken
 from headscope.formats.huggingface.weight_names import check_weights, common_prefix, forget_renamings
 from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
@@ -110,8 +110,9 @@ def open_model(
     model = (model if placed else model.to(device)).eval()
     folder = _fetched(path, options)
     tokenizer, without = _open_tokenizer(path, folder, options)
-    set_languages(tokenizer, model, companions, path)
-    kind = SpeechCheckpoint if reads_sound(model) else HuggingFaceCheckpoint
+    of_sound = reads_sound(model)
+    (set_spoken if of_sound else set_languages)(tokenizer, model, companions, path)
+    kind = SpeechCheckpoint if of_sound else HuggingFaceCheckpoint
     opened = kind(path=path, model=model, tokenizer=tokenizer, digest=_digest(folder), without=without)
     opened.prefix = prefix
     if is_narrowed(config):

@@ -22,7 +22,9 @@ from headscope.data.encoded import Batch, Encoded, Side, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, one_line
 from headscope.files.npz import native_numbers
 from headscope.formats.base import SideName
-from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
+from headscope.formats.huggingface.spoken import Prompts
+from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.interface import features_shape
 from headscope.model.removal_plan import alignment_heads
@@ -67,15 +69,32 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
         if side == "source":
             return [self._positions(name) for name in texts]
         encoded = []
-        for ids, length, _ in self._ids({"text_target": list(texts)}, limit + 1):
+        for ids, length, _ in self._transcripts(texts, limit):
             special = [number in self._special["target"] for number in ids[:-1]]
             encoded.append(Encoded(list(ids[:-1]), [True, *special[1:]], length - len(ids)))
         return encoded
 
     def labels(self, texts: Sequence[str], *, limit: int) -> list[list[int]]:
-        """The tokenizer's ids behind the start of the transcript, with which they begin already."""
-        rows = self._ids({"text_target": list(texts)}, limit + 1)
+        """Ids behind the start of the transcript, language and task among them as in transformers' own loss."""
+        rows = self._transcripts(texts, limit)
         return [row.ids[1:] if row.length == len(row.ids) else self._without_end(row.ids[1:]) for row in rows]
+
+    def _transcripts(self, texts: Sequence[str], limit: int) -> list[TokenIds]:
+        """Ids of transcripts with start and end; CheckpointError where nothing names the language of recordings."""
+        Prompts(self.model, self._tokenizer(), self.path).refuse_unnamed()
+        return self._ids({"text_target": list(texts)}, limit + 1)
+
+    def _languages(self) -> dict[str, Any] | None:
+        prompts = Prompts(self.model, self.tokenizer, self.path)
+        if not prompts.languages:
+            return None
+        spoken = prompts.spoken()
+        named = (None, None) if spoken is None else (spoken.language, spoken.written)
+        return {**dict(zip(("reads", "writes"), named, strict=True)), "known": len(prompts.languages)}
+
+    def search_facts(self, options: TranslateOptions) -> dict[str, str]:
+        spoken = Prompts(self.model, self.tokenizer, self.path).spoken()
+        return {**({} if spoken is None else spoken._asdict()), **super().search_facts(options)}
 
     def _generate(self, source: Side, config: GenerationConfig, processors: LogitsProcessorList) -> Tensor:
         """Whisper's own `generate` cuts long recordings and returns less than what it wrote, so it is not that one.
