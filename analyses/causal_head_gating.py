@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 import torch
+from scipy.special import bdtrc
 
 from headscope.attribution.fitted_gates import FittedGates, GatingFit, fit_gates, scores, single_sentences
 from headscope.attribution.gatevector import split_gates
@@ -19,7 +20,6 @@ from headscope.engine.evidence.labels import LabelTests
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.tails import binomial_upper_tails
 
 PANEL = "Causal head gating"
 THRESHOLD = 0.5
@@ -164,7 +164,7 @@ class CausalHeadGating(Analysis):
             for place, part in split_gates(values, self.gates.layout).items():
                 estimates[place] = aggregates.bootstrap.over_units(part, torch.ones(len(part), 1))
                 if name in LABELS:
-                    p = binomial_upper_tails(len(part))[(part >= THRESHOLD).sum(dim=0).numpy()]
+                    p = bdtrc((part >= THRESHOLD).sum(dim=0).numpy() - 1.0, len(part), 0.5)
                     tests.add(place, name, LABELS[name], estimates[place], p, threshold=THRESHOLD, counts=None)
             report.columns.append(Column(name, estimates))
         tests.conclude(report)

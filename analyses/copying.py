@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 import torch
+from scipy.special import ndtr
 from torch import Tensor
 
 from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream_of, why_no_stream
@@ -15,7 +16,6 @@ from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, 
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
-from headscope.tails import normal_upper_tail
 
 THRESHOLD = 0.5
 
@@ -70,7 +70,7 @@ class Copying(Analysis):
         chances: dict[SiteLayer, Estimate] = {}
         for site_layer, spectra in self.spectra.items():
             score, chance = scores[site_layer], chances[site_layer] = exact(spectra.score), exact(spectra.chance)
-            p = normal_upper_tail(score.value / chance.value)
+            p = ndtr(-score.value / chance.value)
             tests.add(
                 site_layer, "copying", "copying", score, p, threshold=THRESHOLD, counts=None, baseline=chance.value
             )

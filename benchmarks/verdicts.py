@@ -1,14 +1,16 @@
 """How often a verdict of non-inferiority is wrong, and how often it is given where it is right: simulated texts.
 
-Run: python benchmarks/verdicts.py --out FILE.csv [--texts 1000] [--seed 1] [--only sentences,seeds,sizes]
+Run: python benchmarks/verdicts.py --out FILE.csv [--texts 1000] [--seed 1] [--only accuracy,sentences,seeds,sizes]
 
 Losses of sentences are drawn, `headscope.evaluation.non_inferiority.judge` decides. `false` is the share of texts that
 are called non-inferior although the true loss is the margin (which is 1 everywhere); `false_worse` the share that are
 called worse there; `power` the share that are called non-inferior where the true loss is 0 (of the same shape);
-`student` is what Student's limit of the same sentences would have as `false`. `baseline` is what a sentence can lose
-altogether, in margins: 1 says nothing about tails that come, 20 and 100 are margins of 5 % and 1 %.
+`student` is what Student's limit of the same sentences would have as `false`. `largest` is what a sentence can lose
+altogether, in margins: 1 says nothing about tails that come, 20 and 100 are margins of 5 % and 1 % of it.
 
-- sentences: shapes of losses × numbers of sentences × baselines.
+- accuracy: models of an accuracy × margins, judged as `prune` does it. Right lines are lost; with `gains` 2 % of all
+  lines are besides, and as many won.
+- sentences: shapes of losses × numbers of sentences × largest losses.
 - seeds: seeds as a random factor, of a deviation that is so many times that of the sentences' mean.
 - sizes: the share of sweeps with any false "non-inferior", of methods × sizes whose losses are all the margin (each
   sentence's loss is half its own and half the cell's), each by itself and as sweeps do it: a fixed sequence within a
@@ -20,15 +22,19 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
+from scipy.special import stdtrit
 
 from headscope.bootstrap import LEVEL, Array
+from headscope.evaluation.before_after import losses_left_out
+from headscope.evaluation.metrics.base import METRICS
 from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, established, judge
-from headscope.tails import student_quantile
 
 Draw = Callable[[np.random.Generator, int], Array]
 
@@ -45,8 +51,9 @@ SHAPES: dict[str, Draw] = {
 """Losses [n] less their mean."""
 
 LOST = 0.03
+GAINS = 0.02
 MANY = 1000  # sentences: a quarter of the texts then
-SENTENCES, BASELINES = (8, 20, 60, 100, 300, 1000), (1.0, 20.0, 100.0)
+SENTENCES, LARGEST = (8, 20, 60, 100, 300, 1000), (1.0, 20.0, 100.0)
 
 
 def left_out(losses: Array) -> Array:
@@ -56,49 +63,82 @@ def left_out(losses: Array) -> Array:
     return np.concatenate([total / n, (total - losses) / (n - 1)], axis=-1)
 
 
-def verdict(losses: Array, *, baseline: float, level: float = LEVEL) -> str:
+def verdict(losses: Array, *, largest: float, level: float = LEVEL) -> str:
     """Of losses [n] or [seed n], with a margin of 1."""
-    return judge(left_out(losses), margin=1.0, baseline=baseline, level=level).verdict
+    return judge(left_out(losses), margin=1.0, largest=largest, level=level).verdict
 
 
 def student(losses: Array) -> bool:
     """Whether Student's limit of losses [n] is inside the margin."""
     error = float(losses.std(ddof=1)) / math.sqrt(len(losses))
-    return float(losses.mean()) + student_quantile(LEVEL, len(losses) - 1) * error <= 1
+    return float(losses.mean()) + float(stdtrit(len(losses) - 1, LEVEL)) * error <= 1
 
 
 def of_sentences(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Shapes × numbers of sentences × baselines."""
+    """Shapes × numbers of sentences × largest losses."""
     for n in map(int, asked.sentences.split(",")):
         count = asked.texts if n < MANY else asked.texts // 4
         for name, draw in SHAPES.items():
             samples = [draw(luck, n) for _ in range(count)]
-            for baseline in map(float, asked.baselines.split(",")):
-                yield row("sentences", name, n, baseline, [each + 1 for each in samples], samples)
+            for largest in map(float, asked.largest.split(",")):
+                yield row("sentences", name, n, largest, [each + 1 for each in samples], samples)
         lost = [(luck.random(n) < LOST) / LOST + luck.normal(0, 0.1, n) for _ in range(count)]
         none = [luck.normal(0, 0.1, n) for _ in range(count)]
         yield row("sentences", "3 % of sentences lost", n, 1 / LOST, lost, none)
 
 
 def row(
-    part: str, name: str, n: int, baseline: float, margin: list[Array], none: list[Array], **more: Any
+    part: str, name: str, n: int, largest: float, margin: list[Array], none: list[Array], **more: Any
 ) -> dict[str, Any]:
     """The shares of texts with losses that are the margin in the mean, and of texts with none."""
-    wrong = [verdict(losses, baseline=baseline) for losses in margin]
-    right = [verdict(losses, baseline=baseline) for losses in none]
+    wrong = [verdict(losses, largest=largest) for losses in margin]
+    right = [verdict(losses, largest=largest) for losses in none]
     flat = [losses.mean(axis=0) if losses.ndim == 2 else losses for losses in margin]
     return {
         "part": part,
         "losses": name,
         "sentences": n,
-        "baseline": round(baseline, 1),
+        "largest": round(largest, 1),
         **more,
-        "texts": len(margin),
+        **shares(wrong, right, flat),
+    }
+
+
+def shares(wrong: list[str], right: list[str], losses: list[Array]) -> dict[str, float]:
+    """Of verdicts on texts with losses that are the margin in the mean (`losses`, in margins), and with none."""
+    return {
+        "texts": len(wrong),
         "false": wrong.count(NON_INFERIOR) / len(wrong),
         "false_worse": wrong.count(WORSE) / len(wrong),
         "power": right.count(NON_INFERIOR) / len(right),
-        "student": sum(map(student, flat)) / len(flat),
+        "student": sum(map(student, losses)) / len(losses),
     }
+
+
+def of_accuracy(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Numbers of lines × accuracies × margins, without and with gains."""
+    for n, accuracy, share, gains in product((300, 600, 1000), (0.98, 0.8, 0.5, 0.3), (0.01, 0.02), (0.0, GAINS)):
+        found: dict[float, list[str]] = {share * accuracy: [], 0.0: []}
+        losses = []
+        for lost, verdicts in found.items():
+            for _ in range(asked.texts):
+                before = luck.random(n) < accuracy
+                after = np.where(
+                    before, luck.random(n) * accuracy >= lost + gains, luck.random(n) * (1 - accuracy) < gains
+                )
+                margin = share * before.mean()  # of the accuracy that is measured
+                losses += [(before.astype(float) - after) / margin] if lost else []
+                verdicts.append(accuracy_verdict(before, after, margin))
+        about = {"part": "accuracy", "losses": f"lines lost{', others won' * (gains > 0)}", "sentences": n}
+        yield about | {"accuracy": accuracy, "margin": share} | shares(found[share * accuracy], found[0.0], losses)
+
+
+def accuracy_verdict(before: npt.NDArray[np.bool_], after: npt.NDArray[np.bool_], margin: float) -> str:
+    """That of `prune` on lines [n] that are right before and after."""
+    metric = METRICS.get("accuracy")
+    first, second = (np.stack([right, np.ones_like(right)], axis=1).astype(float) for right in (before, after))
+    worse = losses_left_out(metric, second, first)
+    return judge(worse, margin=margin, largest=metric.largest_loss(first), most=metric.most_lost(before.mean())).verdict
 
 
 def of_seeds(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -131,7 +171,7 @@ def of_sizes(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[d
                 "part": "sizes",
                 "losses": name,
                 "sentences": n,
-                "baseline": 1.0,
+                "largest": 1.0,
                 "methods": methods,
                 "sizes": sizes,
                 "texts": texts,
@@ -142,11 +182,11 @@ def of_sizes(luck: np.random.Generator, asked: argparse.Namespace) -> Iterator[d
 
 def _any_established(sequence: list[Array], methods: int) -> bool:
     level = 1 - (1 - LEVEL) / methods
-    judged = (judge(left_out(losses), margin=1.0, baseline=1.0, level=level) for losses in sequence)
+    judged = (judge(left_out(losses), margin=1.0, largest=1.0, level=level) for losses in sequence)
     return any(True for _ in established(judged))
 
 
-PARTS = {"sentences": of_sentences, "seeds": of_seeds, "sizes": of_sizes}
+PARTS = {"accuracy": of_accuracy, "sentences": of_sentences, "seeds": of_seeds, "sizes": of_sizes}
 
 
 def main() -> None:
@@ -157,7 +197,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--sentences", default=",".join(map(str, SENTENCES)))
-    parser.add_argument("--baselines", default=",".join(map(str, BASELINES)))
+    parser.add_argument("--largest", default=",".join(map(str, LARGEST)))
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for part in given.only.split(","):

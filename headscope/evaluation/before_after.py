@@ -152,7 +152,7 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
         baseline = float(metric.of(first.sum(axis=0)[None])[0])
         worse = losses_left_out(metric, second, first)
         margin, most = asked.margin.of(baseline), metric.most_lost(baseline)
-        verdict = judge(worse, margin=margin, baseline=baseline or 1.0, most=most)
+        verdict = judge(worse, margin=margin, largest=metric.largest_loss(first), most=most)
     unread = None if before.reads_sound else count_unknown(before, numbered, limit=min(limits), sentences=corpus.count)
     old_loss, new_loss = (float(total / count) for total, count in (each.loss.sum(axis=0) for each in scores))
     return QualityChange(

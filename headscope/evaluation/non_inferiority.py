@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
 from headscope.bootstrap import LEVEL, Array
-from headscope.tails import dirichlet_mean_quantile, normal_quantile, student_quantile
+from headscope.tails import dirichlet_mean_quantile
 
 POWER = 0.8
 FEWEST = 60  # sentences: of fewer, 5 % may be lost without one that shows it
@@ -44,7 +45,7 @@ class NonInferiority:
 
 
 def judge(
-    worse: Array, *, margin: float, baseline: float, most: float = math.inf, level: float = LEVEL
+    worse: Array, *, margin: float, largest: float, most: float = math.inf, level: float = LEVEL
 ) -> NonInferiority:
     """The verdict on losses `worse` [seed 1 + g] or [1 + g]: of the whole text, then without each of g groups of lines.
 
@@ -52,9 +53,10 @@ def judge(
     groups, with a largest possible loss, Gaffke's limit is the quantile of their mean with Dirichlet(1, …, 1) weights
     in which that largest loss takes part once (Gaffke 2005; Learned-Miller & Thomas 2019, 1905.06208: no exception is
     known, a proof neither). Of losses that are 0 or 1 it is that of Clopper & Pearson; where nothing differs it leaves
-    1 − 0.05^(1/g) of the text to be lost (the rule of three). The largest loss is taken to be the `baseline`: a
-    sentence lost altogether; or, where a group loses about as much, a quarter farther above the mean than the most,
-    as what has no largest loss needs. The limit is Student's where that is farther out.
+    1 − 0.05^(1/g) of the text to be lost (the rule of three). The `largest` loss is that of a line that is lost
+    altogether (`Metric.largest_loss`), not what the model's value is: a model that is right half of the time loses a
+    line as wholly as any other. Of a metric without a range (`most` is infinite) it is at least a quarter farther above
+    the mean than the most that a group loses. The limit is Student's where that is farther out.
 
     Seeds are drawn as sentences are: Student's limit of their means, with the degrees of freedom of seeds, is put
     together with that of sentences as the root of the sum of squared distances (MOVER: Zou & Donner 2008). Of fewer
@@ -66,16 +68,16 @@ def judge(
     if not np.isfinite(worse).all() or worse.shape[1] < 3:
         return NonInferiority(observed, math.nan, margin, math.nan, WORSE if observed == math.inf else OPEN, level)
     losses = influences(worse.mean(axis=0))
-    seeds = seed_reach(worse[:, 0], level)
-    above = math.hypot(sentence_reach(losses, abs(baseline), level), seeds)
+    seeds, beyond = seed_reach(worse[:, 0], level), BEYOND if most == math.inf else 1.0
+    above = math.hypot(sentence_reach(losses, largest, level, beyond=beyond), seeds)
     high = min(observed + above, max(most, observed))
     error = math.hypot(_standard_error(losses), _standard_error(worse[:, 0]))
     if high <= margin:
         verdict = NON_INFERIOR if len(losses) >= FEWEST else OPEN
     else:
-        below = math.hypot(sentence_reach(-losses, -math.inf, level), seed_reach(worse[:, 0], level))
-        verdict = WORSE if observed > margin and float(worse[:, 0].mean()) - below > margin else OPEN
-    detectable = above + normal_quantile(POWER) * error
+        below = math.hypot(sentence_reach(-losses, -math.inf, level, beyond=BEYOND), seeds)
+        verdict = WORSE if observed > margin and observed - below > margin else OPEN
+    detectable = above + float(ndtri(POWER)) * error
     return NonInferiority(observed, high, margin, detectable if detectable <= most else math.nan, verdict, level)
 
 
@@ -86,17 +88,20 @@ def influences(worse: Array) -> Array:
     return losses
 
 
-def sentence_reach(losses: Array, largest: float, level: float) -> float:
-    """How far above its mean of losses [g] the true one may be, where no group loses more than `largest`."""
+def sentence_reach(losses: Array, largest: float, level: float, *, beyond: float) -> float:
+    """How far above its mean of losses [g] the true one may be, where no group loses more than `largest`.
+
+    Nor more than the largest seen, so many times (`beyond`) as far from the mean.
+    """
     mean = float(losses.mean())
-    most = max(largest, mean + BEYOND * (float(losses.max()) - mean))
+    most = max(largest, mean + beyond * (float(losses.max()) - mean))
     limit = dirichlet_mean_quantile(np.append(losses, most), level)
-    return max(limit - mean, student_quantile(level, len(losses) - 1) * _standard_error(losses))
+    return max(limit - mean, float(stdtrit(len(losses) - 1, level)) * _standard_error(losses))
 
 
 def seed_reach(means: Array, level: float) -> float:
     """How far above the mean of seeds [seed] that of all possible ones may be; 0 of one seed, which is this model."""
-    return student_quantile(level, len(means) - 1) * _standard_error(means) if len(means) > 1 else 0.0
+    return float(stdtrit(len(means) - 1, level)) * _standard_error(means) if len(means) > 1 else 0.0
 
 
 def established(verdicts: Iterable[NonInferiority]) -> Iterator[NonInferiority]:

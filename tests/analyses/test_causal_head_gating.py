@@ -27,7 +27,6 @@ from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint, open_checkpoint
-from headscope.tails import binomial_upper_tails
 from tests.oracles import causal_gates, prompts, speakers
 from tests.oracles.run_options import run_options
 
@@ -138,10 +137,6 @@ def test_scores_are_those_of_the_paper() -> None:
     assert found["interference"].tolist() == [[0, 1, 0, 0.75]]
     assert found["irrelevance"].tolist() == [[0, 0, 1, 0.125]]
     torch.testing.assert_close(sum(found.values()), 1 + shed * (1 - kept))
-
-
-def test_sign_test() -> None:
-    assert binomial_upper_tails(10)[[10, 9, 5, 0]].tolist() == pytest.approx([1 / 1024, 11 / 1024, 638 / 1024, 1])
 
 
 def test_the_seed_decides_and_a_table_has_every_head() -> None:

@@ -16,7 +16,6 @@ from headscope.engine.evidence.significance import adjust, p_of_difference, p_va
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.engine.rank_correlation import kendall
 from headscope.heads import HeadId, Site
-from headscope.tails import student_upper_tail
 from tests.oracles import evidence, tiny
 from tests.oracles.run_options import run_options
 
@@ -34,20 +33,6 @@ def labelled(hits: np.ndarray[Any, Any], counts: np.ndarray[Any, Any], threshold
     tests.add(PLACE, "share", "does", estimate, p, threshold=threshold, counts=sums.count[: sums.used])
     adjusted = tests.conclude(report)
     return report, adjusted
-
-
-@pytest.mark.parametrize("freedom", [1.0, 2.0, 3.7, 19.0, 255.0, 1023.0])
-def test_tail_of_student(freedom: float) -> None:
-    t = np.array([-3.0, -0.4, 0.0, 0.7, 1.9, 4.0, 9.0])
-    found = student_upper_tail(t, np.full_like(t, freedom))
-    expected = [evidence.tail(value, freedom, steps=20_000) for value in t]
-    np.testing.assert_allclose(found, expected, rtol=5e-4)
-    if freedom == 1:
-        np.testing.assert_allclose(found, [0.5 - math.atan(value) / math.pi for value in t], rtol=1e-10)
-    if freedom == 2:
-        np.testing.assert_allclose(found, [(1 - value / math.sqrt(2 + value**2)) / 2 for value in t], rtol=1e-10)
-    ends = student_upper_tail(np.array([np.inf, -np.inf, np.nan]), np.full(3, freedom))
-    assert (round(ends[0], 99), ends[1]) == (0, 1) and np.isnan(ends[2])
 
 
 def test_step_up_procedure() -> None:

@@ -20,11 +20,15 @@ def judged(
     pairs: Sequence[tuple[Sums, Sums]],
     *,
     margin: float,
+    lost: Callable[[Sequence[float]], Sequence[float]] | None,
     higher_is_better: bool = True,
     level: float = 0.95,
     fewest: int = 60,
 ) -> dict[str, Any]:
-    """The verdict on (whole, pruned) sums of sentences, a pair a seed of pruning."""
+    """The verdict on (whole, pruned) sums of sentences, a pair a seed of pruning.
+
+    `lost` makes of a sentence's sums those of one that is wrong altogether; without it that costs the whole value.
+    """
     sentences, student = len(pairs[0][0]), STUDENT if level == 0.95 else OF_TWO
 
     def worse(seed: int, kept: Sequence[int]) -> float:
@@ -33,17 +37,20 @@ def judged(
 
     every, seeds = list(range(sentences)), range(len(pairs))
     each = [worse(seed, every) for seed in seeds]
-    observed, baseline = fmean(each), abs(metric(list(pairs[0][0])))
+    observed, intact = fmean(each), list(pairs[0][0])
+    wrong = [metric([*intact[:i], lost(line), *intact[i + 1 :]]) for i, line in enumerate(intact)] if lost else [0.0]
+    largest = max(metric(intact) - value for value in wrong) * (sentences if lost else 1)
     without = [fmean(worse(seed, every[:left] + every[left + 1 :]) for seed in seeds) for left in every]
     losses = [observed + (sentences - 1) * (fmean(without) - value) for value in without]
     error, between = (stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0 for values in (losses, each))
     apart = student[len(pairs) - 1] * between if len(pairs) > 1 else 0.0
 
-    def reach(values: Sequence[float], most: float) -> float:
-        most = max(most, fmean(values) + 1.25 * (max(values) - fmean(values)))
+    def reach(values: Sequence[float], most: float, beyond: float = 1.25) -> float:
+        most = max(most, fmean(values) + beyond * (max(values) - fmean(values)))
         return max(mean_limit([*values, most], level) - fmean(values), student[sentences - 1] * error)
 
-    above, below = (math.hypot(reach(values, most), apart) for values, most in signs(losses, baseline))
+    above = math.hypot(reach(losses, largest, 1.0 if lost else 1.25), apart)
+    below = math.hypot(reach([-loss for loss in losses], -math.inf), apart)
     high, low = observed + above, observed - below
     verdict = "worse" if low > margin else "not established"
     return {
@@ -54,11 +61,6 @@ def judged(
         "level": level,
         "verdict": "non-inferior" if high <= margin and sentences >= fewest else verdict,
     }
-
-
-def signs(losses: Sequence[float], baseline: float) -> list[tuple[list[float], float]]:
-    """What may be worse than was seen, up to the baseline, and what may be better."""
-    return [(list(losses), baseline), ([-loss for loss in losses], -math.inf)]
 
 
 def mean_limit(values: Sequence[float], level: float) -> float:

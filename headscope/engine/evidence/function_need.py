@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 from headscope.bootstrap import Array
 from headscope.config.declarations import Measure, head_functions
 from headscope.description.sentences import mostly
-from headscope.tails import student_quantile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +133,7 @@ def _reach(variance: float, freedom: float) -> float:
     """Half of an interval by Student's t, degrees of freedom rounded down; NaN where there is no variance to tell."""
     if not variance > 0:
         return 0.0 if variance == 0 else np.nan
-    return float(student_quantile(1 - LEVEL / 2, max(1, floor(freedom + 1e-9))) * variance**0.5)
+    return float(stdtrit(max(1, floor(freedom + 1e-9)), 1 - LEVEL / 2) * variance**0.5)
 
 
 def _among(first: Members, own: Members, known: Members) -> dict[str, float]:

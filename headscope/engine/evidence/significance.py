@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.special import stdtr
 from torch import Tensor
 
 from headscope.bootstrap import Array
-from headscope.tails import student_upper_tail
 
 FALSE_DISCOVERIES = 0.05
 LEAST_UNITS = 10
@@ -36,7 +36,8 @@ def p_values(total: Tensor, baseline: Tensor, counts: Tensor, *, threshold: floa
     variance = _variance(observed * scale - of_baseline, counts)
     least = torch.where(torch.as_tensor(divided) < LEAST_UNITS, at_null / counts.sum(dim=0), 0.0)
     mean, error = share - base - threshold, torch.maximum(variance, least).sqrt()
-    return student_upper_tail(torch.where(mean == 0, 0.0, mean / error).numpy(), freedom.expand(mean.shape).numpy())
+    tail: Array = stdtr(freedom.numpy(), -torch.where(mean == 0, 0.0, mean / error).numpy())
+    return tail
 
 
 def p_of_difference(total: Tensor, counts: Tensor) -> Array:
@@ -44,7 +45,8 @@ def p_of_difference(total: Tensor, counts: Tensor) -> Array:
     mean, differences, freedom = _ratio(total, counts)
     statistic = torch.where(mean == 0, 0.0, mean.abs() / _variance(differences, counts).sqrt())
     statistic = torch.where((counts > 0).sum(dim=0) > 1, statistic, torch.nan)
-    return np.minimum(2 * student_upper_tail(statistic.numpy(), freedom.expand(mean.shape).numpy()), 1.0)
+    tails: Array = np.minimum(2 * stdtr(freedom.numpy(), -statistic.numpy()), 1.0)
+    return tails
 
 
 def _ratio(total: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -86,7 +86,7 @@ class Metric(ABC):
     A file in this folder defines one final subclass of `TranslationMetric`, `LikelihoodMetric` or `StateMetric`, which
     say what pass it `reads`, and registers it. Metrics come in the order of `order`, with `decimals`. `default`: it is
     measured where no metric is named; metrics without that only where there is none with. `says_loss`: the loss would
-    say the same once more. `lowest` is the end of the range of a metric that falls as models get worse.
+    say the same once more. `worst` is the value of a sentence that is lost altogether: the end of the metric's range.
     """
 
     name: ClassVar[str]
@@ -95,7 +95,7 @@ class Metric(ABC):
     order: ClassVar[int] = 100
     decimals: ClassVar[int] = 4
     higher_is_better: ClassVar[bool] = True
-    lowest: ClassVar[float] = -math.inf
+    worst: ClassVar[float] = math.inf
     default: ClassVar[bool] = True
     says_loss: ClassVar[bool] = False
 
@@ -144,7 +144,17 @@ class Metric(ABC):
 
     def most_lost(self, value: float) -> float:
         """How much a model of this value can lose at most."""
-        return value - self.lowest if self.higher_is_better else math.inf
+        return value - self.worst if self.higher_is_better else math.inf
+
+    def lost(self, sums: Array) -> Array:
+        """Sums [g c] as they are where all sentences of a group are lost altogether; as a rule values at the worst."""
+        return np.stack([self.worst * sums[:, 1], sums[:, 1]], axis=1)
+
+    def largest_loss(self, sums: Array) -> float:
+        """The most that one of the groups with sums [g c] can lose, as `non_inferiority.influences` measures losses."""
+        total = sums.sum(axis=0)
+        values = self.of(np.vstack([total, total - sums + self.lost(sums)]))
+        return float(len(sums) * np.nanmax(self.worse(values[1:], values[0])))
 
 
 class TranslationMetric(Metric):

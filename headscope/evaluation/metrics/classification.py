@@ -20,7 +20,7 @@ class Accuracy(LikelihoodMetric):
     """Hits over labels, or over tokens."""
 
     name = "accuracy"
-    lowest = 0.0
+    worst = 0.0
     title = "accuracy"
     order = 50
 
@@ -53,7 +53,7 @@ class MacroF1(LikelihoodMetric):
     """
 
     name = "macro-f1"
-    lowest = 0.0
+    worst = 0.0
     title = "macro-F1"
     order = 60
     words = False
@@ -64,6 +64,10 @@ class MacroF1(LikelihoodMetric):
 
     def of(self, sums: Array) -> Array:
         return macro_f1(sums.reshape(len(sums), -1, 3))
+
+    def lost(self, sums: Array) -> Array:
+        lost: Array = sums * np.tile([0.0, 1.0, 1.0], sums.shape[1] // 3)
+        return lost
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         counts = label_counts(checkpoint, data)
@@ -96,6 +100,10 @@ class Loss(LikelihoodMetric):
         counts = label_counts(checkpoint, data)
         shares = [count / counts.total() for count in counts.values()]
         return Floor(-sum(share * math.log(share) for share in shares), "what the shares of the labels alone reach")
+
+    def largest_loss(self, sums: Array) -> float:
+        """A nat, as the loss has no range."""
+        return 1.0
 
     def columns(self, values: Array) -> dict[str, Array]:
         return {}  # every table of likelihoods has nll_per_token

@@ -33,6 +33,10 @@ class Perplexity(LikelihoodMetric):
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         return Floor(float(checkpoint.vocabularies[1]), "the number of pieces in the vocabulary, each as likely")
 
+    def largest_loss(self, sums: Array) -> float:
+        """A nat a token, as perplexity has no range."""
+        return float(self.of(sums.sum(axis=0)[None])[0])
+
     def title_of(self, checkpoint: Checkpoint) -> str:
         return f"masked-token {self.title}" if hides_tokens(checkpoint) else self.title
 

@@ -10,7 +10,7 @@ class Cosine(StateMetric):
     """Mean cosine of a sentence's mean-pooled final state to the intact model's."""
 
     name = "cosine"
-    lowest = -1.0
+    worst = -1.0
     title = "cosine to the intact model"
     order = 210
     tokens, column = False, 0
@@ -21,7 +21,7 @@ class TokenCosine(StateMetric):
     """Mean cosine of the final states of tokens."""
 
     name = "token-cosine"
-    lowest = -1.0
+    worst = -1.0
     title = "cosine of tokens to the intact model"
     order = 220
     tokens, column = True, 0
@@ -35,6 +35,7 @@ class L2(StateMetric):
     title = "relative l2 distance to the intact model"
     order = 230
     higher_is_better = False
+    worst = 2.0  # the opposite state
     tokens, column = False, 1
 
 
@@ -46,4 +47,5 @@ class TokenL2(StateMetric):
     title = "relative l2 distance of tokens to the intact model"
     order = 240
     higher_is_better = False
+    worst = 2.0  # the opposite state
     tokens, column = True, 1

@@ -32,7 +32,7 @@ class Bleu(TranslationMetric):
     """sacreBLEU's corpus BLEU of matches [4], n-grams [4], and the lengths of translations and references."""
 
     name = "bleu"
-    lowest = 0.0
+    worst = 0.0
     title = "BLEU"
     order = 10
 
@@ -53,6 +53,9 @@ class Bleu(TranslationMetric):
             return float(score.score)
 
         return np.array([corpus_bleu(row) for row in sums.tolist()])
+
+    def lost(self, sums: Array) -> Array:
+        return np.hstack([np.zeros_like(sums[:, :ORDERS]), sums[:, ORDERS:]])
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         return Floor(1.0, "near zero")
@@ -75,7 +78,7 @@ class Chrf(TranslationMetric):
     """sacreBLEU's corpus chrF2 of n-grams of translations, of references, and of both, for each length of n-grams."""
 
     name = "chrf"
-    lowest = 0.0
+    worst = 0.0
     title = "chrF2"
     order = 20
 
@@ -86,6 +89,10 @@ class Chrf(TranslationMetric):
     def of(self, sums: Array) -> Array:
         chrf = sacrebleu_chrf()
         return np.array([chrf._compute_score_from_stats(row).score for row in sums.tolist()])
+
+    def lost(self, sums: Array) -> Array:
+        lost: Array = sums * np.tile([1.0, 1.0, 0.0], sums.shape[1] // 3)
+        return lost
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:
         texts = reference_texts(checkpoint, data.corpus)

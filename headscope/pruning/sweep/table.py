@@ -40,13 +40,15 @@ class MeasuredCells:
     """The records of cells, with the metric of each on the whole text and on resamples of it [1 + replicates].
 
     `left_out` is the metric of each on the whole text and without each group of its lines [1 + g]. `margin` is in the
-    metric's unit; None where the unpruned model is not measured yet, or is no baseline.
+    metric's unit; None where the unpruned model is not measured yet, or is no baseline. `largest` is the most that a
+    group of its lines can lose.
     """
 
     records: Sequence[Record]
     values: Sequence[Array]
     left_out: Sequence[Array]
     margin: float | None = None
+    largest: float = 0.0
 
     @classmethod
     def of(cls, records: Sequence[Record], bootstrap: Bootstrap, *, margin: Margin | None) -> MeasuredCells:
@@ -57,7 +59,8 @@ class MeasuredCells:
         baseline = made.unpruned
         if margin is None or baseline is None:
             return made
-        return replace(made, margin=margin.of(float(made.values[baseline][0])))
+        metric, rows = sums[baseline]
+        return replace(made, margin=margin.of(float(values[baseline][0])), largest=metric.largest_loss(rows))
 
     @property
     def unpruned(self) -> int | None:
@@ -73,9 +76,8 @@ class MeasuredCells:
         metric = METRICS.get(self.records[unpruned]["metric"])
         whole = self.left_out[unpruned]
         worse = np.stack([metric.worse(self.left_out[number], whole) for number in numbers])  # [seed 1+g]
-        value = float(whole[0])
-        most = metric.most_lost(value)
-        return judge(worse, margin=self.margin, baseline=value or 1.0, most=most, level=level)  # distances: 0
+        most = metric.most_lost(float(whole[0]))
+        return judge(worse, margin=self.margin, largest=self.largest, most=most, level=level)
 
 
 def verdict_columns(found: NonInferiority | None) -> dict[str, Any]:
