@@ -10,7 +10,7 @@ import pytest
 
 from tests.makers.modules import MODULES, RANK, ROOT, files, layer
 
-HEAVY = {"torch", "transformers", "stanza", "captum", "matplotlib", "pandas", "numpy", "sacrebleu", "safetensors"}
+HEAVY = {"torch", "transformers", "stanza", "captum", "matplotlib", "pandas", "numpy", "scipy", "sacrebleu", "safetensors"}
 
 
 @cache
