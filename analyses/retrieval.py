@@ -114,7 +114,7 @@ class Retrieval(Analysis):
         assert self.checkpoint is not None
         checkpoint, options = self.checkpoint, self.options
         around = sum(len(prompt_ids(checkpoint, text)) for text in (options.needle, options.needle_question))
-        longest = (checkpoint.limit or max(options.haystack_lengths)) - options.needle_steps
+        longest = (checkpoint.context or max(options.haystack_lengths)) - options.needle_steps
         lengths = sorted({min(length, longest) - around for length in options.haystack_lengths})
         if lengths[-1] < 1:
             raise DataError(

@@ -143,16 +143,16 @@ class Streaming(Analysis):
             length = generator.randint(shortest, longest)
             text, questions = passkeys.hidden(haystack, length=length, generator=generator)
             beside = len(prompt_ids(checkpoint, f"{text}\n{questions}")) - length
-            if checkpoint.limit is not None and beside + length > checkpoint.limit:
-                length = checkpoint.limit - beside
+            if checkpoint.context is not None and beside + length > checkpoint.context:
+                length = checkpoint.context - beside
                 if length < 1:
                     raise DataError(
                         f"{options.passkeys} passkeys with their questions take about {beside} subwords, and the model "
-                        f"reads {checkpoint.limit}; give smaller --passkeys or --passkey-length"
+                        f"reads {checkpoint.context}; give smaller --passkeys or --passkey-length"
                     )
                 text, questions = passkeys.hidden(haystack, length=length, generator=generator)
             before = prompt_ids(checkpoint, f"{text}\n")
-            yield LabelledText(prompt_ids(checkpoint, f"{text}\n{questions}")[: checkpoint.limit], len(before))
+            yield LabelledText(prompt_ids(checkpoint, f"{text}\n{questions}")[: checkpoint.context], len(before))
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         assert self.checkpoint is not None

@@ -100,19 +100,20 @@ class BatchingOptions:
 
 
 class Limited(Protocol):
-    """A model that may have a limited number of positions."""
+    """A model that may have a limited number of positions, and a length that texts are cut to by default."""
 
     @property
-    def limit(self) -> int | None:
-        """The longest sequence in subwords; None without a limit."""
-        ...
+    def limit(self) -> int | None: ...
+
+    @property
+    def context(self) -> int | None: ...
 
 
 def sentence_limit(model: Limited, asked: int | None = None) -> int:
     """The longest sentence in subwords; ConfigError where `--max-length` exceeds the positions of the model."""
     if asked is not None and model.limit is not None and asked > model.limit:
         raise ConfigError(f"--max-length {asked} is more than the {model.limit} positions of the model")
-    return asked or min(DEFAULT_LIMIT, model.limit or DEFAULT_LIMIT)
+    return asked or min(DEFAULT_LIMIT, model.context or DEFAULT_LIMIT)
 
 
 @dataclass
@@ -300,8 +301,7 @@ PROBED = 512
 """Sentences of which the longest are tried."""
 MOST_TOKENS = 2**17
 """Positions beyond which a batch gains nothing."""
-SHARE = 0.6
-"""Of the memory that is free; texts that come later may need more than those measured."""
+SHARE = 0.6  # of the memory that is free; texts that come later may need more than those measured
 ASKED = ("mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats")
 
 

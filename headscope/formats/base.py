@@ -79,8 +79,7 @@ class Checkpoint(ABC):
 
     def look_again(self) -> None:
         """Forget where the heads are: the model may have been rebuilt."""
-        for name in ("attention_sites", "projections"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("attention_sites", None), self.__dict__.pop("projections", None)
 
     def with_model(self: C, model: nn.Module) -> C:
         """The same checkpoint around another model of its kind, which is in memory only."""
@@ -161,15 +160,16 @@ class Checkpoint(ABC):
     def limit(self) -> int | None:
         """The most subwords that one sentence may have, or None where the model sets no limit."""
 
-    def reads(self, longest: int | None) -> int:
-        """The most subwords of a text that is translated: `longest`, else the model's limit, else 1,024.
+    @property
+    def context(self) -> int | None:
+        """The length that texts are cut to by default, at most `limit`: that of what the model was trained on."""
+        return self.limit
 
-        ConfigError where more is asked than the model has positions for.
-        """
-        limit = self.source_limit
-        if longest is not None and limit is not None and longest > limit:
+    def reads(self, longest: int | None) -> int:
+        """Where a text to translate is cut: `longest` (ConfigError beyond the positions), else `limit`, else 1,024."""
+        if longest and (limit := self.source_limit) and longest > limit:
             raise ConfigError(f"--max-length {longest} is more than the {limit} positions of the model")
-        return longest or limit or LONGEST
+        return longest or self.source_limit or LONGEST
 
     @property
     def source_limit(self) -> int | None:
@@ -224,8 +224,7 @@ class Checkpoint(ABC):
 
     def common_ids(self) -> list[int]:
         """Ids that text can have on every side: what may be put before an encoder and its decoder alike."""
-        on_target = set(self.plain_ids(side="target"))
-        return [number for number in self.plain_ids(side="source") if number in on_target]
+        return sorted({*self.plain_ids(side="source")} & {*self.plain_ids(side="target")})
 
     @abstractmethod
     def start_ids(self) -> list[int]:

@@ -6,12 +6,13 @@ Nothing can be an instance of a class whose module was never imported.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from headscope.errors import CheckpointError
 
@@ -62,3 +63,34 @@ def refuse_head_masks(arguments: Mapping[str, Any]) -> None:
                 f"{name}= was given, which transformers 5 ignores; "
                 "gate heads with `with headscope.model.taps.gated(model, …)` instead"
             )
+
+
+NOT_TEXT = re.compile(r"vision|visual|image|audio|speech")
+POSITIONS = re.compile(r"(?!.*relative).*position|wpe$")
+
+
+def position_limit(model: nn.Module) -> int | None:
+    """The most tokens that the model's tables of positions have rows for.
+
+    None where there is no such table: positions are relative, rotary, or computed for as many tokens as there are.
+    """
+    limits: list[int] = []
+    for path, module in model.named_modules():
+        if NOT_TEXT.search(path):
+            continue
+        tables = [part for name, part in module.named_children() if POSITIONS.match(name) and _is_table(part)]
+        for table in tables:
+            padding = getattr(table, "padding_idx", None)  # RoBERTa and its like count from behind it
+            first = getattr(table, "offset", 0 if padding is None else padding + 1)
+            limits.append(len(cast(Tensor, table.weight)) - first)
+        buffers = dict(module.named_buffers(recurse=False)) | vars(module)  # CTRL's table is no buffer
+        limits += [len(rows) for name in ("embed_positions", "pos_encoding") if (rows := buffers.get(name)) is not None]
+        limits += [buffers["position_ids"].shape[-1]] if tables and "position_ids" in buffers else []
+    return min(limits, default=None)
+
+
+def _is_table(module: nn.Module) -> bool:
+    """Whether a module has rows to look up, and no more of them than these."""
+    weight = getattr(module, "weight", None)
+    grows = hasattr(module, "make_weight")
+    return "Embedding" in type(module).__name__ and isinstance(weight, Tensor) and weight.ndim == 2 and not grows

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headscope.config import Companions
+from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, HeadscopeError
 from headscope.formats.base import open_checkpoint, write_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -105,6 +106,26 @@ def test_architectures_come_out_as_the_list_says(entry: Entry, tmp_path: Path) -
     if entry.name in BY_NAME:
         assert_masked_is_zeroed(checkpoint, heads, data)
     assert_reloaded(shrunk, tmp_path / "small", data)
+
+
+@pytest.mark.parametrize("name", [name for name, entry in CATALOGUE.items() if entry.task != "picture"])
+def test_limits_are_those_of_tables(name: str) -> None:
+    """A model takes as many tokens as its limit and no more; one without a limit more than its config names."""
+    if CATALOGUE[name].refused:
+        pytest.skip("refused")
+    checkpoint = made(CATALOGUE[name])
+    if checkpoint.reads_sound or checkpoint._reads != "input_ids":
+        pytest.skip("reads no text")
+
+    def run(length: int) -> None:
+        text = pad_side([Encoded([5] * length, [False] * length)])
+        with torch.no_grad():
+            checkpoint.forward(Batch(torch.arange(1), 0, text, text if checkpoint.two_sided else None))
+
+    run(checkpoint.limit or 3 * 61 + 1)
+    if checkpoint.limit is not None:
+        with pytest.raises((IndexError, RuntimeError, ValueError)):
+            run(checkpoint.limit + 1)
 
 
 def parameters(checkpoint: HuggingFaceCheckpoint) -> int:

@@ -25,7 +25,9 @@ from transformers import (
     XLNetModel,
 )
 
+import headscope as hs
 from headscope.config import Companions
+from headscope.data.batching import sentence_limit
 from headscope.data.encoded import Batch, Encoded, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError, HeadscopeError
 from headscope.formats.base import Checkpoint, open_checkpoint, write_checkpoint
@@ -216,7 +218,7 @@ def test_two_berts_in_one_checkpoint_are_fed_as_a_translator(tmp_path: Path) -> 
     two_berts().save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     checkpoint = opened(tmp_path)
-    assert checkpoint.two_sided and checkpoint.limit == 53
+    assert checkpoint.two_sided and checkpoint.context == 53
     assert {site for site, _ in checkpoint.layout} == set(Site)
     assert checkpoint.encode(["the cat"], side="target", limit=7)[0].ids == [1, START, THE, CAT]
 
@@ -269,7 +271,7 @@ def test_the_limit_is_that_of_the_side_that_reads_less(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     assert opened(tmp_path).limit == 11
     XLNetModel(XLNetConfig(vocab_size=31, d_model=6, n_layer=1, n_head=2, d_inner=7)).save_pretrained(tmp_path)
-    assert opened(tmp_path).limit == 53
+    assert (opened(tmp_path).limit, opened(tmp_path).context) == (None, 53)
 
 
 @pytest.mark.slow
@@ -316,7 +318,16 @@ def test_a_line_of_which_nothing_remains_is_reported(saved: Callable[[str], Path
 
 @pytest.mark.parametrize(
     ("name", "limit"),
-    [("bert", 61), ("roberta", 59), ("gpt2", 61), ("bart", 61), ("opt", 61), ("m2m_100", 61), ("t5", None)],
+    [
+        ("bert", 61),
+        ("roberta", 59),
+        ("gpt2", 61),
+        ("bart", 61),
+        ("opt", 61),
+        ("m2m_100", None),
+        ("llama", None),
+        ("t5", None),
+    ],
 )
 def test_the_limit_is_the_longest_text_that_the_model_takes(
     copied: Callable[..., Path], name: str, limit: int | None
@@ -326,6 +337,7 @@ def test_the_limit_is_the_longest_text_that_the_model_takes(
     tokenizer(limit=10**30).save_pretrained(folder)
     checkpoint = opened(folder)
     assert checkpoint.limit == limit
+    assert checkpoint.context == (None if name == "t5" else limit or 61)
     run(checkpoint, limit or 97)
     if name in ("bert", "roberta", "gpt2", "opt"):
         with pytest.raises((IndexError, RuntimeError)):
@@ -339,11 +351,12 @@ def run(checkpoint: Any, length: int) -> None:
 
 
 @pytest.mark.parametrize(("own", "limit"), [(60, 59), (59, 59), (53, 53)])
-def test_the_tokenizers_limit_counts_where_it_is_lower(copied: Callable[..., Path], own: int, limit: int) -> None:
+def test_texts_are_cut_where_the_tokenizer_cuts_them(copied: Callable[..., Path], own: int, limit: int) -> None:
     """roberta-base says 512 in its tokenizer and 514 in its config: 512 pieces fit."""
     folder = copied("roberta")
     tokenizer(limit=own).save_pretrained(folder)
-    assert opened(folder).limit == limit
+    assert (opened(folder).limit, opened(folder).context) == (59, limit)
+    assert sentence_limit(opened(folder)) == limit and sentence_limit(opened(folder), 59) == 59
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "bart"])  # T5 has no model without it
@@ -722,3 +735,20 @@ def test_unknown_options_are_refused_with_those_that_there_are(saved: Callable[[
         opened(saved("bert"), dtype="float8")
     with pytest.raises(HeadscopeError, match=r"'hugingface'.*huggingface"):
         opened(saved("bert"), format="hugingface")
+
+
+@pytest.mark.slow
+def test_texts_of_a_t5_are_not_cut_at_a_number_that_nothing_reads(copied: Callable[..., Path]) -> None:
+    folder = copied("t5")
+    config = json.loads((folder / "config.json").read_text()) | {"n_positions": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer("$A </s>", limit=10**30).save_pretrained(folder)
+    text = "the cat sat on the mat"
+    checkpoint = opened(folder)
+    labels = torch.tensor([checkpoint.tokenizer(text)["input_ids"]])
+    assert labels.shape[1] > 3
+    with torch.no_grad():
+        wanted = checkpoint.model(input_ids=labels, labels=labels).loss.exp()
+    for longest in (None, 64):
+        found = hs.load(str(folder)).evaluate([text], target=[text], metrics=["perplexity"], max_length=longest)
+        assert found["perplexity"].value == pytest.approx(float(wanted), rel=1e-5)

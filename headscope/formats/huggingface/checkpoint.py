@@ -13,7 +13,7 @@ from torch import nn
 from headscope.data.encoded import Encoded
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError, DataError
-from headscope.formats.base import SideName
+from headscope.formats.base import LONGEST, SideName
 from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.languages import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.merging import pooled_model
@@ -23,6 +23,7 @@ from headscope.model.discovery import is_two_sided, text_config
 from headscope.model.interface import reads_sound
 from headscope.model.removal_plan import RemovalPlan
 from headscope.model.stored_weights import why_not_changed
+from headscope.model.transformers_models import position_limit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -95,18 +96,19 @@ class HuggingFaceCheckpoint(Predicting):
 
     @property
     def limit(self) -> int | None:
+        return position_limit(self.model) if self._reads == "input_ids" else None
+
+    @property
+    def context(self) -> int | None:
         if self._reads != "input_ids":
             return None
-        lengths = [*self._lengths("encoder"), *self._lengths("decoder")]
-        lengths.append(getattr(self.tokenizer, "model_max_length", None) or 10**9)
-        return min(lengths) if min(lengths) < 10**9 else None
+        sides = (text_config(self.config, target=target) for target in (False, True))
+        named = [getattr(side, "max_position_embeddings", None) for side in sides]
+        lengths = [self.limit, getattr(self.tokenizer, "model_max_length", None), *named]
+        return min((int(length) for length in lengths if length and 0 < length < 10**9), default=None)
 
-    def _lengths(self, side: str) -> list[int]:
-        """How many positions a side has, as its config says; XLNet writes -1 for as many as there are tokens."""
-        text = text_config(self.config, target=side == "decoder")
-        part = self.model if text is self.config else getattr(self.model, side, self.model)
-        numbers = [getattr(text, name, None) for name in ("max_position_embeddings", "n_positions")]
-        return [int(number) - _first_position(part) for number in numbers if number and number > 0]
+    def reads(self, longest: int | None) -> int:
+        return super().reads(longest) if longest else self.context or LONGEST
 
     @property
     def vocabulary(self) -> int:
@@ -250,14 +252,6 @@ class HuggingFaceCheckpoint(Predicting):
                 "put its tokenizer files beside the weights"
             )
         return self.tokenizer
-
-
-def _first_position(model: nn.Module) -> int:
-    """How many positions are never used: RoBERTa and its like count from behind their padding id."""
-    for name, part in model.named_modules():
-        if "position" in name and isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            return part.padding_idx + 1
-    return 0
 
 
 class InMemoryCheckpoint(HuggingFaceCheckpoint):
