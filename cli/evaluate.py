@@ -11,6 +11,7 @@ import typer
 from headscope.cli import console
 from headscope.cli.options import made_of, read
 from headscope.config import EvaluateConfig
+from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
     from headscope.distributed import Processes
@@ -120,7 +121,7 @@ def _show_heads(heads: EachHead, out: Path | None) -> None:
     titles = [_title(name, heads.loss) for name in columns]
     table = console.table(["head off", *titles], numbers=titles, whole=("head off",))
     for row in heads.table.head(SHOWN + 1).to_dict("records"):
-        head = f"{row['site']}.{row['layer']}.{row['head']}" if row["site"] else "none"
+        head = _head(row, heads) if row["site"] else "none"
         table.add_row(head, *(f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns))
     lines = [f" {remark}" for remark in heads.remarks]
     if len(heads.table) > SHOWN + 1:
@@ -136,6 +137,10 @@ def _title(name: str, loss: str) -> str:
     return f"Δ {metric}" if difference else metric
 
 
+def _head(row: Mapping[Any, Any], heads: EachHead) -> str:
+    return HeadId(Site(row["site"]), row["layer"], row["head"]).name(set(heads.table["site"][1:]))
+
+
 def _heads_answer(heads: EachHead) -> Iterator[str]:
     """Which head matters most and least, and how many change nothing that can be told."""
     table, by = heads.table, heads.by
@@ -146,7 +151,7 @@ def _heads_answer(heads: EachHead) -> Iterator[str]:
     named = []
     for row in (worst, least):
         by_how_much = f"{row[change]:+.4f}" if change in table else f"{row[by]:.4f}"
-        named.append(f"{row['site']}.{row['layer']}.{row['head']} ({title} {by_how_much})")
+        named.append(f"{_head(row, heads)} ({title} {by_how_much})")
     yield f"off alone, {named[0]} matters most and {named[1]} least"
     if f"{change}_low" in table:
         rows = table.iloc[1:]

@@ -108,7 +108,7 @@ def ranked_rows(study: AnalysisResult, main: str, *, group: str = "importance") 
     """The heads with a number, needed most first, and their functions; `group` is the table that has the measure."""
     table = study.tables[group]
     rows = table[(table["measure"] == main) & table["value"].notna()]
-    functions = study.heads[["site", "layer", "head", "functions"]]
+    functions = study.heads[["site", "layer", "head", "functions"]].assign(sites=study.heads["site"].nunique())
     return rows.merge(functions, on=["site", "layer", "head"]).sort_values("rank", kind="stable")
 
 
@@ -121,8 +121,8 @@ def head_cells(row: dict[Any, Any]) -> list[str]:
 
 
 def head_name(row: Any) -> str:
-    """The head of a row."""
-    return f"{row['site']}.{row['layer']}.{row['head']}"
+    """The head of a row, with its site where the model has several."""
+    return f"{row['site']}.{row['layer']}.{row['head']}" if row["sites"] > 1 else f"{row['layer']}.{row['head']}"
 
 
 def number_text(value: float) -> str:

@@ -86,23 +86,27 @@ def _explained(finished: FinishedRun) -> Table:
     title = "what explains the heads (heads.csv has a sentence for each)"
     table = console.table(("mostly", "heads", "median", "the clearest"), title=title, numbers=RIGHT)
     groups: dict[str, list[dict[Any, Any]]] = {}
+    sites = set(finished.study.heads["site"])
     for row in finished.study.heads.dropna(subset=["explained"]).to_dict("records"):
         groups.setdefault(mostly(row), []).append(row)
     for name, rows in sorted(groups.items(), key=lambda entry: -len(entry[1])):
         clearest = max(rows, key=lambda row: float(row["explained"]))
         head = HeadId(Site(clearest["site"]), int(clearest["layer"]), int(clearest["head"]))
         shares = sorted(float(row["explained"]) for row in rows)
-        table.add_row(name, str(len(rows)), f"{shares[len(shares) // 2]:.2f}", f"{head} {clearest['description']}")
+        table.add_row(
+            name, str(len(rows)), f"{shares[len(shares) // 2]:.2f}", f"{head.name(sites)} {clearest['description']}"
+        )
     return table
 
 
 def _unsupported(finished: FinishedRun) -> Table:
     """Labels that the estimates alone would give."""
     table = console.table(("head", "label", "missing"), title="not enough evidence", numbers=RIGHT)
+    sites = set(finished.study.heads["site"])
     rows = [(head, text) for head, texts in finished.study.unsupported.items() for text in texts]
     for head, text in rows[:MOST]:
         label, _, missing = text.partition(" (")
-        table.add_row(str(head), label, missing.removesuffix(")"))
+        table.add_row(head.name(sites), label, missing.removesuffix(")"))
     if len(rows) > MOST:
         table.caption, table.caption_justify = f"… {len(rows) - MOST} more in labels.csv", "left"
     return table
@@ -115,7 +119,7 @@ def sharpest_heads(finished: FinishedRun) -> Table:
     heads = ranked.nlargest(MOST, "confidence")
     row: Any
     for row in heads.itertuples():
-        name = str(HeadId(Site(row.site), int(row.layer), int(row.head)))
+        name = HeadId(Site(row.site), int(row.layer), int(row.head)).name(set(finished.study.heads["site"]))
         table.add_row(
             name,
             f"{row.confidence:.3f}",

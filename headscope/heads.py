@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -51,43 +51,42 @@ class HeadId:
         return f"{self.site}.{self.layer}.{self.head}"
 
     @classmethod
-    def parse(cls, text: str) -> HeadId:
-        """Read `site.layer.head`; anything else raises ConfigError."""
-        match = re.fullmatch(r"([a-z-]+)\.(\d{1,9})\.(\d{1,9})", text.strip(), re.ASCII)
-        if match is None or match[1] not in {site.value for site in SITES}:
-            raise ConfigError(_bad_name(text))
-        return cls(Site(match[1]), int(match[2]), int(match[3]))
+    def parse(cls, text: str, layout: Layout | None = None) -> HeadId:
+        """Read `site.layer.head`, or `layer.head` of a layout with one site; anything else raises ConfigError."""
+        match = _NAME.fullmatch(text.strip())
+        if match is None or "*" in match[0]:
+            raise ConfigError(_bad_name(text, layout))
+        return cls(_site(match, layout), int(match[2]), int(match[3]))
+
+    def name(self, sites: Collection[object]) -> str:
+        """`2.5` among heads of one of the `sites` only, else `encoder-self.2.5`."""
+        return str(self) if len(sites) > 1 else f"{self.layer}.{self.head}"
 
 
 Layout = Mapping[tuple[Site, int], int]
 """Number of heads of every (site, layer); layers may have different numbers of heads."""
 
+_NAME = re.compile(rf"(?:({'|'.join(SITES)})\.)?(\*|\d{{1,9}})\.(\*|\d{{1,9}})", re.ASCII)
+
 
 def select_heads(names: str, layout: Layout) -> list[HeadId]:
     """Heads that a list selects: `encoder-self.2.5,cross.0.*`, or a file with one name a line.
 
-    `*` stands for every layer or every head. ConfigError for a name that is malformed or that selects
-    no head of this model.
+    `*` stands for every layer or every head; a model with one site needs no site in names: `2.5`. ConfigError for a
+    name that is malformed or that selects no head of this model.
     """
-    there, sites, of_file = list(all_heads(layout)), {site.value for site in SITES}, ""
+    there, of_file = list(all_heads(layout)), ""
     if "," not in names and os.path.isfile(names):
         of_file, names = f"{names}: ", ",".join(read_text(Path(names), error=ConfigError).split())
-    elif "," not in names and names.strip() and names.partition(".")[0] not in sites:
-        raise ConfigError(_bad_name(names, "; there is no file of that name either"))
     selected_heads: dict[HeadId, None] = {}
     for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
-        site, *places = name.split(".")
-        if (
-            site not in sites
-            or len(places) != 2
-            or not all(re.fullmatch(r"\*|\d{1,9}", place, re.ASCII) for place in places)
-        ):
-            raise ConfigError(of_file + _bad_name(name))
-        layer, number = (None if place == "*" else int(place) for place in places)
+        if (match := _NAME.fullmatch(name)) is None:
+            no_file = "" if of_file or "," in names else "; there is no file of that name either"
+            raise ConfigError(of_file + _bad_name(name, layout, no_file))
+        site = _site(match, layout)
+        layer, number = (None if place == "*" else int(place) for place in match.groups()[1:])
         selected = [
-            head
-            for head in there
-            if head.site.value == site and layer in (None, head.layer) and number in (None, head.head)
+            head for head in there if head.site is site and layer in (None, head.layer) and number in (None, head.head)
         ]
         if not selected:
             raise ConfigError(
@@ -136,6 +135,18 @@ def describe_heads(layout: Layout) -> str:
     return ", ".join(parts)
 
 
-def _bad_name(text: str, more: str = "") -> str:
+def _site(match: re.Match[str], layout: Layout | None) -> Site:
+    """The site of a name; of one without, the only one of a model."""
+    sites = list(dict.fromkeys(site for site, _ in layout or ()))
+    if match[1] is None and len(sites) != 1:
+        raise ConfigError(_bad_name(match[0], layout))
+    return Site(match[1]) if match[1] else sites[0]
+
+
+def _bad_name(text: str, layout: Layout | None, more: str = "") -> str:
     sites = ", ".join(site.value for site in SITES)
-    return f"{text[:60]!r} is no head{more}; write SITE.LAYER.HEAD with SITE one of {sites}, such as encoder-self.2.5"
+    if not layout:
+        return f"{text[:60]!r} is no head{more}; write SITE.LAYER.HEAD (SITE: {sites}), such as encoder-self.2.5"
+    *_, last = all_heads(layout)
+    example = last.name({site for site, _ in layout})
+    return f"{text[:60]!r} is no head{more}; this model has {describe_heads(layout)}: write {example} for the last head"

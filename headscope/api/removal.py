@@ -170,7 +170,7 @@ def merge_of(
     numbers = {} if scores is None else scores
     if not isinstance(numbers, Mapping) or not all(isinstance(number, Real) for number in numbers.values()):
         raise wrong_type("merge_by", scores, "a number for each head, {'decoder-self.0.1': 0.5}, or a file of scores")
-    by_head = {HeadId.parse(str(head)): float(score) for head, score in numbers.items()}
+    by_head = {HeadId.parse(str(head), checkpoint.layout): float(score) for head, score in numbers.items()}
     return Merge(counts, None if scores is None else by_head, measured)
 
 

@@ -198,7 +198,7 @@ class MaskedHeads:
 
     mask: str | None = option(
         None,
-        "Heads to switch off: decoder-self.1.3,cross.0.*, or a file with a name a line.",
+        "Heads to switch off: 1.3,2.* where the model has one site, cross.0.*, or a file with a name a line.",
         metavar="LIST",
         panel=MODEL,
         common=True,

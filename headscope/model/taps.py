@@ -64,11 +64,16 @@ class Captured:
             return self._last(attention_site)
         if not isinstance(attention_site, (HeadId, str)):
             raise ConfigError(f"{attention_site!r:.60} names no layer and no head; write ('cross', 1) or 'cross.1.5'")
-        head = attention_site if isinstance(attention_site, HeadId) else HeadId.parse(attention_site)
+        head = attention_site if isinstance(attention_site, HeadId) else HeadId.parse(attention_site, self.layout)
         tensors = self._last((head.site, head.layer))
         if head.head >= next(iter(tensors.values())).shape[1]:
             raise ConfigError(f"{head.site}.{head.layer} has no head {head.head}; it was captured with fewer")
         return {name: tensor[:, head.head] for name, tensor in tensors.items()}
+
+    @property
+    def layout(self) -> Layout:
+        """The heads of every attention that was called."""
+        return {place: next(iter(calls[-1].values())).shape[1] for place, calls in self.calls.items()}
 
     def __repr__(self) -> str:
         layers = [f"{site}.{layer}" for site, layer in self.calls]

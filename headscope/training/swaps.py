@@ -350,7 +350,7 @@ def _heads(location: str, text: Any, layout: Layout) -> list[HeadId]:
     try:
         if isinstance(text, str) and text.endswith(".*") and text.count("*") == 1:
             return sorted(select_heads(text, layout))
-        return [HeadId.parse(str(text))]
+        return [HeadId.parse(str(text), layout)]
     except ConfigError as error:
         raise ConfigError(f"{location}: {error}") from None
 

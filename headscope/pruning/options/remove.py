@@ -31,7 +31,7 @@ class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, Checkpoint
     out: Path = option(help="Directory to write.", metavar="DIR", panel=OUTPUT, written=True)
     heads: str | None = option(
         None,
-        "Heads that go: encoder-self.2.5,cross.0.*, or a file with a name a line.",
+        "Heads that go: 2.5,3.* where the model has one site, cross.0.*, or a file with a name a line.",
         metavar="LIST",
         panel=HEADS,
         common=True,

@@ -161,7 +161,7 @@ class SentenceOptions:
 class AttentionOptions(SentenceOptions):
     """Options of the figure."""
 
-    heads: str = option(help="Heads of one site: encoder-self.2.5,encoder-self.3.*", metavar="LIST")
+    heads: str = option(help="Heads of one site: 2.5,3.* or cross.0.*", metavar="LIST")
 
 
 def sentence_figure(
