@@ -19,6 +19,7 @@ from headscope.data.batching import DEFAULT_LIMIT
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import pad_side
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.engine.heads.linked_words import AHEAD, LinkedWords, SentenceLinks, distinct, links_of
@@ -203,7 +204,7 @@ class Alignment(Analysis):
                 columns.setdefault(f"aer_{name}", {})[place] = found.aer
                 tables.append(found.table())
                 if name in LABELLED:
-                    found.test(tests)
+                    found.test(tests, self.run.of_largest_weights)
         tests.conclude(report)
         order = [f"{kind}_{name}" for kind in ("aligned", "aer") for name in AHEAD]
         report.columns = [Column(name, columns[name]) for name in order if name in columns]
@@ -284,8 +285,8 @@ class _Relation:
             by_hard,
         )
 
-    def test(self, tests: LabelTests) -> None:
-        """A test of every head: the share, and at hard positions against both baselines."""
+    def test(self, tests: LabelTests, of: str) -> None:
+        """A test of every head: the share `of` what it is of, and at hard positions against both baselines."""
         p = [share_p(*self.hits, threshold=SHARE)]
         chance = np.max([self.baselines[kind] for kind in self.by_chance], axis=0)
         least = np.max([times * self.baselines[kind] for kind, times in TIMES.items()], axis=0)
@@ -302,6 +303,7 @@ class _Relation:
             threshold=np.where(better, SHARE, np.inf),
             counts=self.hits[1],
             baseline=chance,
+            rate=Rate(of, "at the best fixed offset", baseline=self.baselines["offset"]),
         )
 
     def table(self) -> pd.DataFrame:

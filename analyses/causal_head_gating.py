@@ -16,6 +16,7 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.batching import Omissions, batches, sentence_limit
 from headscope.data.corpus import Corpus
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
@@ -165,7 +166,10 @@ class CausalHeadGating(Analysis):
                 estimates[place] = aggregates.bootstrap.over_units(part, torch.ones(len(part), 1))
                 if name in LABELS:
                     p = bdtrc((part >= THRESHOLD).sum(dim=0).numpy() - 1.0, len(part), 0.5)
-                    tests.add(place, name, LABELS[name], estimates[place], p, threshold=THRESHOLD, counts=None)
+                    rate = Rate(f"of 1 as its {name}, mean of {len(part)} fits")
+                    tests.add(
+                        place, name, LABELS[name], estimates[place], p, threshold=THRESHOLD, counts=None, rate=rate
+                    )
             report.columns.append(Column(name, estimates))
         tests.conclude(report)
         report.tables["causal_head_gating"] = pd.DataFrame(_rows(self.gates))

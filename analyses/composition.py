@@ -16,6 +16,7 @@ from headscope.bootstrap import Array, Estimate
 from headscope.config import option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
@@ -122,6 +123,7 @@ class Composition(Analysis):
                 counts=None,
                 threshold=baseline + HALFWAY * (highest - baseline),
                 baseline=baseline,
+                rate=Rate("as a composition score, 1 at most", "of unrelated heads"),
             )
         tests.conclude(report)
         report.columns = [Column(f"composition_{kind}", found) for kind, found in columns.items() if found]

@@ -12,6 +12,7 @@ from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance
 from headscope.formats.base import Checkpoint
@@ -102,6 +103,7 @@ class CopySuppression(Analysis):
                 threshold=threshold,
                 counts=counts,
                 baseline=self.chance,
+                rate=Rate("of sampled tokens are among the ten it lowers most"),
             )
         tests.conclude(report)
         report.columns = [Column("copy_suppression", shares), Column("copy_suppression_chance", chances)]

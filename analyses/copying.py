@@ -13,6 +13,7 @@ from headscope.attribution.residual_stream import HeadFactors, SiteLayer, stream
 from headscope.bootstrap import Estimate
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -72,7 +73,15 @@ class Copying(Analysis):
             score, chance = scores[site_layer], chances[site_layer] = exact(spectra.score), exact(spectra.chance)
             p = ndtr(-score.value / chance.value)
             tests.add(
-                site_layer, "copying", "copying", score, p, threshold=THRESHOLD, counts=None, baseline=chance.value
+                site_layer,
+                "copying",
+                "copying",
+                score,
+                p,
+                threshold=THRESHOLD,
+                counts=None,
+                baseline=chance.value,
+                rate=Rate("as a copying score, 1 at most", "its spread by chance"),
             )
         tests.conclude(report)
         report.columns = [Column("copying", scores), Column("copying_chance", chances)]

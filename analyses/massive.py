@@ -18,6 +18,7 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.encoded import Side, side_names
 from headscope.distributed import fetch
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance
 from headscope.errors import CheckpointError
@@ -175,7 +176,17 @@ class Massive(Analysis):
             evenly, _ = aggregates.by_sentence("massive_chance", site_layer)
             p, threshold = above_chance(weight, evenly, count, threshold=THRESHOLD, times=TIMES_CHANCE)
             chance = (evenly.sum(dim=0) / count.sum(dim=0)).numpy()
-            tests.add(site_layer, "massive", "massive", share, p, threshold=threshold, counts=count, baseline=chance)
+            tests.add(
+                site_layer,
+                "massive",
+                "massive",
+                share,
+                p,
+                threshold=threshold,
+                counts=count,
+                baseline=chance,
+                rate=Rate("of its weight, on average"),
+            )
         tests.conclude(report)
         report.tables["massive"] = self._table()
         if not self.tokens:

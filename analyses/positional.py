@@ -14,6 +14,7 @@ from headscope.config import PublishedLabelOptions
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import share_p
 from headscope.heads import Site
@@ -111,6 +112,7 @@ class Positional(Analysis):
                 share_p(hits, queries, threshold=THRESHOLD),
                 threshold=THRESHOLD,
                 counts=queries,
+                rate=Rate(self.run.of_largest_weights),
             )
         tests.conclude(report)
         report.columns = [Column("offset", offset), Column("offset_share", share)]

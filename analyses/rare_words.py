@@ -12,6 +12,7 @@ from headscope.config import PublishedLabelOptions
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.distributed import upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import above_chance
 
@@ -46,7 +47,7 @@ class RareWords(Analysis):
         Measure("rarest_chance", "rarest token by chance", range=(0, 1)),
         Measure("rarest_two_chance", "two rarest by chance", range=(0, 1)),
     )
-    functions = (HeadFunction("rare", "★", "r", "#009e73", "rare: looks at the rarest token", order=3),)
+    functions = (HeadFunction("rare", "★", "r", "#009e73", "rare: looks at one of the two rarest tokens", order=3),)
     needs = frozenset({"frequencies"})
     Options = PublishedLabelOptions
 
@@ -77,7 +78,10 @@ class RareWords(Analysis):
             p, threshold = above_chance(hits, by_chance, count, threshold=SHARE, times=TIMES_CHANCE)
             chance = columns["rarest_two_chance"][site_layer].value
             least = SHARE if published else threshold
-            tests.add(site_layer, "rarest_two", "rare", share, p, threshold=least, counts=count, baseline=chance)
+            rate = Rate(self.run.of_largest_weights)
+            tests.add(
+                site_layer, "rarest_two", "rare", share, p, threshold=least, counts=count, baseline=chance, rate=rate
+            )
         tests.conclude(report)
         if columns and not any((e.value == e.value).any() for e in columns["rarest"].values()):
             report.remarks.append(f"rare_words: no sentence has a token outside the {FREQUENT} most frequent")

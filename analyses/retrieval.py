@@ -19,6 +19,7 @@ from headscope.config.declarations import HeadFunction, Measure
 from headscope.data.corpus import Corpus
 from headscope.data.haystack import Haystack, prompt_ids
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import share_p
 from headscope.engine.heads.rows import max_and_position
@@ -148,7 +149,8 @@ class Retrieval(Analysis):
             copied = torch.stack([trial.copied[site_layer].any(dim=0).sum(dim=-1).double() for trial in self.trials])
             paper[site_layer] = aggregates.bootstrap.over_units(copied, lengths)
             p = share_p(copied, lengths.double(), threshold=THRESHOLD)
-            tests.add(site_layer, "retrieval", "retrieval", paper[site_layer], p, threshold=THRESHOLD, counts=lengths)
+            share, rate = paper[site_layer], Rate("of the tokens of hidden sentences")
+            tests.add(site_layer, "retrieval", "retrieval", share, p, threshold=THRESHOLD, counts=lengths, rate=rate)
             if said:
                 scores = torch.stack([trial.program_score(site_layer) for trial in said])
                 program[site_layer] = aggregates.bootstrap.over_units(scores, torch.ones(len(said), 1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,12 +11,16 @@ from torch import Tensor
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.config.declarations import HeadFunction, Measure
-from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
+from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance
+from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 
 THRESHOLD, TIMES_CHANCE = 0.5, 2.0
+RESTING = 0.9
+HALF = 0.5 - 1e-6  # what rounding makes of half
+MEASURES = ("sink", "sink_special")
 
 
 @analysis
@@ -26,37 +31,55 @@ class Sink(Analysis):
     look at itself. A head is labelled `sink` if `sink` or `sink_special` is at least 0.5, and twice what it would be if
     every query looked at all it sees alike (in short sentences much lies on special tokens anyhow), on the evidence of
     `headscope.engine.evidence.labels`: two tests a head, whose p is the larger of both.
+
+    `sink_queries` and `sink_special_queries` are the shares of queries that give half of their weight or more to these
+    keys. Where that is at least 0.9, the head is said to rest there, whatever the query; else what it gives on average.
     """
 
     name = "sink"
     reads = "statistics"
     joins_layers = True
-    version = 3
+    version = 4
     order = 90
     summary = "mean weight on the first key, and on special tokens"
     measures = (
         Measure("sink", "weight on the first key", range=(0, 1)),
         Measure("sink_special", "weight on special tokens", range=(0, 1)),
+        Measure("sink_queries", "queries with half of their weight on the first key", range=(0, 1)),
+        Measure("sink_special_queries", "queries with half of their weight on special tokens", range=(0, 1)),
     )
     functions = (HeadFunction("sink", "▼", "s", "#cc79a7", "sink: looks at first or special tokens", order=7),)
     Options = LabelOptions
 
+    def __init__(self, run: RunOptions) -> None:
+        super().__init__(run)
+        self.first: dict[Site, set[int]] = {}
+        self.special: dict[Site, set[int]] = {}
+
+    def inspect(self, checkpoint: Checkpoint) -> None:
+        """Keep the checkpoint, which names special tokens."""
+        self.checkpoint = checkpoint
+
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
+        heads.once("sink ids", lambda: self._note_ids(heads))
         later = heads.shared("later", lambda: _later(heads))  # [b t]
         columns = heads.once("sinks", lambda: _sinks(heads))  # [b s 2]
         weight = heads.weight_on(columns)  # [b h t 2]
         even = heads.shared("evenly", lambda: heads.over_queries(_evenly_on(heads, columns), only=later))
         ratios: dict[str, Ratio] = {}
-        for place, name in enumerate(("sink", "sink_special")):
+        resting = (weight >= HALF).to(weight.dtype)
+        for place, name in enumerate(MEASURES):
             ratios[name] = heads.over_queries(weight[..., place], only=later)
+            ratios[f"{name}_queries"] = heads.over_queries(resting[..., place], only=later)
             chance = even.total[:, place, None].expand(weight.shape[:2])
             ratios[f"{name}_chance"] = Ratio(chance, even.count)
         return ratios
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
-        report = AnalysisReport(columns=[aggregates.column(name) for name in ("sink", "sink_special")])
+        queries = [aggregates.column(f"{name}_queries") for name in MEASURES]
+        report = AnalysisReport(columns=[*(aggregates.column(name) for name in MEASURES), *queries])
         tests = LabelTests(self.options.min_instances)
-        for column in report.columns:
+        for column in report.columns[: len(MEASURES)]:
             for site_layer, share in column.estimates.items():
                 weight, count = aggregates.by_sentence(column.name, site_layer)
                 evenly, _ = aggregates.by_sentence(f"{column.name}_chance", site_layer)
@@ -64,7 +87,46 @@ class Sink(Analysis):
                 chance = (evenly.sum(dim=0) / count.sum(dim=0)).numpy()
                 tests.add(site_layer, column.name, "sink", share, p, threshold=threshold, counts=count, baseline=chance)
         tests.conclude(report)
+        shares = {name: column.estimates for name, column in zip(MEASURES, queries, strict=True)}
+        by_head: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+        for row in report.evidence:
+            by_head.setdefault((row["site"], row["layer"], row["head"], row["given"]), []).append(row)
+        for (site, layer, head, _), rows in by_head.items():
+            resting = {name: float(of[Site(site), layer].value[head]) for name, of in shares.items()}
+            text = self._description(Site(site), rows, resting)
+            for row in rows:
+                row["description"] = text
         return report
+
+    def _description(self, site: Site, rows: Sequence[Mapping[str, Any]], resting: Mapping[str, float]) -> str:
+        """Where a head rests, whatever the query; or its weight there on average. `rows` are of one head."""
+        for row in rows:
+            if resting[row["measure"]] >= RESTING:
+                share = f"{resting[row['measure']]:.2f} of its queries give half of their weight or more"
+                return f"rests on {self._place(site, row['measure'])}, whatever the query: {share}"
+        return f"{rows[0]['value']:.2f} of its weight, on average, is on {self._place(site, rows[0]['measure'])}"
+
+    def _place(self, site: Site, measure: str) -> str:
+        """The keys that a measure is about, by name where they are the same special tokens in all sentences."""
+        special = self.special[site]
+        words, named = ("the first token", self.first[site]) if measure == "sink" else ("special tokens", special)
+        if len(named) == 1 and named <= special:
+            return self.checkpoint.subwords([*named])[0] or words
+        return words
+
+    def _note_ids(self, heads: HeadBatch) -> None:
+        """Keep which tokens are first, and which are special."""
+        side = heads.host_sides[1]
+        self.first.setdefault(heads.site, set()).update(side.ids[:, 0].tolist())
+        self.special.setdefault(heads.site, set()).update(side.ids[side.special & side.real].unique().tolist())
+
+    def state(self) -> Any:
+        return self.first, self.special
+
+    def add_state(self, state: Any) -> None:
+        for mine, others in zip((self.first, self.special), state, strict=True):
+            for site, ids in others.items():
+                mine.setdefault(site, set()).update(ids)
 
     def signature(self) -> dict[str, str]:
         return evidence_signature(self.options)

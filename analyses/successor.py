@@ -16,6 +16,7 @@ from headscope.bootstrap import Estimate
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, RunOptions, analysis, head_ids
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import share_p
 from headscope.errors import DataError
@@ -107,7 +108,8 @@ class Successor(Analysis):
             counts = torch.ones(len(hits), 1, dtype=torch.float64)
             shares[site_layer] = aggregates.bootstrap.over_units(hits, counts)
             p = share_p(hits, counts, threshold=THRESHOLD)
-            tests.add(site_layer, "successor", "successor", shares[site_layer], p, threshold=THRESHOLD, counts=counts)
+            share, rate = shares[site_layer], Rate("of the words of these orders")
+            tests.add(site_layer, "successor", "successor", share, p, threshold=THRESHOLD, counts=counts, rate=rate)
         tests.conclude(report)
         report.columns = [Column("successor", shares)]
         report.tables = {"successor": self._by_sequence(), "successor_words": self.words}

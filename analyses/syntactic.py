@@ -27,6 +27,7 @@ from headscope.engine.base import (
     analysis,
     head_ids,
 )
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature, is_published
 from headscope.engine.evidence.significance import p_values
 from headscope.engine.heads.rows import max_and_position
@@ -208,6 +209,7 @@ class _Margins:
             threshold=MARGIN,
             counts=self.instances,
             baseline=self.baseline.value,
+            rate=Rate("of such words", "at the best fixed offset", value=self.accuracy.value),
         )
 
     def best(self, min_instances: int) -> tuple[Estimate, dict[HeadId, str]]:

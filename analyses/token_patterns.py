@@ -11,12 +11,14 @@ from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.config.declarations import HeadFunction, Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, analysis
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import share_p
 from headscope.engine.heads.earlier_keys import EarlierKeys
 from headscope.heads import Site
 
 THRESHOLD = 0.5
+RATE = Rate("of its weight, on average, on repeated random tokens")
 
 
 class _Pattern(Analysis):
@@ -58,7 +60,7 @@ class _Pattern(Analysis):
                 for site_layer, score in column.estimates.items():
                     total, count = aggregates.by_sentence(column.name, site_layer)
                     p = share_p(total, count, threshold=THRESHOLD)
-                    tests.add(site_layer, column.name, label, score, p, threshold=THRESHOLD, counts=count)
+                    tests.add(site_layer, column.name, label, score, p, threshold=THRESHOLD, counts=count, rate=RATE)
         tests.conclude(report)
         return report
 
@@ -76,7 +78,7 @@ class PreviousToken(_Pattern):
         Measure("previous_token", "previous-token weight", range=(0, 1)),
         Measure("previous_token_random", "previous-token weight, random tokens", range=(0, 1)),
     )
-    functions = (HeadFunction("previous", "◀", "p", "#0072b2", "previous token", order=4),)
+    functions = (HeadFunction("previous", "◀", "p", "#0072b2", "previous: looks at the token before", order=4),)
 
     def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         positions = torch.arange(ids.shape[1]).expand_as(ids)
@@ -93,7 +95,9 @@ class DuplicateToken(_Pattern):
         Measure("duplicate_token", "duplicate-token weight", range=(0, 1)),
         Measure("duplicate_token_random", "duplicate-token weight, random tokens", range=(0, 1)),
     )
-    functions = (HeadFunction("duplicate", "■", "d", "#f0e442", "duplicate token", order=5),)
+    functions = (
+        HeadFunction("duplicate", "■", "d", "#f0e442", "duplicate: looks at the same token, earlier", order=5),
+    )
 
     def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         return ids, ids
@@ -109,7 +113,9 @@ class Induction(_Pattern):
         Measure("induction", "induction weight", range=(0, 1)),
         Measure("induction_random", "induction weight, random tokens", range=(0, 1)),
     )
-    functions = (HeadFunction("induction", "●", "i", "#d55e00", "induction", order=6),)
+    functions = (
+        HeadFunction("induction", "●", "i", "#d55e00", "induction: looks at what followed the same token", order=6),
+    )
 
     def marks(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         return ids, torch.nn.functional.pad(ids[:, :-1], (1, 0), value=-1)

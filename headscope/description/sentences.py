@@ -1,4 +1,4 @@
-"""One sentence a head, made of what is established about it, strongest first."""
+"""One sentence a head: what its labels say, what explains it, and its pairs of words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.data.token_text import Marks, shown
 from headscope.description.features import GROUPS
-from headscope.description.pair_function import PAIR_FUNCTIONS
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
@@ -21,51 +20,19 @@ BY = {
     "syntax": "syntax",
 }
 """The groups of a description in words."""
-WORDS = {
-    "aligned:predicted": "looks at the source word of the token being predicted",
-    "aligned:fed": "looks at the source word of the token that was fed",
-    "previous": "looks at the token before",
-    "duplicate": "looks at earlier occurrences of the same token",
-    "induction": "looks at what followed earlier occurrences of the same token",
-    "rare": "looks at the rarest token",
-    "sink": "rests on one place, whatever the query",
-}
 ONLY = "only the sentence"
 """What explains a head of which a description says less than half."""
 NAMED, MOST_PAIRS = 0.05, 3
 """Groups that add less than this share are not named; so many pairs of words are."""
 
 
-def label_in_words(label: str) -> str:
-    """What a head with a label does: `positional:-1` → looks at the token before."""
-    kind, _, detail = label.partition(":")
-    if label in WORDS:
-        return WORDS[label]
-    if kind == "positional":
-        return _offset(int(detail))
-    if kind == "looks" and detail in PAIR_FUNCTIONS.names():
-        return f"looks at {PAIR_FUNCTIONS.get(detail).meaning}"
-    if kind == "syntactic":
-        ends = ("head", "dependent") if detail.endswith(">") else ("dependent", "head")
-        return f"looks from {ends[0]} to {ends[1]} along {detail[:-1]}"
-    return label
-
-
-def _offset(offset: int) -> str:
-    if offset == 0:
-        return "looks at the token itself"
-    where = "before" if offset < 0 else "after"
-    return f"looks at the token {where}" if abs(offset) == 1 else f"looks {abs(offset)} tokens {where}"
-
-
-def sentence(labels: Sequence[tuple[str, float]], row: Mapping[Any, Any], pairs: Sequence[tuple[str, str]]) -> str:
-    """Of labels with their values, shares (columns of heads.csv) and pairs of a query and a key; "" for nothing."""
-    ordered = sorted(labels, key=lambda label: -label[1])
-    parts = [f"{label_in_words(label)}: {value:.2f}" for label, value in ordered]
+def sentence(phrases: Sequence[str], row: Mapping[Any, Any], pairs: Sequence[tuple[str, str]]) -> str:
+    """Of what labels say, shares (columns of heads.csv) and pairs of a query and a key; "" for nothing."""
+    parts = [*phrases]
     shares, beyond = leading_shares(row), row.get("beyond_sinks")
     if shares:
         said = "" if beyond is None else f"beyond sinks ({beyond:.2f} of the weight) "
-        parts.append(f"{said}explained by " + ", ".join(f"{BY[group]} {share:.2f}" for group, share in shares))
+        parts.append(f"{said}explained by " + ", ".join(f"{_by(group, row)} {share:.2f}" for group, share in shares))
     if row.get("explained", float("nan")) < 0.5:
         parts.append(f"{min(1 - row['explained'], 1):.2f} only the sentence says")
     if pairs and any(group == "lexical" for group, _ in shares):
@@ -85,7 +52,13 @@ def mostly(row: Mapping[Any, Any]) -> str:
     if whole != whole:
         return ""
     group = leading_group(row)
-    return BY[group] if group else ONLY
+    return _by(group, row) if group else ONLY
+
+
+def _by(group: str, row: Mapping[Any, Any]) -> str:
+    """A group in words: position has first and special tokens in it, unless sinks were excluded."""
+    beyond = row.get("beyond_sinks")
+    return "position and sinks" if group == "position" and (beyond is None or beyond != beyond) else BY[group]
 
 
 def leading_group(row: Mapping[Any, Any]) -> str:
@@ -97,19 +70,20 @@ def leading_group(row: Mapping[Any, Any]) -> str:
 def descriptions(heads: pd.DataFrame, tables: Mapping[str, pd.DataFrame], marks: Marks = "") -> list[str]:
     """A sentence for every row of heads.csv, from the evidence of labels (`labels`) and `token_pairs`.
 
-    `marks` says how the vocabulary marks words.
+    Of labels that say the same of a head the first speaks, in the order of the analyses: on the text before on random
+    tokens. `marks` says how the vocabulary marks words.
     """
-    labels: dict[HeadId, dict[str, float]] = {}
+    phrases: dict[HeadId, dict[str, str]] = {}
     pairs: dict[HeadId, list[tuple[str, str]]] = {}
     for row in tables["labels"].to_dict("records") if "labels" in tables else ():
         if row["given"]:
-            of_head = labels.setdefault(_head(row), {})
-            of_head[row["label"]] = max(row["value"], of_head.get(row["label"], row["value"]))
+            phrase = row["description"]
+            phrases.setdefault(_head(row), {}).setdefault(phrase.partition(":")[0], phrase)
     for row in tables["token_pairs"].to_dict("records") if "token_pairs" in tables else ():
         if row["kind"] == "lexical":
             pairs.setdefault(_head(row), []).append((shown(row["query"], marks), shown(row["key"], marks)))
     rows = heads.to_dict("records")
-    return [sentence([*labels.get(_head(row), {}).items()], row, pairs.get(_head(row), [])) for row in rows]
+    return [sentence([*phrases.get(_head(row), {}).values()], row, pairs.get(_head(row), [])) for row in rows]
 
 
 def _head(row: Mapping[Any, Any]) -> HeadId:

@@ -137,6 +137,12 @@ class RunOptions:
     batching: BatchingOptions = field(default_factory=BatchingOptions)
     analysis_options: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def of_largest_weights(self) -> str:
+        """What shares of queries are of whose largest weight on the counted keys is somewhere."""
+        left_out = "first and special tokens" if self.exclude_sinks else "special tokens"
+        return "of its largest weights" + ("" if self.keep_special else f" ({left_out} left out)")
+
     def of(self, cls: type[Analysis]) -> Any:
         """The options of one analysis, checked: an instance of its `Options`. ConfigError for a value that is none."""
         names = [option.name for option in fields(cls.Options)]

@@ -1,11 +1,13 @@
-"""The sentence of a head: labels by their values, shares by size, pairs of words."""
+"""The sentence of a head: what its labels say, shares by size, pairs of words."""
 
 from __future__ import annotations
 
 import pandas as pd
 import pytest
 
-from headscope.description.sentences import descriptions, label_in_words, sentence
+from headscope.config.declarations import head_functions
+from headscope.description.sentences import descriptions, sentence
+from headscope.engine.evidence.label_words import Rate, label_in_words
 
 
 @pytest.mark.parametrize(
@@ -17,6 +19,9 @@ from headscope.description.sentences import descriptions, label_in_words, senten
         ("syntactic:nsubj<", "looks from dependent to head along nsubj"),
         ("looks:punctuation", "looks at punctuation"),
         ("aligned:predicted", "looks at the source word of the token being predicted"),
+        ("massive", "looks at tokens with massive activations"),
+        ("copying", "raises the logit of what it attends to"),
+        ("k-composition:2.3", "its keys read what head 2.3 writes"),
         ("shiny:x", "shiny:x"),
     ],
 )
@@ -24,18 +29,33 @@ def test_labels_in_words(label: str, words: str) -> None:
     assert label_in_words(label) == words
 
 
-def test_what_is_established_stands_first_and_the_strongest_of_it() -> None:
+def test_no_declared_function_is_without_words() -> None:
+    for name in head_functions():
+        for label in (name, f"{name}:+1"):
+            assert " " in label_in_words(label), label
+
+
+def test_a_number_says_what_it_is_of_and_its_baseline() -> None:
+    rate = Rate("of such words", "at the best fixed offset")
+    assert rate.phrase("syntactic:obj>", 0.724, 0.35) == (
+        "looks from head to dependent along obj: 0.72 of such words, 0.35 at the best fixed offset"
+    )
+    assert rate.phrase("rare", 0.5, float("nan")) == "looks at one of the two rarest tokens: 0.50 of such words"
+
+
+def test_what_is_established_stands_first() -> None:
     row = {"explained": 0.71, "explained_position": 0.1, "explained_token": 0.01, "explained_lexical": 0.61}
-    text = sentence([("rare", 0.52), ("positional:-1", 0.9)], row, [("dog", "Hund"), ("man", "Mann")])
+    text = sentence(["looks at the token before: 0.90 of its largest weights"], row, [("dog", "Hund"), ("man", "Mann")])
     assert text == (
-        "looks at the token before: 0.90; looks at the rarest token: 0.52; explained by pairs of words 0.61, "
-        "position 0.10; highest: “dog” → “Hund”, “man” → “Mann”"
+        "looks at the token before: 0.90 of its largest weights; explained by pairs of words 0.61, "
+        "position and sinks 0.10; highest: “dog” → “Hund”, “man” → “Mann”"
     )
     assert sentence([], {"explained": 0.25, "explained_position": 0.25}, []) == (
-        "explained by position 0.25; 0.75 only the sentence says"
+        "explained by position and sinks 0.25; 0.75 only the sentence says"
     )
-    assert sentence([("sink", 0.93)], {"explained": 0.7, "explained_position": 0.7, "beyond_sinks": 0.07}, []) == (
-        "rests on one place, whatever the query: 0.93; beyond sinks (0.07 of the weight) explained by position 0.70"
+    rests = "rests on [CLS], whatever the query: 0.93 of its queries give half of their weight or more"
+    assert sentence([rests], {"explained": 0.7, "explained_position": 0.7, "beyond_sinks": 0.07}, []) == (
+        f"{rests}; beyond sinks (0.07 of the weight) explained by position 0.70"
     )
     assert sentence([], {"explained": -0.1}, []) == "1.00 only the sentence says"  # a description can mislead
     assert sentence([], {"explained": float("nan")}, [("a", "b")]) == ""
@@ -45,10 +65,11 @@ def test_of_every_row_of_a_table() -> None:
     heads = pd.DataFrame(
         {"site": ["cross"] * 2, "layer": 0, "head": [0, 1], "explained": 0.6, "explained_lexical": 0.6}
     )
-    label = {"site": "cross", "layer": 0, "head": 1, "label": "looks:copy", "value": 0.7, "given": True}
+    texts = ["looks at the token before: 0.93 of its largest weights", "looks at the token before: 1.00 of its weight"]
+    labels = [{"site": "cross", "layer": 0, "head": 1, "given": True, "description": text} for text in texts]
     pair = {"site": "cross", "layer": 0, "head": 0, "kind": "lexical", "query": "dog", "key": "Hund"}
-    found = descriptions(heads, {"labels": pd.DataFrame([label]), "token_pairs": pd.DataFrame([pair])})
-    assert found == [
+    found = descriptions(heads, {"labels": pd.DataFrame(labels), "token_pairs": pd.DataFrame([pair])})
+    assert found == [  # the same said twice, of two texts: once
         "explained by pairs of words 0.60; highest: “dog” → “Hund”",
-        "looks at the same string in the source: 0.70; explained by pairs of words 0.60",
+        f"{texts[0]}; explained by pairs of words 0.60",
     ]

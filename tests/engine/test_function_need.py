@@ -74,5 +74,5 @@ def test_what_explains_heads_mostly_is_a_group() -> None:
     assert table[["kind", "name", "heads", "others"]].values.tolist() == [
         ["mostly", "only the sentence", 1, 3],
         ["mostly", "pairs of words", 1, 3],
-        ["mostly", "position", 1, 3],
+        ["mostly", "position and sinks", 1, 3],
     ]

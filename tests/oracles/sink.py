@@ -22,6 +22,14 @@ def special(seen: Seen, place: Place, head: int, keep: bool) -> Term:
     return sum(row[s] for row in rows for s in range(len(row)) if special[s]), len(rows)
 
 
+def queries(seen: Seen, place: Place, head: int, keep: bool, *, only_special: bool) -> Term:
+    """How many queries give half of their weight or more to them."""
+    _, special = seen.key_side(place[0])
+    rows = _later(seen, place, head, keep)
+    wanted = special if only_special else [s == 0 for s in range(len(special))]
+    return sum(sum(row[s] for s in range(len(row)) if wanted[s]) >= 0.5 for row in rows), len(rows)
+
+
 def chance(seen: Seen, place: Place, head: int, keep: bool, *, only_special: bool) -> Term:
     """The weight on them of queries that look at all they see alike."""
     _, special = seen.key_side(place[0])

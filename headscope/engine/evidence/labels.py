@@ -14,7 +14,7 @@ and it needs a variance where sentences agree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 
 from headscope.bootstrap import Array, Estimate
+from headscope.config.declarations import measure_of
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.significance import FALSE_DISCOVERIES, LEAST_UNITS, adjust
 from headscope.heads import HeadId, Site
 
@@ -41,13 +43,15 @@ class Evidence:
 
     `value` with its interval is compared with `threshold`; `baseline` is what the threshold is made of, where it is
     (NaN elsewhere). `p` is one-sided, of `instances` in so many `units`: sentences, or groups of them where a corpus
-    has more than are kept apart. `labels` are what each cell stands for. Numbers without a sample (of parameters) have
-    neither (`sampled` False): their p says how likely so large a value is by chance.
+    has more than are kept apart. `labels` are what each cell stands for, `rate` says what their numbers are. Numbers
+    without a sample (of parameters) have neither (`sampled` False): their p says how likely so large a value is by
+    chance.
     """
 
     site_layer: tuple[Site, int]
     measure: str
     labels: Texts
+    rate: Rate
     value: Estimate
     threshold: Array
     baseline: Array
@@ -80,11 +84,12 @@ class LabelTests:
         threshold: Array | float,
         counts: Tensor | None,
         baseline: Array | float = np.nan,
+        rate: Rate | None = None,
     ) -> None:
         """Tests of heads [h] or of heads and cells [h c]; `counts` [g h|1 (c)] are the instances of every sentence.
 
         Numbers without a sample, such as those of weights, have no counts (None); `p` is that of such a number by
-        chance.
+        chance. `rate` says what was measured and on what (default: the title of the measure).
         """
         shape = (*value.value.shape, 1)[:2]
         sampled = counts is not None
@@ -94,11 +99,15 @@ class LabelTests:
             array = np.asarray(values, dtype=kind)
             return np.broadcast_to(array.reshape(shape) if array.size == shape[0] * shape[1] else array, shape)
 
+        rate = rate or Rate(f"({measure_of(measure).words})")
+        shown = value.value if rate.value is None else rate.value
+        compared = baseline if rate.baseline is None else rate.baseline
         self.parts.append(
             Evidence(
                 site_layer,
                 measure,
                 cells(labels, object),
+                replace(rate, value=cells(shown), baseline=cells(compared)),
                 Estimate(*(cells(part) for part in (value.value, value.low, value.high))),
                 cells(threshold),
                 cells(baseline),
@@ -167,11 +176,14 @@ def evidence_signature(options: LabelOptions) -> dict[str, str]:
 
 def _row(part: Evidence, at: tuple[int, int], adjusted: float, tests: int, missing: str) -> dict[str, Any]:
     """A line of labels.csv."""
+    rate = part.rate
+    assert rate.value is not None and rate.baseline is not None
     return {
         "site": part.site_layer[0].value,
         "layer": part.site_layer[1],
         "head": at[0],
         "label": part.labels[at],
+        "description": rate.phrase(part.labels[at], float(rate.value[at]), float(rate.baseline[at])),
         "given": not missing,
         "measure": part.measure,
         "value": float(part.value.value[at]),
@@ -209,5 +221,6 @@ def evidence_table(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """`labels.csv`: every label that the estimates alone would give, with its evidence, and what is missing."""
     import pandas as pd
 
-    names = "site layer head label given measure value value_low value_high threshold baseline instances units p"
-    return pd.DataFrame(list(rows), columns=[*names.split(), "p_adjusted", "tests", "missing"])
+    first = "site layer head label description given measure value value_low value_high threshold baseline"
+    last = "instances units p p_adjusted tests missing"
+    return pd.DataFrame(list(rows), columns=[*first.split(), *last.split()])
