@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headscope.bootstrap import Ratio
 from headscope.config.declarations import Measure
+from headscope.description.examples import SEVERAL
 from headscope.engine.base import Analysis, HeadBatch, analysis
 from headscope.engine.fork.confidence import base, map_distances, mean_of_keys, without_last_cell
 
@@ -18,24 +19,41 @@ LEAST_SURE = "they are the least sure where to look (Voita et al. 2019, §4)"
 
 @analysis
 class Confidence(Analysis):
-    """Mean over queries of max_s weights[b h t s] (Voita et al. 2019, §4), in [0, 1].
+    """Mean over queries of max_s weights[b h t s] (Voita et al. 2019, §4), in [0, 1]; and how far that is above chance.
 
     Voita et al. leave the end-of-sentence token out. Here every special token is left out as query and as
     key, and rows are not renormalised; with `keep_special` all tokens count.
+
+    `sharpness` is Σ max_s weights / Σ 1/n over the queries that see n ≥ 5 keys which count: how many times what even
+    weights would give. A query with few keys is confident whatever the head, and the first of a decoder has but itself.
+    Lists of the sharpest heads are in this order, without those labelled `sink`.
     """
 
     name = "confidence"
     reads = "statistics"
     joins_layers = True
+    version = 2
     order = 10
     summary = "mean largest attention weight (Voita et al. 2019)"
-    measures = (Measure("confidence", "confidence", range=(0, 1), overview=1, keep="highest", why=LEAST_SURE),)
+    measures = (
+        Measure("confidence", "confidence", range=(0, 1), overview=1, keep="highest", why=LEAST_SURE),
+        Measure("sharpness", "largest weight over chance", unit="times", range=(0, None)),
+    )
 
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
-        return {"confidence": heads.over_queries(heads.max_weight)}
+        several, chance = heads.shared("chance of several keys", lambda: _several(heads))
+        above = heads.over_queries(heads.max_weight, only=several).total
+        return {"confidence": heads.over_queries(heads.max_weight), "sharpness": Ratio(above, chance)}
 
     def signature(self) -> dict[str, str]:
         return {"m": "confidence.voita"}
+
+
+def _several(heads: HeadBatch) -> tuple[Tensor, Tensor]:
+    """The queries that see keys enough [b t], and the summed weight of each that even weights would give [b 1]."""
+    visible = heads.visible_keys
+    several = visible >= SEVERAL
+    return several, (heads.queries & several).div(visible.clamp(min=1)).sum(dim=-1, keepdim=True)
 
 
 def _weights(heads: HeadBatch) -> Iterator[Tensor]:

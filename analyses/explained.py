@@ -25,6 +25,7 @@ from headscope.description.shares import FOLDS, Explained, explained
 from headscope.description.tokens import TokenReader, static_embeddings
 from headscope.distributed import fetch, upload
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, RunOptions, analysis
+from headscope.engine.evidence.label_words import Rate
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance, share_p
 from headscope.formats.base import Checkpoint
@@ -82,14 +83,15 @@ class ExplainedShares(Analysis):
     the description by position puts there: so that an offset gets no second name. On the evidence of
     `headscope.engine.evidence.labels`: a test for every head and function, whose p is the largest of the four.
 
-    examples.csv has the queries with the largest weight on a key, one a sentence; token_pairs.csv the pairs of tokens
-    that the lexical part scores highest (score: (E[q] U)·(E[k] V) less its mean over keys), and those whose weight most
-    exceeds what position alone expects (score: their ratio).
+    examples.csv has the sharpest queries: of those that see five keys or more, the ones whose largest weight is most
+    times an even one, one a sentence; heads labelled `sink` have none unless sinks are left out. token_pairs.csv has
+    the pairs of tokens that the lexical part scores highest (score: (E[q] U)·(E[k] V) less its mean over keys), and
+    those whose weight most exceeds what position alone expects (score: their ratio).
     """
 
     name = "explained"
     reads = "rows"
-    version = 3
+    version = 4
     order = 66
     default = False
     group = "description"
@@ -143,8 +145,8 @@ class ExplainedShares(Analysis):
     def observe(self, heads: HeadBatch) -> Mapping[str, Ratio]:
         chosen: list[Chosen] = heads.of_batch.get(f"{heads.site}/described", heads.batch, lambda: self._choose(heads))
         first, t = heads.first_query, heads.queries.shape[1]
-        numbers = heads.batch.indices.tolist()
-        sharp = Sharpest.of(numbers, heads.max_weight, heads.argmax_position, heads.queries, first)
+        numbers, visible = heads.batch.indices.tolist(), heads.visible_keys
+        sharp = Sharpest.of(numbers, heads.max_weight, heads.argmax_position, visible, heads.queries, first)
         self.waiting_sharp.append((heads.site, heads.layer, sharp))
         inside = [
             part._replace(positions=part.positions[(part.positions >= first) & (part.positions < first + t)])
@@ -332,6 +334,7 @@ def add_tests(
             threshold=np.where(better, MASS, np.inf),
             counts=count,
             baseline=np.fmax(means["even"], hard_chance),
+            rate=Rate("of its weight where there is one, on average", baseline=means["even"]),
         )
         lines += _lines(place, sums, value, means, (count.sum(0), hard_count.sum(0)))
     return lines

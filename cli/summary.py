@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headscope.api.analysis import FinishedRun
 
 MOST = 8
-RIGHT = ("heads", "confidence")
+RIGHT = ("heads", "sharpness")
 """Columns of numbers, which stand on the right."""
 
 
@@ -36,7 +36,7 @@ def summary(finished: FinishedRun, *, following: bool = True) -> Iterator[Any]:
         yield from importance_tables(study)
     if "patching" in study.tables:
         yield from patching_tables(study)
-    if "confidence" in study.heads and study.tables.keys().isdisjoint({"importance", "patching"}):
+    if "sharpness" in study.heads and study.tables.keys().isdisjoint({"importance", "patching"}):
         yield sharpest_heads(finished)
     if "faithfulness_rankings" in study.tables:
         yield _rankings(finished)
@@ -113,20 +113,24 @@ def _unsupported(finished: FinishedRun) -> Table:
 
 
 def sharpest_heads(finished: FinishedRun) -> Table:
-    """The most confident heads with their intervals and functions."""
-    table = console.table(("head", "confidence", "95 %", "functions"), title="most confident heads", numbers=RIGHT)
-    ranked = finished.study.heads.dropna(subset=["confidence"])
-    heads = ranked.nlargest(MOST, "confidence")
+    """The heads whose largest weights most exceed even ones, without sinks, with their intervals and functions."""
+    title = (
+        "sharpest heads, beside sinks: largest weight of queries that see five keys or more, in times an even weight"
+    )
+    table = console.table(("head", "sharpness", "95 %", "functions"), title=title, numbers=RIGHT)
+    ranked = finished.study.heads.dropna(subset=["sharpness"])
+    ranked = ranked[["sink" not in labels.split(";") for labels in ranked["functions"]]]
+    heads = ranked.nlargest(MOST, "sharpness")
     row: Any
     for row in heads.itertuples():
         name = HeadId(Site(row.site), int(row.layer), int(row.head)).name(set(finished.study.heads["site"]))
         table.add_row(
             name,
-            f"{row.confidence:.3f}",
-            f"{row.confidence_low:.3f}–{row.confidence_high:.3f}",
+            f"{row.sharpness:.2f}",
+            f"{row.sharpness_low:.2f}–{row.sharpness_high:.2f}",
             row.functions.replace(";", " "),
         )
-    alike = ranked["confidence"] == heads["confidence"].min()
+    alike = ranked["sharpness"] == heads["sharpness"].min()
     if alike[~ranked.index.isin(heads.index)].any():
         table.caption, table.caption_justify = (
             f"{int(alike.sum())} heads have the last number; the first are shown",

@@ -17,24 +17,38 @@ from headscope.description.tokens import Numbers, TokenReader
 MOST, WINDOW = 5, 24
 LEAST_COUNT, LEAST_WEIGHT = 5, 0.1
 LEAST_SEEN = 2
+SEVERAL = 5
+"""Keys that a query must see to be called sharp: with fewer it is, whatever the head."""
 
 
 class Sharpest(NamedTuple):
-    """The sharpest query of every sentence of a batch, by head: weights, positions of query and key, as [3 b h]."""
+    """The sharpest query of every sentence of a batch, by head: weight, keys seen, positions of query and key [4 b h].
+
+    Sharpest is the weight that most exceeds an even one; there is none where no query sees several keys.
+    """
 
     numbers: list[int]
     found: Tensor
 
     @classmethod
-    def of(cls, numbers: list[int], maximum: Tensor, place: Tensor, queries: Tensor, first: int) -> Sharpest:
-        """Of the largest weights [b h t] on keys that count, and their places [b h t]; `queries` [b t] count."""
-        weight, query = maximum.masked_fill(~queries[:, None], -1.0).max(dim=-1)  # [b h]
-        parts = (weight, query + first, place.gather(-1, query[..., None])[..., 0])
+    def of(
+        cls, numbers: list[int], maximum: Tensor, place: Tensor, visible: Tensor, queries: Tensor, first: int
+    ) -> Sharpest:
+        """Of the largest weights [b h t] on keys that count, and their places [b h t].
+
+        `visible` [b t] is how many such keys a query sees; `queries` [b t] count, from position `first` on.
+        """
+        seen_keys = visible[:, None].expand_as(maximum)
+        few = ~queries[:, None] | (seen_keys < SEVERAL)
+        query = (maximum * seen_keys).masked_fill(few, -1.0).argmax(dim=-1, keepdim=True)  # [b h 1]
+        best = (maximum.masked_fill(few, -1.0), seen_keys, place)
+        weight, seen, key = (part.gather(-1, query)[..., 0] for part in best)
+        parts = (weight, seen, query[..., 0] + first, key)
         return cls(numbers, torch.stack([part.float() for part in parts]))  # float32 ties whatever rounds
 
 
-Entry = tuple[float, int, int, int]
-"""Minus a weight, the number of a sentence, positions of the query and of the key."""
+Entry = tuple[float, int, int, int, int]
+"""Minus how many times an even weight a weight is, a sentence's number, positions of query and key, keys seen."""
 
 
 @dataclass
@@ -46,20 +60,20 @@ class Examples:
 
     def add(self, layer: int, found: Sharpest) -> None:
         """Take in a batch, on the CPU."""
-        weight, query, key = found.found.double().numpy()
+        weight, seen, query, key = found.found.double().numpy()
+        times = weight * seen
         for head in range(weight.shape[1]):
             kept = self.best.setdefault((layer, head), [])
             least = kept[-1][0] if len(kept) == MOST else 0.0
-            for row in np.flatnonzero(-weight[:, head] <= least):
+            for row in np.flatnonzero(-times[:, head] <= least):
                 if weight[row, head] > 0:
-                    kept.append(
-                        (-float(weight[row, head]), found.numbers[row], int(query[row, head]), int(key[row, head]))
-                    )
+                    at, on, keys = (int(part[row, head]) for part in (query, key, seen))
+                    kept.append((-float(times[row, head]), found.numbers[row], at, on, keys))
             self.best[layer, head] = _leading(kept)
 
     def forget(self) -> None:
         """Keep the ids of those sentences only that an example is of."""
-        used = {number for kept in self.best.values() for _, number, _, _ in kept}
+        used = {number for kept in self.best.values() for _, number, *_ in kept}
         self.ids = {number: both for number, both in self.ids.items() if number in used}
 
     def merge(self, other: Examples) -> None:
@@ -74,7 +88,7 @@ class Examples:
         query_reader, key_reader = readers
         found: list[dict[str, Any]] = []
         for (layer, head), kept in sorted(self.best.items()):
-            for rank, (weight, number, query, key) in enumerate(kept, start=1):
+            for rank, (times, number, query, key, seen) in enumerate(kept, start=1):
                 queries, keys = self.ids[number]
                 found.append(
                     {
@@ -82,7 +96,8 @@ class Examples:
                         "head": head,
                         "rank": rank,
                         "sentence": number,
-                        "weight": -weight,
+                        "weight": -times / seen,
+                        "keys_seen": seen,
                         "query": query_reader.named(int(queries[query])),
                         "key": key_reader.named(int(keys[key])),
                         "query_position": query,

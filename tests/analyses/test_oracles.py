@@ -52,6 +52,7 @@ REPLICATES, SEED, CLOSE = 23, 5, 1e-9
 RANKS = [(17 * number) % 53 * 13 for number in range(53)]  # 0 … 676: some pieces are among the 500 most frequent
 ORACLES: dict[str, Callable[..., Term]] = {
     "confidence": confidence.voita,
+    "sharpness": confidence.sharpness,
     "confidence_base": confidence.base,
     "confidence_advanced": confidence.advanced,
     "confidence_pairwise": confidence.pairwise,
@@ -60,6 +61,8 @@ ORACLES: dict[str, Callable[..., Term]] = {
     "distance": distance.distance,
     "sink": sink.first,
     "sink_special": sink.special,
+    "sink_queries": partial(sink.queries, only_special=False),
+    "sink_special_queries": partial(sink.queries, only_special=True),
     "rarest": partial(rare_words.share, rank=RANKS, types=1),
     "rarest_two": partial(rare_words.share, rank=RANKS, types=2),
     "rarest_chance": partial(rare_words.chance, rank=RANKS, types=1),

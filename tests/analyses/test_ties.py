@@ -123,7 +123,14 @@ def test_the_list_of_sharp_heads_says_where_it_is_cut_within_a_tie(alike: int, c
     values = [0.9 - number / 100 for number in range(12)]
     values[5 : 5 + alike] = [0.7] * alike
     values = sorted(values, reverse=True)
-    heads = pd.DataFrame({"site": "cross", "layer": 0, "head": range(12), "confidence": values, "functions": ""})
-    heads = heads.assign(confidence_low=0.0, confidence_high=1.0)
+    heads = pd.DataFrame({"site": "cross", "layer": 0, "head": range(12), "sharpness": values, "functions": ""})
+    heads = heads.assign(sharpness_low=0.0, sharpness_high=1.0)
     finished: Any = SimpleNamespace(study=SimpleNamespace(heads=heads))
     assert sharpest_heads(finished).caption == caption
+
+
+def test_sinks_are_not_among_the_sharpest_heads() -> None:
+    heads = pd.DataFrame({"site": "cross", "layer": 0, "head": range(3), "sharpness": [9.0, 5.0, 7.0]})
+    heads = heads.assign(sharpness_low=0.0, sharpness_high=9.0, functions=["rare;sink", "", "rare"])
+    table = sharpest_heads(SimpleNamespace(study=SimpleNamespace(heads=heads)))  # type: ignore[arg-type]
+    assert [*table.columns[0].cells] == ["cross.0.2", "cross.0.1"]

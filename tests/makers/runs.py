@@ -78,7 +78,12 @@ def _head_row(random: np.random.Generator, place: tuple[str, int, int], extra: S
     if site != "encoder-self" and random.random() < 0.2:
         functions.append(("previous", "duplicate", "induction")[layer % 3])
     row = {"site": site, "layer": layer, "head": head}
-    values = {"confidence": confidence, "entropy_share": 1 - confidence * 0.8, "distance": random.gamma(3)}
+    values = {
+        "confidence": confidence,
+        "sharpness": 8 * confidence,
+        "entropy_share": 1 - confidence * 0.8,
+        "distance": random.gamma(3),
+    }
     values |= {name: float(random.normal()) for name in extra}
     for name, value in values.items():
         row |= {name: value, f"{name}_low": value - 0.01, f"{name}_high": value + 0.01}

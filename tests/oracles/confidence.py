@@ -15,6 +15,16 @@ def voita(seen: Seen, place: Place, head: int, keep: bool) -> Term:
     return total, count
 
 
+def sharpness(seen: Seen, place: Place, head: int, keep: bool) -> Term:
+    """The same of queries that see five keys, over the weight that even ones would have."""
+    total, chance = 0.0, 0.0
+    for _, row, keys in seen.rows(place, head, keep):
+        if len(keys) >= 5:
+            total += max(row[s] for s in keys)
+            chance += 1 / len(keys)
+    return total, chance
+
+
 def _without_last_cell(seen: Seen, place: Place, head: int) -> np.ndarray:
     weights: np.ndarray = seen.calls[place].weights[head].copy()
     weights[-1, -1] = 0.0

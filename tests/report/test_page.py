@@ -167,10 +167,10 @@ def test_findings_are_computed_and_say_what_matters(run: Path) -> None:
     lines = "\n".join(gather([run])["analyses"][0]["findings"])
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
     names = [".".join(map(str, place)) for place in zip(table["site"], table["layer"], table["head"], strict=True)]
-    sharpest = names[int(table["confidence"].to_numpy().argmax())]
+    sharpest = names[int(table["sharpness"].where(~table["functions"].str.contains("sink")).to_numpy().argmax())]
     order = table["ablation"].to_numpy().argsort()
     assert "9 heads of all-MiniLM-L6-v2 (bert) (encoder-self 2 × 3/2, cross 2 × 2)" in lines
-    assert f"The sharpest head is {sharpest}" in lines
+    assert f"The sharpest head beside sinks is {sharpest}" in lines
     assert f"By ablation the model needs most: {names[order[-1]]} " in lines
     assert f"It needs least: {names[order[0]]} " in lines
     zero = int(((table["ablation_low"] <= 0) & (table["ablation_high"] >= 0)).sum())
@@ -397,9 +397,13 @@ def test_analyze_writes_the_page_with_examples(
 
 
 def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path) -> None:
-    study = pair.analyze(["A dog runs.", "Two men sit."], only=["confidence"], bootstrap=10, report=True)
+    study = pair.analyze(["A dog runs on the grass.", "Two men sit."], only=["confidence"], bootstrap=10, report=True)
     compact = study._repr_html_()
-    assert compact.count("<svg") == 1 and "The sharpest head is encoder-self." in compact and "<script" not in compact
+    assert (
+        compact.count("<svg") == 1
+        and "The sharpest head beside sinks is encoder-self." in compact
+        and "<script" not in compact
+    )
     page = study.report(tmp_path / "page.html")
     data = json.loads(Elements(page.read_text(encoding="utf-8")).inside["data"])["analyses"][0]
     assert len(data["examples"]["sentences"]) == 2
@@ -433,7 +437,7 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
     cards = data["analyses"][0]["cards"]
     assert cards["sentences"][:2] == [HOSTILE, "does what head 1 does"] and HOSTILE not in html
     assert cards["shares"][0] == [0.5, 0.05, -0.02, 0.2, 0]
-    assert cards["mostly"][:3] == ["position", "only the sentence", "position"]
+    assert cards["mostly"][:3] == ["position and sinks", "only the sentence", "position and sinks"]
     near, far = cards["examples"]["0"]
     assert near == {"line": 7, "weight": 0.9, "words": [[f"w{place}" for place in range(9)]], "ends": [[0, 3], [0, 5]]}
     assert [far["words"][line][place] for line, place in far["ends"]] == ["w30", "w2"] and None in far["words"][0]

@@ -84,6 +84,13 @@ class HeadBatch:
         return self.rows.maximum[0]
 
     @property
+    def visible_keys(self) -> Tensor:
+        """How many counted keys each query sees [b t], where the model is."""
+        return self.shared(
+            "visible keys", lambda: self.visible_on(self.host_keys[..., None].to(self.context.dtype))[..., 0]
+        )
+
+    @property
     def argmax_position(self) -> Tensor:
         """Position of that key [b h t]; the first one where several tie (see `max_and_position`)."""
         return self.rows.maximum[1]

@@ -19,7 +19,7 @@ Data = Mapping[str, Any]
 NAMED = 4  # heads that a sentence names
 FEW = 3
 LEVEL = 0.05
-SHARPNESS = "confidence"
+SHARPNESS = "sharpness"
 
 
 def findings(data: Data) -> list[str]:
@@ -151,13 +151,17 @@ def _unsupported(data: Data) -> Iterator[str]:
 
 def _sharpness(data: Data) -> Iterator[str]:
     measure = next((measure for measure in data["measures"] if measure["name"] == SHARPNESS), None)
-    if measure is None or not np.isfinite(numbers(measure)).any():
+    if measure is None:
         return
-    names, values = head_names(data), numbers(measure)
+    sinks = np.array(["sink" in labels for labels in data["functions"]])
+    names, values = head_names(data), np.where(sinks, np.nan, numbers(measure))
+    if not np.isfinite(values).any():
+        return
     top, bottom = int(np.nanargmax(values)), int(np.nanargmin(values))
     yield (
-        f"The sharpest head is {names[top]}: its largest weight is {_value(measure, top)} on average; "
-        f"the least sharp is {names[bottom]} with {_value(measure, bottom)}."
+        f"The sharpest head beside sinks is {names[top]}: its largest weight is {_value(measure, top)} times an even "
+        f"one, over queries that see five keys or more; the least sharp is {names[bottom]} with "
+        f"{_value(measure, bottom)}."
     )
 
 

@@ -26,7 +26,8 @@ def _run(name: str, title: str) -> list[str]:
     sentences = json.loads((folder / "run.json").read_text(encoding="utf-8"))["data"]["sentences"]
     labels = heads.loc[heads["functions"] != "", "functions"]
     kinds = labels.str.split(";").explode().str.partition(":")[0].value_counts()
-    best = heads.nlargest(1, "confidence").iloc[0]
+    sinks = heads["functions"].str.split(";").map(lambda names: "sink" in names)
+    best = heads[~sinks].nlargest(1, "confidence").iloc[0]
     which = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items(), key=lambda kind: (-kind[1], kind[0])))
     place = f"{best['site']}.{best['layer']}.{best['head']} ({best['confidence']:.2f})"
     return [title, str(sentences), str(len(heads)), str(len(labels)), which, place]

@@ -1,0 +1,56 @@
+"""The sharpest queries of heads: of those that see five keys, by how many times an even weight the largest is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headscope.engine.base import ANALYSES
+from headscope.engine.plan import analyze
+from headscope.heads import Site
+from tests.oracles import tiny
+from tests.oracles.run_options import run_options
+
+
+@pytest.mark.parametrize(("kind", "attention"), [("mistral", "dense"), ("mistral", "streamed"), ("bert", "dense")])
+def test_sharpest_queries(kind: str, attention: str) -> None:
+    """Against every query of every sentence, one at a time; a decoder's first token sees but itself."""
+    its, corpus = tiny.checkpoint(kind, 3), tiny.corpus(3, count=17)
+    analyses = [ANALYSES.get(name) for name in ("explained", "sink")]
+    options = run_options(seed=1, explained_steps=1, attention=attention)
+    found = analyze(its, corpus, analyses=analyses, options=options, replicates=19)
+    seen = [tiny.watch(kind, its, sentence) for sentence in corpus]
+    rows: list[Any] = list(found.tables["examples"].itertuples())
+    by_head: dict[Any, list[Any]] = {}
+    for row in rows:
+        by_head.setdefault((row.layer, row.head), []).append(row)
+    assert len(by_head) > 3
+    (site,) = {place[0] for place in its.layout}
+    for (layer, head), own in by_head.items():
+        best = []
+        for one in seen:
+            queries = [
+                (max(row[s] for s in keys) * len(keys), len(keys), one.number, t)
+                for t, row, keys in one.rows((site, layer), head, False)
+                if len(keys) >= 5
+            ]
+            best += [max(queries)] if queries else []
+        best = sorted(best, reverse=True)[:5]
+        assert [(row.keys_seen, row.sentence, row.query_position) for row in own] == [entry[1:] for entry in best]
+        assert [row.weight * row.keys_seen for row in own] == pytest.approx([entry[0] for entry in best], rel=1e-5)
+    sinks = {head for head, labels in found.labels.items() if "sink" in labels}
+    assert not {(Site(row.site), row.layer, row.head) for row in rows} & {(h.site, h.layer, h.head) for h in sinks}
+
+
+def test_sinks_have_examples_where_sinks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every head is a sink by this threshold: it has no examples then, but of keys beyond the sink."""
+    monkeypatch.setattr("headscope.analyses.sink.THRESHOLD", 0.0)
+    monkeypatch.setattr("headscope.analyses.sink.TIMES_CHANCE", 0.0)
+    its, corpus = tiny.checkpoint("mistral", 3), tiny.corpus(3, count=17)
+    analyses = [ANALYSES.get(name) for name in ("explained", "sink")]
+    for left_out in (False, True):
+        options = run_options(seed=1, explained_steps=1, exclude_sinks=left_out)
+        found = analyze(its, corpus, analyses=analyses, options=options, replicates=19)
+        assert len(found.labels) == len(found.heads)
+        assert (len(found.tables["examples"]) > 0) == left_out
