@@ -11,6 +11,7 @@ from torch import Tensor
 from headscope.bootstrap import Ratio
 from headscope.config import LabelOptions
 from headscope.config.declarations import HeadFunction, Measure
+from headscope.data.encoded import side_names
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, HeadBatch, RunOptions, analysis
 from headscope.engine.evidence.labels import LabelTests, evidence_signature
 from headscope.engine.evidence.significance import above_chance
@@ -111,7 +112,7 @@ class Sink(Analysis):
         special = self.special[site]
         words, named = ("the first token", self.first[site]) if measure == "sink" else ("special tokens", special)
         if len(named) == 1 and named <= special:
-            return self.checkpoint.subwords([*named])[0] or words
+            return self.checkpoint.subwords([*named], side=side_names(site)[1])[0] or words
         return words
 
     def _note_ids(self, heads: HeadBatch) -> None:
