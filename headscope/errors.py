@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -42,6 +43,25 @@ def reason_of(error: BaseException, *, most: int = 160) -> str:
 def shortlist(names: Sequence[str], *, most: int = 3) -> str:
     """The first names of a list, and how many more there are: `a, b, c and 5 more`."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def contrast_of(first: str, second: str, *, most: int = 60) -> str:
+    """Two texts that differ, side by side; by their code points where they look alike."""
+    if not _look_alike(first, second):
+        return f"{first[:most]!r} against {second[:most]!r}"
+    start = max(next((n for n, pair in enumerate(zip(first, second, strict=False)) if len({*pair}) > 1), 0) - 9, 0)
+    shown = (ascii(text[start : start + most]) for text in (first, second))
+    return f"{' against '.join(shown)}, the same letters in other code points: bring both to one form, such as NFC"
+
+
+def lookalike(name: str, names: Iterable[str]) -> str:
+    """A remark where one of `names` looks like a name that is not among them; "" where none does."""
+    other = next((other for other in names if _look_alike(name, other)), None)
+    return "" if other is None else f" ({other!a} is there, and this is {name!a}: other code points)"
+
+
+def _look_alike(first: str, second: str) -> bool:
+    return first != second and unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
 
 
 def printable(text: str) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from headscope.config import TextFiles
 from headscope.data.lines import Lines, in_step, read_lines, text_name
 from headscope.data.parses import Parse, read_columns, read_conllu
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, contrast_of
 
 
 class Labels(NamedTuple):
@@ -258,7 +258,7 @@ def _labelled(lines: Iterator[Sentence], labels: Iterator[Labels], name: str, ot
         if label.words and "".join(label.words) != "".join(sentence.source.split()):
             raise DataError(
                 f"line {sentence.number + 1} of {name} is not the text of sentence {sentence.number + 1} of {other}: "
-                f"{sentence.source[:60]!r} against {' '.join(label.words)[:60]!r}"
+                f"{contrast_of(sentence.source, ' '.join(label.words))}"
             )
         yield sentence._replace(labels=label)
 
@@ -272,7 +272,7 @@ def _parsed(
         if text.split() != parse.text.split():
             raise DataError(
                 f"line {sentence.number + 1} of {name} is not the text of parse {sentence.number + 1}: "
-                f"{text[:60]!r} against {parse.text[:60]!r}; parses must follow the lines"
+                f"{contrast_of(text, parse.text)}; parses must follow the lines"
             )
         if of_target:
             yield sentence._replace(target=parse.text, target_parse=parse)

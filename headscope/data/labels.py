@@ -12,7 +12,7 @@ from headscope.data.encoded import IGNORED, Encoded
 from headscope.data.lines import Lines, read_lines, text_name
 from headscope.data.offsets import Span
 from headscope.data.parses import read_columns
-from headscope.errors import ConfigError, DataError, shortlist
+from headscope.errors import ConfigError, DataError, lookalike, shortlist
 
 SHOWN = 5  # labels of the model in an error
 
@@ -104,7 +104,7 @@ def _number(text: str, numbers: Mapping[str, int], names: Sequence[str], locatio
 def _known(text: str, numbers: Mapping[str, int], names: Sequence[str], kind: str) -> int:
     if text not in numbers:
         shown = shortlist([f"{number} ({name})" for number, name in enumerate(names)], most=SHOWN)
-        raise DataError(f"the model has no {kind} {text[:40]!r}; it has {shown}")
+        raise DataError(f"the model has no {kind} {text[:40]!r}{lookalike(text, names)}; it has {shown}")
     return numbers[text]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from headscope.errors import DataError
+from headscope.files.reading import similar_file
 
 MOST_LINE = 1 << 20  # bytes
 COMPRESSED = {  # how files begin that are compressed; those of gzip `opened` has decompressed
@@ -131,7 +132,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         with opened(path) as handle:
             yield from lines_of(handle, name=str(path))
     except FileNotFoundError:
-        raise DataError(f"there is no file {path}") from None
+        raise DataError(f"there is no file {path}{similar_file(path)}") from None
     except IsADirectoryError:
         raise DataError(f"{path} is a directory; give a text file, one sentence a line") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -13,7 +13,7 @@ from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Any, Literal, NamedTuple, get_args
 
-from headscope.errors import ConfigError, DataError
+from headscope.errors import ConfigError, DataError, lookalike
 
 Kind = Literal["words", "bpe", "backtick", "sentencepiece"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -342,7 +342,8 @@ class Vocabulary:
     def _id(self, subword: str) -> int:
         number = self._ids.get(subword, self.unknown)
         if number is None:
-            raise DataError(f"the vocabulary has no subword {subword!r} and no id for unknown subwords")
+            similar = lookalike(subword, self._ids)
+            raise DataError(f"the vocabulary has no subword {subword!r}{similar} and no id for unknown subwords")
         return number
 
     @cached_property

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from headscope.errors import DataError, HeadscopeError
+from headscope.errors import DataError, HeadscopeError, lookalike
 
 MOST_BYTES = 64 << 20  # of vocabularies, records and lists, which have a few megabytes
 
@@ -27,12 +27,21 @@ def read_bytes(path: Path, *, error: Kind = DataError, name: str = "", limit: in
         with path.open("rb") as handle:
             content = handle.read(limit + 1)
     except (OSError, ValueError) as failed:
-        raise error(f"{name or path} cannot be read: {getattr(failed, 'strerror', None) or failed}") from None
+        reason = f"{getattr(failed, 'strerror', None) or failed}{similar_file(path)}"
+        raise error(f"{name or path} cannot be read: {reason}") from None
     if len(content) > limit:
         raise error(f"{name or path} has more than {limit:,} bytes; it is another kind of file")
     if content.startswith(LFS_POINTER):
         raise error(f"{name or path} is a Git LFS pointer and not the file itself; run `git lfs pull` in its folder")
     return content
+
+
+def similar_file(path: Path) -> str:
+    """A remark where a file that is not there has a neighbour whose name looks alike; "" where it has none."""
+    try:
+        return lookalike(path.name, (other.name for other in path.parent.iterdir()))
+    except OSError:
+        return ""
 
 
 def is_lfs_pointer(path: Path) -> bool:

@@ -200,7 +200,7 @@ class Checkpoint(ABC):
 
     def why_unknown(self, side: SideName) -> str:
         """What unknown subwords of a side probably come from, and what to do, for messages."""
-        return "is the text in the language, script and case that the vocabulary was made for?"
+        return "is the text in the language, script and case that the vocabulary was made for, and in its form (NFC)?"
 
     @abstractmethod
     def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from headscope.errors import CheckpointError, shortlist
 from headscope.files.output_checks import RECORDS
-from headscope.files.reading import LFS_POINTER, is_lfs_pointer, read_record
+from headscope.files.reading import LFS_POINTER, is_lfs_pointer, read_record, similar_file
 from headscope.files.zips import first_member
 from headscope.formats.huggingface.folder import ADAPTER, CONFIG, VOCABULARIES, model_folder
 from headscope.formats.pickles import is_torch_file
@@ -84,7 +84,9 @@ Formats = Iterable[tuple[str, Format]]
 def no_checkpoint(path: Path, formats: Formats) -> CheckpointError:
     """The error for a path that none of the formats recognises."""
     if not os.path.exists(path):
-        return CheckpointError(f"there is no file or directory {path}, and it does not look like a hub id (owner/name)")
+        return CheckpointError(
+            f"there is no file or directory {path}{similar_file(path)}, and it does not look like a hub id (owner/name)"
+        )
     listed = "; ".join(f"{name}: {each.summary}" for name, each in formats)
     return CheckpointError(
         _results(path, formats) or diagnose(path, formats) or f"{path} is no checkpoint that headscope knows ({listed})"

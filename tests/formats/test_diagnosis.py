@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headscope.errors import CheckpointError
+from headscope.data.corpus import Labels, open_corpus
+from headscope.data.labels import class_number
+from headscope.data.lines import raw_lines
+from headscope.errors import CheckpointError, DataError
+from headscope.files.reading import read_text
 from headscope.formats.base import FORMATS, open_checkpoint
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.formats.test_huggingface import copied, edit, saved  # noqa: F401  # fixtures
@@ -231,3 +236,37 @@ def test_a_file_of_a_folder_names_the_folder(copied: Copied, name: str) -> None:
     folder = copied()
     with pytest.raises(CheckpointError, match=f"give its folder, {folder}$"):
         open_it(folder / name)
+
+
+# Letters of one look and other code points
+
+COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
+
+
+@pytest.mark.parametrize("given", [COMPOSED, DECOMPOSED])
+def test_look_alikes_are_shown_by_code_points(tmp_path: Path, given: str) -> None:
+    other = DECOMPOSED if given == COMPOSED else COMPOSED
+    (tmp_path / other).write_text(f"{other}\n")
+    with pytest.raises(DataError, match=re.escape(f"({other!a} is there, and this is {given!a}")):
+        read_text(tmp_path / given)
+    with pytest.raises(DataError, match=re.escape(f"({other!a} is there")):
+        [*raw_lines(tmp_path / given)]
+    with pytest.raises(CheckpointError, match=re.escape(f"({other!a} is there")):
+        open_it(tmp_path / given)
+    with pytest.raises(DataError, match=re.escape(f"({other!a} is there")):
+        class_number(given, [other])
+    labels = [Labels((0,), (other,))]
+    corpus = open_corpus([given])
+    with pytest.raises(DataError, match=re.escape(f"{given!a} against {other!a}, the same letters")):
+        [*corpus.with_labels(lambda: iter(labels), name="tags")]
+    with pytest.raises(DataError, match=r"'tea' against 'milk'$"):
+        [*open_corpus(["tea"]).with_labels(lambda: iter([Labels((0,), ("milk",))]), name="tags")]
+
+
+def test_a_dictionary_with_another_form_of_its_name(tmp_path: Path) -> None:
+    path = fairseq.write(
+        tmp_path / "c.pt", MADE["post-norm, tied"] | {"source_lang": COMPOSED}, fairseq.state(MADE["post-norm, tied"])
+    )
+    (tmp_path / f"dict.{DECOMPOSED}.txt").write_text("a 1\n")
+    with pytest.raises(CheckpointError, match=re.escape(ascii(f"dict.{DECOMPOSED}.txt"))):
+        open_it(path).encode(["a"], side="source", limit=9)

@@ -29,7 +29,7 @@ from headscope.bounds import MOST_LAYERS
 from headscope.config import Companions
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
 from headscope.files.hub import is_cached
-from headscope.files.reading import file_digest, is_lfs_pointer, read_object
+from headscope.files.reading import file_digest, is_lfs_pointer, read_object, similar_file
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.folder import (
@@ -49,7 +49,7 @@ from headscope.formats.huggingface.placement import check_devices, check_quantis
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
 from headscope.formats.huggingface.spoken import set_spoken
-from headscope.formats.huggingface.weight_names import check_weights, common_prefix, forget_renamings
+from headscope.formats.weight_names import check_weights, common_prefix, forget_renamings
 from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
 
@@ -138,8 +138,8 @@ def located(path: str) -> tuple[str, dict[str, bool]]:
     known = None if local else _hub_has(path)
     if not (local or known or "/" in path or is_cached(path)):
         raise CheckpointError(
-            f"there is no file or directory {path}; a model of the hub is written OWNER/NAME, such as "
-            "google-bert/bert-base-uncased"
+            f"there is no file or directory {path}{similar_file(Path(path))}; a model of the hub is OWNER/NAME, "
+            "such as google-bert/bert-base-uncased"
         )
     return path, {"trust_remote_code": False, "local_files_only": known is None}
 
