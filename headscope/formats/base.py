@@ -74,8 +74,7 @@ class Checkpoint(ABC):
     exclusive_labels: bool = True
     """Whether one of the labels that it predicts is right, and not several at once."""
 
-    prefix: str = ""
-    """Beginning of all names of weights in its files, not in its model."""
+    prefix: str = ""  # beginning of all names of weights in its files, not in its model
 
     def look_again(self) -> None:
         """Forget where the heads are: the model may have been rebuilt."""

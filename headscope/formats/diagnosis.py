@@ -16,7 +16,6 @@ from headscope.errors import CheckpointError, shortlist
 from headscope.files.output_checks import RECORDS
 from headscope.files.reading import LFS_POINTER, is_lfs_pointer, read_record, similar_file
 from headscope.files.zips import first_member
-from headscope.formats.huggingface.folder import ADAPTER, CONFIG, VOCABULARIES, model_folder
 from headscope.formats.pickles import is_torch_file
 
 ENGINES = {".gguf": "llama.cpp", ".onnx": "onnxruntime", ".tflite": "LiteRT", ".mlpackage": "Core ML"}
@@ -25,6 +24,11 @@ STATE = "state.pt"
 """What a run goes on from: a file of torch, as checkpoints of fairseq are."""
 HEAD = 1 << 20
 """Bytes of a file that are looked at; torch.save writes the names of entries and classes first."""
+CONFIG, ADAPTER = "config.json", "adapter_config.json"
+VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
+"""Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word."""
+ENCODER = "0_Transformer"
+"""The folder of the model in one of sentence-transformers."""
 OPENED = ("model*.safetensors", "pytorch_model*.bin")
 """Weights as transformers reads them."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.ckpt", "*.index", "*.gguf", "*.npz")
@@ -96,7 +100,8 @@ def no_checkpoint(path: Path, formats: Formats) -> CheckpointError:
 def diagnose(path: Path, formats: Formats) -> str | None:
     """Why a file or folder cannot be opened and what to give, in one line. None where nothing explains it."""
     try:
-        return next((cause for sniff in SNIFFERS if (cause := sniff(model_folder(path), formats))), None)
+        home = path / ENCODER if (path / ENCODER).is_dir() else path
+        return next((cause for sniff in SNIFFERS if (cause := sniff(home, formats))), None)
     except OSError:
         return None
 

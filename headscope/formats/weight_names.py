@@ -12,9 +12,7 @@ from collections.abc import Iterable, Mapping
 from itertools import accumulate, takewhile
 from typing import Any
 
-import transformers
 from torch import nn
-from transformers import PreTrainedModel
 
 from headscope.errors import CheckpointError, shortlist
 
@@ -79,7 +77,7 @@ def forget_renamings(model: nn.Module, renamings: Mapping[str, str]) -> None:
     model._weight_conversions = [each for each in kept if not {*each._original_source_patterns} & {*renamings}]  # type: ignore[assignment]
 
 
-def check_weights(path: str, info: dict[str, Any], absent: frozenset[str], model: PreTrainedModel) -> None:
+def check_weights(path: str, info: dict[str, Any], absent: frozenset[str], model: Any) -> None:
     """Refuse a checkpoint whose weights do not fill the model that its config describes, but for those `absent`."""
     left_over = sorted(key for key in info["unexpected_keys"] if not _CONSTANT.search(f".{key}"))
     missing = sorted(key for key in {*info["missing_keys"]} - absent if not _MAY_BE_MISSING.search(key))
@@ -99,6 +97,8 @@ def check_weights(path: str, info: dict[str, Any], absent: frozenset[str], model
         within = [key for key in extra if not any(name.endswith(_LAYER.sub(".#.", f".{key}.")) for name in there)]
         if not within:
             raise CheckpointError(_disagree(path, "left over (does config.json say fewer layers?)", extra))
+        import transformers
+
         raise CheckpointError(
             f"{path}: weights are left over: {shortlist(within)}; {type(model).__name__} of transformers "
             f"{transformers.__version__} has no such parts{_position_type(model.config)}"

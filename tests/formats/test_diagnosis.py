@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from headscope.data.corpus import Labels, open_corpus
 from headscope.data.labels import class_number
@@ -22,7 +25,6 @@ from headscope.errors import CheckpointError, DataError
 from headscope.files.reading import read_text
 from headscope.formats.base import FORMATS, open_checkpoint
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
-from tests.formats.test_huggingface import copied, edit, saved  # noqa: F401  # fixtures
 from tests.makers.fairseq_layouts import MADE, computed
 from tests.oracles import fairseq
 
@@ -32,6 +34,27 @@ Copied = Callable[..., Path]
 
 def open_it(path: Path) -> Any:
     return open_checkpoint(str(path), device="cpu")
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Copied:
+    """A folder with a tiny model and a tokenizer, to break."""
+
+    def save(name: str = "bert") -> Path:
+        build(BY_NAME[name]).save_pretrained(tmp_path / name)
+        words = WordLevel({"<unk>": 0, "a": 1, "cat": 2}, unk_token="<unk>")
+        PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="<unk>").save_pretrained(tmp_path / name)
+        return tmp_path / name
+
+    return save
+
+
+def edit(**changes: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return change
 
 
 # A prefix
@@ -65,7 +88,7 @@ def rename(folder: Path, prefix: str, how: str) -> None:
     ],
 )
 def test_a_common_prefix_is_taken_off_and_said(
-    copied: Copied,  # noqa: F811
+    copied: Copied,
     tmp_path: Path,
     name: str,
     prefix: str,
@@ -83,7 +106,7 @@ def test_a_common_prefix_is_taken_off_and_said(
     assert torch.equal(logits(open_it(again).model, inputs), logits(opened.model, inputs))
 
 
-def test_layers_that_are_wrapped_within(copied: Copied) -> None:  # noqa: F811
+def test_layers_that_are_wrapped_within(copied: Copied) -> None:
     folder = copied("llama")
     weights = load_file(folder / "model.safetensors")
     renamed = {key.replace(".self_attn.", "._orig_mod.self_attn."): value for key, value in weights.items()}
@@ -164,7 +187,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("case", FOLDERS)
-def test_folders_say_what_keeps_them_from_opening(copied: Copied, case: str) -> None:  # noqa: F811
+def test_folders_say_what_keeps_them_from_opening(copied: Copied, case: str) -> None:
     folder = copied()
     change, message = FOLDERS[case]
     change(folder)
@@ -174,7 +197,7 @@ def test_folders_say_what_keeps_them_from_opening(copied: Copied, case: str) -> 
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt"])
-def test_tokenizers_that_are_pointers(copied: Copied, name: str) -> None:  # noqa: F811
+def test_tokenizers_that_are_pointers(copied: Copied, name: str) -> None:
     """transformers would read a pointer as a vocabulary of three words."""
     folder = copied()
     (folder / "tokenizer.json").unlink()
@@ -232,7 +255,7 @@ def test_files_say_what_they_are(tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_file_of_a_folder_names_the_folder(copied: Copied, name: str) -> None:  # noqa: F811
+def test_a_file_of_a_folder_names_the_folder(copied: Copied, name: str) -> None:
     folder = copied()
     with pytest.raises(CheckpointError, match=f"give its folder, {folder}$"):
         open_it(folder / name)

@@ -12,8 +12,6 @@ from headscope.files.reading import read_json
 CONFIG, MODULES, ADAPTER = "config.json", "modules.json", "adapter_config.json"
 PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 """How sound and pictures become numbers: files that no class of a model reads, and that its copy needs too."""
-VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
-"""Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word."""
 CLOSED = "texts_end_with_eos"
 """Option of a tokenizer that `headscope convert` writes: what a language model says after a whole text is its end."""
 

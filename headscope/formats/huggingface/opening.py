@@ -30,13 +30,13 @@ from headscope.config import Companions
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
 from headscope.files.hub import is_cached
 from headscope.files.reading import file_digest, is_lfs_pointer, read_object, similar_file
+from headscope.formats.diagnosis import VOCABULARIES
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.folder import (
     ADAPTER,
     CONFIG,
     PROCESSORS,
-    VOCABULARIES,
     is_adapter,
     local_folder,
     model_folder,
