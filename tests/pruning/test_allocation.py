@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partialmethod
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from headscope.data.corpus import Corpus
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.native import NATIVE
@@ -82,22 +85,38 @@ def test_damage_is_the_growth_of_the_loss(kind: str) -> None:
     assert intact.predictions == performance.predictions >= 7
 
 
-def test_an_anchor_is_refitted_on_and_measured_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text of the user's is both; random subwords, which nothing can be foretold of, are refitted on alone."""
-    checkpoint, corpus = speakers.checkpoint("bert"), speakers.corpus("bert", count=9)
-    other = [sentence.source for sentence in speakers.corpus("bert", count=5, seed=2)]
-    seen: list[tuple[list[int], float]] = []
+def test_nothing_is_measured_on_lines_that_refits_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fourth of the text, and of a text of the user's as anchor; random subwords are refitted on alone."""
+    checkpoint, corpus = speakers.checkpoint("bert"), speakers.corpus("bert", count=41)
+    other = [sentence.source for sentence in speakers.corpus("bert", count=68, seed=2)]
+    lines = {sentence.source for sentence in corpus} | set(other)
+    read: dict[str, list[list[str]]] = {"fitted": [], "measured": []}
 
-    def allocated(meters: Any, moments: Any, *given: Any, **more: Any) -> dict[HeadId, float]:
-        first = moments.of(output_projections(checkpoint)[0])
-        seen.append(([meter.sentences for meter in meters], float(first.mean.sum())))
-        return {}
+    def collected(its: Checkpoint, text: Corpus, *given: Any, **more: Any) -> Moments:
+        read["fitted"].append([sentence.source for sentence in text])
+        return collect_moments(its, text, *given, **more)
 
-    monkeypatch.setattr(scoring, "measured_allocation", allocated)
-    for anchor in ("", "mixed", other):
+    def metered(its: Checkpoint, text: Corpus, *given: Any, made: Any = DamageMeter.of, **more: Any) -> DamageMeter:
+        read["measured"].append([sentence.source for sentence in text])
+        found: DamageMeter = made(its, text, *given, **more)
+        return found
+
+    monkeypatch.setattr(scoring, "collect_moments", collected)
+    monkeypatch.setattr(DamageMeter, "of", metered)
+    monkeypatch.setattr(scoring, "measured_allocation", lambda *given, **more: {})
+    for anchor, counts in (("", [16]), ("mixed", [16]), (other, [16, 17])):
+        for texts in read.values():
+            texts.clear()
         scoring.measured_scores(ScoringContext(checkpoint, corpus, anchor=anchor), [])
-    assert [texts for texts, _ in seen] == [[9], [9], [9, 5]]
-    assert len({mean for _, mean in seen}) == 3
+        assert [len(text) for text in read["measured"]] == counts
+        seen, measured = (Counter(chain(*read[name])) for name in ("fitted", "measured"))
+        whole = Counter(line.source for line in corpus) + Counter(other if anchor is other else [])
+        assert Counter({line: seen[line] for line in lines}) + measured >= whole >= measured
+        if anchor != "mixed":
+            assert seen + measured == whole
+    for count in (2 * scoring.FEWEST_MEASURED - 1, 3):
+        with pytest.raises(ConfigError, match=f"too few lines.*{count} of at least 32.*--by obs"):
+            scoring.measured_scores(ScoringContext(checkpoint, corpus.first(count)), [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -173,14 +192,14 @@ def test_every_step_takes_the_module_that_does_the_least_damage(kind: str, monke
 
 
 def test_the_criterion_measures_on_its_text_and_heads_that_are_protected_never_go() -> None:
-    checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=19)
+    checkpoint, corpus = checkpoints.hugging("bert-without-head"), speakers.corpus("bert", count=37)
     heads = [HeadId.parse(name) for name in ("encoder-self.0.0", "encoder-self.0.2", "encoder-self.1.1")]
     context = ScoringContext(checkpoint, corpus, candidates=frozenset(heads))
     scores = criterion_named("obs-measured").scores(context)
     assert {head for head, score in scores.items() if score == score} == set(heads)
     _, _, last = sorted(heads, key=lambda head: scores[head])
-    moments = collect_moments(checkpoint, corpus)
-    meter = DamageMeter.of(checkpoint, corpus)
+    fitted, measured = scoring.held_apart(corpus)
+    moments, meter = collect_moments(checkpoint, fitted), DamageMeter.of(checkpoint, measured)
     made = RefittedCopy.of(checkpoint, compensate(checkpoint, moments, heads)).model
     assert scores[last] == pytest.approx(meter.measure(made).damage, abs=1e-6)
 
@@ -188,7 +207,7 @@ def test_the_criterion_measures_on_its_text_and_heads_that_are_protected_never_g
 def test_any_order_inside_modules_is_allocated_by_measuring(tmp_path: Path) -> None:
     """`--by obs --allocate measured` is `obs-measured`; by another criterion modules lose their heads in its order."""
     NATIVE.save(checkpoints.small(), tmp_path / "whole")
-    lines = [" ".join("abcdefg"[(n * k) % 7] for k in range(1, 3 + n % 4)) for n in range(1, 25)]
+    lines = [" ".join("abcdefg"[(n * k) % 7] for k in range(1, 3 + n % 4)) for n in range(1, 49)]
     for name, sign in (("a", 1), ("b", -1)):
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines[::sign]), encoding="utf-8")
 

@@ -35,8 +35,8 @@ KINDS = ("bert", "llama", "t5", "marian", "native-post")
 DAMPING = 1e-4
 
 
-def context_of(kind: str, **options: Any) -> ScoringContext:
-    return ScoringContext(speakers.checkpoint(kind), speakers.corpus(kind), **options)
+def context_of(kind: str, *, count: int = 11, **options: Any) -> ScoringContext:
+    return ScoringContext(speakers.checkpoint(kind), speakers.corpus(kind, count=count), **options)
 
 
 def by_place(kind: str, name: str) -> dict[tuple[Site, int], list[float]]:
@@ -174,7 +174,7 @@ def test_a_head_that_writes_nothing_goes_first_and_doubles_go_one_by_one() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("obs", "llama"), ("obs-task", "marian"), ("obs-measured", "llama")])
 def test_groups_share_a_score_and_every_size_is_a_prefix_of_the_order(name: str, kind: str) -> None:
-    context = context_of(kind)
+    context = context_of(kind, count=37 if name == "obs-measured" else 11)
     gates = gate_layout(context.checkpoint.attention_sites)
     scores = criterion_named(name).scores(context)
     assert all(len({scores[head] for head in unit}) == 1 for unit in gates.units)
@@ -236,7 +236,7 @@ def test_models_without_labels_are_judged_by_their_representation() -> None:
 
 @pytest.mark.parametrize("name", ["obs-task", "obs-measured"])
 def test_text_of_which_nothing_is_predicted_is_refused(name: str) -> None:
-    context = context_of("llama", batching=BatchingOptions(limit=1))
+    context = context_of("llama", count=37, batching=BatchingOptions(limit=1))
     with pytest.raises(DataError, match="no sentence that is measured on has a token to predict"):
         criterion_named(name).scores(context)
 

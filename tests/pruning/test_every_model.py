@@ -32,6 +32,7 @@ from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.options.sweep import SweepConfig
+from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep.sweep import run_sweep
@@ -235,8 +236,11 @@ def test_a_ranking_says_what_it_costs(made: tuple[str, dict[str, Any]], tmp_path
     assert found.quantity == "damage" and found.ranking["score"].tolist() != choice.ranking["score"].tolist()
 
 
-def test_a_ranking_refits_on_whatever_text_there_is(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_ranking_refits_on_whatever_text_there_is(
+    made: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Words in the columns of --labels are text too."""
+    monkeypatch.setattr(scoring, "FEWEST_MEASURED", 7)
     _, options = made
     more: Any = {"allocate": "measured", "compensate": "least-squares"}
     choice = run_ranking(RankConfig(**options, **more, out=tmp_path / "run", by="obs", keep=3, batch_tokens=97))

@@ -99,7 +99,7 @@ def test_where_only_whole_layers_can_go_that_is_said_and_shares_of_them_are_refu
 @pytest.mark.parametrize("by", ["magnitude", "obs", "obs-measured"])
 def test_the_api_ranks_so_by_parameters_and_in_closed_form(by: str) -> None:
     model = hs.load(decoders.decoder("qwen3"), tokenizer=decoders.byte_level())
-    text = None if by == "magnitude" else ["a man walks", "two dogs run in the snow", "a red house"] * 3
+    text = None if by == "magnitude" else ["a man walks", "two dogs run in the snow", "a red house"] * 11
     ranking = model.rank(by=by, text=text, allocate="per-group")
     gone = ranking.lowest(12)
     layers = [sorted(head.head // 2 for head in gone if head.layer == layer) for layer in range(3)]

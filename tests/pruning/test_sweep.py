@@ -34,6 +34,7 @@ from headscope.heads import Site
 from headscope.pruning.gate_layout import gate_layout
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.sweep import SweepConfig
+from headscope.pruning.ranking import scoring
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.sweep import sweep as sweep_module
 from headscope.pruning.sweep.cell_files import read_cell
@@ -177,7 +178,10 @@ def test_a_cell_is_refitted_as_prune_rank_refits(words: dict[str, Any], tmp_path
         assert row["value"] != pytest.approx(plain, rel=1e-4)
 
 
-def test_a_cell_has_the_heads_that_prune_rank_leaves(words: dict[str, Any], tmp_path: Path) -> None:
+def test_a_cell_has_the_heads_that_prune_rank_leaves(
+    words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "FEWEST_MEASURED", 7)
     kept = {}
     for allocate in ("global", "per-layer", "measured"):
         options: dict[str, Any] = {"allocate": allocate, "batch_tokens": 241}

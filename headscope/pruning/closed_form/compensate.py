@@ -171,7 +171,7 @@ class RefittedCopy:
 ModuleOrder = tuple[OutputProjection, Sequence[int]]
 """A module, and its units in the order in which they go."""
 MEASURED = 128
-"""Sentences of the calibration text that the objective is measured on."""
+"""Sentences that an allocation is measured on at most."""
 TIE = 1e-9
 """By how much a score is above the one before it where the damage did not grow."""
 

@@ -10,20 +10,25 @@ from typing import Any
 
 from torch import Tensor
 
+from headscope.data.corpus import Corpus
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, all_heads
 from headscope.model.taps import masked
-from headscope.pruning.closed_form.bench import AnchoredMoments, refitted
+from headscope.pruning.closed_form.anchors import anchor_texts
+from headscope.pruning.closed_form.bench import refitted
 from headscope.pruning.closed_form.compensate import MEASURED, ModuleOrder, measured_allocation
-from headscope.pruning.closed_form.damage import DamageMeter
-from headscope.pruning.closed_form.moments import ContextMoments, ModuleMoments, Moments, collect_moments
+from headscope.pruning.closed_form.damage import DamageMeter, lines, spread
+from headscope.pruning.closed_form.moments import ContextMoments, Mixture, ModuleMoments, Moments, collect_moments
 from headscope.pruning.closed_form.output_projections import OutputProjection, output_projections
 from headscope.pruning.closed_form.refit import RemovalStep, damp, greedy_order
 from headscope.pruning.gate_layout import Unit
 from headscope.pruning.options.refit import RefitOptions, anchor_name
 from headscope.pruning.ranking.criterion import ScoringContext
+
+FEWEST_MEASURED = 16
+"""Lines that an allocation is measured on at least (benchmarks/allocation_lines.py)."""
 
 
 def moments_of(context: ScoringContext, *, gradients: bool = False, removed: Sequence[HeadId] = ()) -> Moments:
@@ -135,9 +140,10 @@ def measured_scores(
     step: Callable[[int], None] = lambda count: None,
     known: MutableMapping[str, float] | None = None,
 ) -> Scores:
-    """Scores by `measured_allocation` of a context's objective, on the first sentences of its text.
+    """Scores by `measured_allocation` of a context's objective, on lines of its text that no refit is fitted to.
 
-    With an anchor refits are anchored, and that of it which a model could foretell is measured on as well.
+    With an anchor refits are anchored; where that is a text, lines of it are held out and measured on as well.
+    ConfigError where there are too few lines.
     """
     moments, meters = _measuring(context)
     options = RefitOptions(damping=context.damping)
@@ -149,19 +155,43 @@ def measured_scores(
 def _measuring(context: ScoringContext) -> tuple[ModuleMoments, list[DamageMeter]]:
     """What allocations of one context are refitted by, and measured with; made once."""
     checkpoint, corpus, seed = context.checkpoint, context.corpus, context.options.seed
-    reading: dict[str, Any] = {"batching": context.batching, "seed": seed}
-    moments = moments_of(context)
-    assert corpus is not None, "moments_of refuses this"
+    if corpus is None:
+        raise ConfigError("an allocation is measured on text: give --source FILE")
     objective = context.options.objective
     key = "allocation", id(checkpoint), id(corpus), context.batching, objective, seed, anchor_name(context.anchor)
     if key not in context.measured:
-        of_texts = AnchoredMoments(checkpoint, corpus, **reading, moments=moments)
-        own = of_texts.texts(context.anchor).get("text")
-        texts = [corpus] if own is None else [corpus, own()]
-        meters = [DamageMeter.of(checkpoint, text.first(MEASURED), objective=objective, **reading) for text in texts]
-        context.measured[key] = of_texts.of(context.anchor), meters
+        fitted, measured = held_apart(corpus)
+        beside = {name: text() for name, text in anchor_texts(checkpoint, fitted, context.anchor, seed=seed).items()}
+        held_out = [measured]
+        if own := beside.get("text"):
+            beside["text"], measured = held_apart(own)
+            held_out.append(measured)
+        of_texts = [
+            collect_moments(checkpoint, text, batching=context.batching, processes=context.processes)
+            for text in (fitted, *beside.values())
+        ]
+        reading: dict[str, Any] = {"batching": context.batching, "seed": seed, "objective": objective}
+        meters = [DamageMeter.of(checkpoint, text, **reading) for text in held_out]
+        context.measured[key] = Mixture([(each, 1 / len(of_texts)) for each in of_texts]), meters
     made: tuple[ModuleMoments, list[DamageMeter]] = context.measured[key]
     return made
+
+
+def held_apart(corpus: Corpus) -> tuple[Corpus, Corpus]:
+    """A text to refit on, and a fourth of its lines, 16 to 128, as far apart as can be, which are then held out of it.
+
+    An allocation that is measured on lines that its refits were fitted to, or on few, takes what happens to gain there.
+    ConfigError for a text of fewer than twice `FEWEST_MEASURED` lines.
+    """
+    count = min(MEASURED, max(FEWEST_MEASURED, corpus.count // 4))
+    if corpus.count < 2 * FEWEST_MEASURED:
+        raise ConfigError(
+            f"{corpus.name}: too few lines to allocate heads by measuring, {corpus.count} of at least "
+            f"{2 * FEWEST_MEASURED} ({count} are held out to measure on); give more text, or rank without measuring "
+            "(--by obs, --allocate global)"
+        )
+    chosen = spread(corpus.count, count)
+    return lines(corpus, [not each for each in chosen]), lines(corpus, chosen)
 
 
 def orders_of(context: ScoringContext, units: Collection[Unit], scores: Scores) -> list[ModuleOrder]:

@@ -11,9 +11,9 @@ from headscope.pruning.ranking.scoring import measured_scores, moments_of, reach
 class MeasuredOptimalBrainSurgeon(Criterion):
     """Inside a module the order of `obs`; between modules what the objective loses once all of them are refitted.
 
-    The next head goes from the module where that does the least damage, measured with W_O refitted everywhere on the
-    first 128 sentences of the text, and with an anchor on 128 of its own text or sample (see `measured_scores`): a few
-    hundred passes over them. The score is the damage once the head is gone.
+    The next head goes from the module where that does the least damage, measured with W_O refitted everywhere:
+    a few hundred passes over a fourth of the sentences, 16 to 128, which no refit is fitted to. The score is
+    the damage once the head is gone.
     """
 
     name = "obs-measured"
