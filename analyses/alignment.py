@@ -62,7 +62,7 @@ class Alignment(Analysis):
 
     The decoder's position t is fed token y[t] and predicts y[t+1]: `aligned_predicted` is about the word of y[t+1],
     `aligned_fed` about that of y[t], `aligned_next` about that of y[t+2]. Positions count whose word has a link; the
-    start is one of them. Words are what whitespace separates; a subword is of the word it begins in. Links are those
+    start is one of them. Words lie between spaces and tabs; a subword is of the word it begins in. Links are those
     of `--alignments` (Pharaoh format), or of an aligner trained on `--align-corpus` or on the text itself, if it has
     1,000 lines: systran-align where that is installed, else fast_align's model (Dyer et al. 2013, both directions,
     grow-diag-final-and).
@@ -88,7 +88,7 @@ class Alignment(Analysis):
 
     name = "alignment"
     reads = "statistics"
-    version = 2
+    version = 3
     order = 65
     summary = "share of positions whose largest weight is on the aligned source word"
     measures = (

@@ -58,13 +58,13 @@ def _answer(question: str) -> str:
 
 
 def _piped(names: list[str]) -> Iterator[tuple[str, ...]]:
-    from headscope.data.lines import lines_of
+    from headscope.data.lines import is_empty, lines_of
 
     for number, line in enumerate(_decoded(lines_of(sys.stdin.buffer, name="stdin")), start=1):
         parts = tuple(part.strip() for part in line.split("\t")) if len(names) > 1 else (line,)
         if len(parts) != len(names):
             raise DataError(f"stdin:{number}: {HOW}")
-        if not all(part.strip() for part in parts):
+        if any(map(is_empty, parts)):
             raise DataError(f"stdin:{number}: the line is empty; every line must hold one sentence")
         yield parts
 

@@ -30,6 +30,7 @@ from headscope.data.encoded import (
     SideName,
     UnknownSubwords,
     encode_sources,
+    encode_targets,
     pad_rows,
     pad_side,
 )
@@ -172,7 +173,7 @@ def _encode(
     losses.unknown.add("source", sources)
     targets: list[Encoded] | list[None] = [None] * len(window)
     if window[0].target is not None:
-        translations = encoder.encode([s.target or "" for s in window], side="target", limit=limit)
+        translations = encode_targets(window, encoder, limit=limit)
         losses.unknown.add("target", translations)
         targets = translations
     ready = [_EncodedSentence(*parts) for parts in zip(window, sources, targets, strict=True)]
@@ -297,10 +298,8 @@ def _align(
     return aligned
 
 
-PROBED = 512
-"""Sentences of which the longest are tried."""
-MOST_TOKENS = 2**17
-"""Positions beyond which a batch gains nothing."""
+PROBED = 512  # sentences of which the longest are tried
+MOST_TOKENS = 2**17  # positions beyond which a batch gains nothing
 SHARE = 0.6  # of the memory that is free; texts that come later may need more than those measured
 ASKED = ("mem_get_info", "memory_allocated", "memory_reserved", "max_memory_allocated", "reset_peak_memory_stats")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headscope.config import TextFiles
-from headscope.data.lines import Lines, in_step, read_lines, text_name
+from headscope.data.lines import Lines, in_step, is_empty, read_lines, text_name
 from headscope.data.parses import Parse, read_columns, read_conllu
 from headscope.errors import ConfigError, DataError, contrast_of
 
@@ -247,7 +247,7 @@ def _split(lines: Iterator[Sentence], name: str) -> Iterator[Sentence]:
     """Pairs of texts with a tab between."""
     for sentence in lines:
         first, _, second = sentence.source.partition("\t")
-        if not first.strip() or not second.strip() or "\t" in second:
+        if is_empty(first) or is_empty(second) or "\t" in second:
             raise DataError(f"{name}:{sentence.number + 1}: every line must be two texts with one tab between")
         yield sentence._replace(source=first, second=second)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from headscope.data.alignment import Aligned
 from headscope.data.corpus import Corpus, Sentence
 from headscope.distributed import PINNED, pinned, upload
+from headscope.errors import DataError, shortlist
 from headscope.heads import Site
 
 SideName = Literal["source", "target"]
@@ -241,12 +242,35 @@ class Encoder(Encodes, Protocol):
         ...
 
 
+class NothingReadError(DataError):
+    """A text, that at `place` of those given, of which a tokenizer makes nothing but special ids."""
+
+    def __init__(self, text: str, place: int) -> None:
+        super().__init__(f"the tokenizer makes nothing of the line {text[:60]!r}")
+        self.place = place
+
+
 def encode_sources(window: Sequence[Sentence], encoder: Encodes, *, limit: int) -> list[Encoded]:
-    """The source of every sentence; of a pair of texts both together."""
+    """The source of every sentence; of a pair of texts both together. DataError names a line that gives nothing."""
     pairs = [(sentence.source, sentence.second) for sentence in window if sentence.second is not None]
-    if pairs:
-        return encoder.encode_pairs(pairs, limit=limit)
-    return encoder.encode([sentence.source for sentence in window], side="source", limit=limit)
+    try:
+        if pairs:
+            return encoder.encode_pairs(pairs, limit=limit)
+        return encoder.encode([sentence.source for sentence in window], side="source", limit=limit)
+    except NothingReadError as error:
+        raise _named(error, window, "source") from None
+
+
+def encode_targets(window: Sequence[Sentence], encoder: Encodes, *, limit: int) -> list[Encoded]:
+    """The target of every sentence, as the decoder reads it. DataError names a line that gives nothing."""
+    try:
+        return encoder.encode([sentence.target or "" for sentence in window], side="target", limit=limit)
+    except NothingReadError as error:
+        raise _named(error, window, "target") from None
+
+
+def _named(error: NothingReadError, window: Sequence[Sentence], side: SideName) -> DataError:
+    return DataError(f"line {window[error.place].number + 1} of the {side}: {error}; take it out of the text")
 
 
 def side_names(site: Site) -> tuple[SideName, SideName]:
@@ -293,10 +317,14 @@ class Reader(Advisor, Encodes, Protocol):
 
 @dataclass
 class UnknownSubwords:
-    """Numbers of subwords, without special ones, and of unknown ones among them, by side."""
+    """Numbers of subwords, without special ones, and of unknown ones among them, by side.
+
+    `nothing` are the numbers, from 1, of lines to translate of which the tokenizer makes nothing.
+    """
 
     read: Counter[SideName] = field(default_factory=Counter)
     unknown: Counter[SideName] = field(default_factory=Counter)
+    nothing: list[int] = field(default_factory=list)
 
     def add(self, side: SideName, encoded: Iterable[Encoded]) -> None:
         """Count sentences of a side."""
@@ -327,7 +355,9 @@ class UnknownSubwords:
 
     def warnings(self, reader: Advisor) -> list[str]:
         """A warning with the likely cause for each side with more than 2 %."""
-        return [
+        lost = shortlist(map(str, self.nothing)) if self.nothing else ""
+        empty = [f"warning: the tokenizer makes nothing of source lines {lost}; they are treated as empty"]
+        return empty[: bool(lost)] + [
             f"warning: {self.share(side):.1%} of the {side}'s subwords are unknown to the vocabulary; "
             f"{reader.why_unknown(side)}"
             for side in self.read

@@ -50,6 +50,18 @@ def text_name(text: Lines | None) -> str:
     return str(text) if text is None or isinstance(text, (str, Path)) else f"the list of {len(text)} sentences"
 
 
+_UNSEEN = re.compile(  # white space, controls, and what Unicode calls default ignorable: characters without width
+    "[\\s\\x00-\\x1f\\x7f-\\x9f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f\\u200b-\\u200f\\u202a-\\u202e"
+    "\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufff8\\U0001bca0-\\U0001bca3\\U0001d173-\\U0001d17a"
+    "\\U000e0000-\\U000e0fff]*"
+)
+
+
+def is_empty(line: str) -> bool:
+    """Whether a line shows nothing: it has no characters, or only white space and characters without width."""
+    return _UNSEEN.fullmatch(line) is not None
+
+
 def read_lines(text: Lines) -> Iterator[str]:
     """Lines of a UTF-8 file (`.gz` too), split at line feeds only, or of a list; DataError for an unusable text."""
     return _file_lines(Path(text)) if isinstance(text, (str, Path)) else _list_lines(text)
@@ -76,7 +88,7 @@ def _list_lines(sentences: Sequence[str]) -> Iterator[str]:
     for number, sentence in enumerate(sentences, start=1):
         if not isinstance(sentence, str):
             raise DataError(f"sentence {number} of the list is of type {type(sentence).__name__}; it must be a string")
-        if not sentence.strip():
+        if is_empty(sentence):
             raise DataError(f"sentence {number} of the list is empty; every entry must hold one sentence")
         try:
             sentence.encode()
@@ -93,7 +105,7 @@ def _file_lines(path: Path) -> Iterator[str]:
     number = 0
     for number, raw in enumerate(raw_lines(path), start=1):
         text = line_text(raw, path, number)
-        if not text.strip():
+        if is_empty(text):
             raise DataError(f"{path}:{number}: the line is empty; every line must hold one sentence")
         yield text
     if number == 0:

@@ -71,10 +71,11 @@ class Splitter:
         if self.kind == "sentencepiece":
             return self._sentencepiece(text)
         subwords: list[Subword] = []
-        # story-of-heads splits vocabularies' text at single spaces, the others at any whitespace
-        for word in re.finditer(r"[^ \n]+" if self.kind == "backtick" else r"\S+", text):
+        # story-of-heads and subword-nmt split at U+0020 alone, fairseq at any white space what they leave
+        merges = self.kind == "bpe" and self.codes is not None
+        for word in re.finditer(r"[^ \n\r]+" if merges else r"[^ \n]+" if self.kind == "backtick" else r"\S+", text):
             subwords += self._word(word[0], word.start())
-        return subwords
+        return [part for subword in subwords for part in _spaced(subword)] if merges else subwords
 
     def join(self, subwords: Sequence[str]) -> str:
         """The text of subwords."""
@@ -124,6 +125,14 @@ class Splitter:
             return sentencepiece.SentencePieceProcessor(model_proto=self.codes)
         except (RuntimeError, ValueError, TypeError):
             raise DataError("the SentencePiece model cannot be read; is the file complete?") from None
+
+
+def _spaced(subword: Subword) -> list[Subword]:
+    """What fairseq makes of a subword with white space in it, which its dictionary files cannot hold."""
+    return [
+        Subword(part[0], min(subword.start + part.start(), subword.end), min(subword.start + part.end(), subword.end))
+        for part in re.finditer(r"\S+", subword.text)
+    ]
 
 
 def _bare(subword: Subword, kind: Kind) -> Subword:

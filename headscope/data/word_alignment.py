@@ -1,6 +1,7 @@
 """Which word translates which: links from a file (Pharaoh format), or by an aligner trained on parallel text.
 
-Words are what whitespace separates. The aligner is fast_align's model (Dyer, Chahuneau & Smith 2013: IBM model 2 whose
+Words are what spaces and tabs separate, as fast_align counts them; other white space is part of a word. The aligner is
+fast_align's model (Dyer, Chahuneau & Smith 2013: IBM model 2 whose
 prior prefers the diagonal, λ fitted, lexical probabilities by variational Bayes), in both directions, joined by
 grow-diag-final-and (Koehn et al. 2003). All tokens of all sentences
 are laid out flat, one cell for each pair of a source and a target word, so that there are loops over iterations and
@@ -46,6 +47,16 @@ class Links(NamedTuple):
     sure: Bools
 
 
+def words_of(line: str) -> list[str]:
+    """The words of a line as aligners count them: between spaces and tabs, as fast_align splits."""
+    return [word for word in re.split("[ \t]", line) if word]
+
+
+def has_other_spaces(line: str) -> bool:
+    """Whether a line has white space inside at which aligners do not split, such as U+00A0."""
+    return line.split() != words_of(line)
+
+
 def read_links(path: Path, *, first: int = 0) -> Iterator[Links]:
     """Links of every line of a file: `0-0 1-2`, or `1?2` for a possible one; an empty line is a sentence without.
 
@@ -82,7 +93,7 @@ def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None
     """
     joined = "".join(f"{text}\n" for text in texts).encode("utf-32-le", errors="surrogatepass")
     known, which = np.unique(np.frombuffer(joined, dtype=np.uint32), return_inverse=True)
-    blank, plain = (np.array([test(chr(c)) for c in known.tolist()])[which] for test in (str.isspace, str.isalnum))
+    blank, plain = (np.array([test(chr(c)) for c in known.tolist()])[which] for test in (_separates, str.isalnum))
     place = np.arange(len(which))
     word = (~blank & np.append(True, blank[:-1])).cumsum() - 1
     shown = np.minimum.accumulate(np.where(blank, len(which), place)[::-1])[::-1]  # the next that is no whitespace
@@ -104,6 +115,10 @@ def words_of_subwords(texts: Sequence[str], spans: Sequence[Sequence[Span | None
     last[row[located]] = located.nonzero()[0]
     after = np.arange(len(flat)) > last[row]
     return words, np.stack([final, after], axis=1)
+
+
+def _separates(character: str) -> bool:
+    return character in " \t\n"
 
 
 class Cells(NamedTuple):
@@ -152,7 +167,7 @@ class Aligner:
 
     def align(self, pairs: Sequence[Pair]) -> list[Links]:
         """The links of parallel lines, all of them sure."""
-        sides = [[[self._known(word, side) for word in pair[side].split()] for pair in pairs] for side in (0, 1)]
+        sides = [[[self._known(word, side) for word in words_of(pair[side])] for pair in pairs] for side in (0, 1)]
         sizes = np.array([[len(words) for words in side] for side in sides]).reshape(2, -1)
         order = np.lexsort((sizes[0], sizes[1]))
         links: list[Links] = [Links(np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=bool))] * len(pairs)
@@ -193,7 +208,7 @@ class Aligner:
 
 def trainable(pairs: Iterable[Pair]) -> Iterator[Pair]:
     """The lines that an aligner can be trained on: those of at most `LONGEST` words on both sides."""
-    return (pair for pair in pairs if max(len(line.split()) for line in pair) <= LONGEST)
+    return (pair for pair in pairs if max(len(words_of(line)) for line in pair) <= LONGEST)
 
 
 def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
@@ -203,7 +218,7 @@ def train(pairs: Iterable[Pair]) -> tuple[Aligner, int]:
     sizes: list[tuple[int, int]] = []
     cells = 0
     for pair in pairs:
-        split = [line.split() for line in pair]
+        split = [words_of(line) for line in pair]
         n, m = map(len, split)
         cells += n * m
         if cells > CELLS:
@@ -366,14 +381,14 @@ class Systran:
             count = 0
             with open(text, "w", encoding="utf-8") as file:
                 for count, (source, target) in enumerate(pairs, start=1):  # noqa: B007
-                    file.write(f"{' '.join(source.split())} ||| {' '.join(target.split())}\n")
+                    file.write(f"{' '.join(words_of(source))} ||| {' '.join(words_of(target))}\n")
             usual = {"favor_diagonal": True, "optimize_tension": True, "variational_bayes": True}
             systran_align.generate_alignment_probabilities(text, forward, backward, **usual)
             return cls(systran_align.Aligner(forward, backward)), count
 
     def align(self, pairs: Sequence[Pair]) -> list[Links]:
         """The links of parallel lines, all of them sure."""
-        found = [self.aligner.align(source.split(), target.split())["alignments"] for source, target in pairs]
+        found = [self.aligner.align(words_of(source), words_of(target))["alignments"] for source, target in pairs]
         return [
             Links(np.array(links, dtype=np.int64).reshape(-1, 2), np.ones(len(links), dtype=bool)) for links in found
         ]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from headscope.bootstrap import Array, GroupSums, Ratio
 from headscope.data.batching import DEFAULT_TOKENS, PROBED, BatchTrial, Long, Omissions, batches, groups, own_labels
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
+from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, encode_targets, pad_rows, pad_side
 from headscope.distributed import ALONE, Processes, fetch, upload, widest
 from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
@@ -267,7 +267,11 @@ def _texts(
     losses.unknown.add("source", sources)
     targets: Sequence[Encoded | None] = [None] * len(window)
     if checkpoint.two_sided:
-        translations = checkpoint.encode(texts, side="target", limit=options.limit)
+        translations = encode_targets(
+            [sentence._replace(target=text) for sentence, text in zip(window, texts, strict=True)],
+            checkpoint,
+            limit=options.limit,
+        )
         losses.unknown.add("target", translations)
         targets = translations
     labels = checkpoint.labels(texts, limit=options.limit)

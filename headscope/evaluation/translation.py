@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
 from headscope.data.batching import DEFAULT_TOKENS, BatchTrial, automatic_tokens, groups
-from headscope.data.encoded import Encoded, UnknownSubwords
-from headscope.data.lines import line_text
+from headscope.data.encoded import Encoded, NothingReadError, UnknownSubwords
+from headscope.data.lines import is_empty, line_text
 from headscope.distributed import ALONE, Processes
 from headscope.errors import CheckpointError
 from headscope.formats.base import Checkpoint
@@ -63,9 +63,14 @@ def translate_lines(
     counts = UnknownSubwords() if unknown is None else unknown
     while texts := list(islice(rest, window)):
         translations: dict[int, list[Translation]] = {}
-        numbers = [n for n, text in enumerate(texts) if text.strip()]
-        lines_read = checkpoint.encode([texts[n] for n in numbers], side="source", limit=limit) if numbers else []
-        encoded = dict(zip(numbers, lines_read, strict=True))
+        numbers = [n for n, text in enumerate(texts) if not is_empty(text)]
+        encoded: dict[int, Encoded] = {}
+        while numbers and not encoded:
+            try:
+                lines_read = checkpoint.encode([texts[n] for n in numbers], side="source", limit=limit)
+                encoded = dict(zip(numbers, lines_read, strict=True))
+            except NothingReadError as error:
+                counts.nothing.append(before + numbers.pop(error.place) + 1)
         counts.add("source", list(encoded.values()))
         for number in (number for number, line in encoded.items() if line.cut):
             cut(before + number + 1)

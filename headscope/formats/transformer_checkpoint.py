@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.data.encoded import Batch, Encoded, Side, pad_side
+from headscope.data.encoded import Batch, Encoded, NothingReadError, Side, pad_side
 from headscope.data.vocabulary import Vocabulary
-from headscope.errors import CheckpointError, DataError, NumericalError, shortlist
+from headscope.errors import CheckpointError, NumericalError, shortlist
 from headscope.formats.base import FORMATS, Checkpoint, Predicts, SideName
 from headscope.formats.exports import Probe
 from headscope.formats.translate_options import TranslateOptions, Translation
@@ -94,9 +94,9 @@ class TransformerCheckpoint(Checkpoint):
         vocabulary = self._side(side)
         reading = side == "source" and self.two_sided
         encoded = [_encoded(text, vocabulary, limit, reading=reading) for text in texts]
-        for text, sentence in zip(texts, encoded, strict=True):
+        for place, (text, sentence) in enumerate(zip(texts, encoded, strict=True)):
             if all(sentence.special):
-                raise DataError(f"the vocabulary makes nothing of the line {text[:60]!r}")
+                raise NothingReadError(text, place)
         return encoded
 
     def why_unknown(self, side: SideName) -> str:

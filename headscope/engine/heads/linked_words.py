@@ -25,10 +25,12 @@ from headscope.data.word_alignment import (
     Pair,
     Systran,
     check_links,
+    has_other_spaces,
     has_systran,
     read_links,
     train,
     trainable,
+    words_of,
     words_of_subwords,
 )
 from headscope.distributed import upload
@@ -72,6 +74,10 @@ class SentenceLinks:
 
     def __post_init__(self) -> None:
         if self.known:
+            others = sum(has_other_spaces(text) for each in self.corpus for text in (each.source, each.target or ""))
+            if others:
+                said = f"alignment: {others:,} lines have white space other than spaces and tabs, such as U+00A0"
+                self.remarks.append(f"{said}; links count words as fast_align does, which does not split there")
             first = list(islice(iter(self.corpus), DONORS))
             self.donors = list(zip(first, self.of(first), strict=True))
             self.sizes = np.array([_sizes(sentence) for sentence in first])
@@ -164,7 +170,7 @@ def links_of(
 
 
 def _sizes(sentence: Sentence) -> tuple[int, int]:
-    return len(sentence.source.split()), len((sentence.target or "").split())
+    return len(words_of(sentence.source)), len(words_of(sentence.target or ""))
 
 
 def _links_of_file(corpus: Corpus, path: Path, first: int) -> SentenceLinks:

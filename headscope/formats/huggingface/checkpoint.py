@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from headscope.data.encoded import Encoded
+from headscope.data.encoded import Encoded, NothingReadError
 from headscope.data.offsets import subword_spans
-from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import LONGEST, SideName
 from headscope.formats.huggingface.generation import Predicting
 from headscope.formats.huggingface.languages import TOKENISING, in_target_language, languages
@@ -146,7 +146,7 @@ class HuggingFaceCheckpoint(Predicting):
         special_ids, encoded = self._special[side], []
         for text, (ids, length, segments) in zip(texts, coded, strict=True):
             if not ids:
-                raise DataError(f"the tokenizer makes nothing of the line {text[:60]!r}")
+                raise NothingReadError(text, len(encoded))
             if max(ids) >= size:
                 raise CheckpointError(
                     f"{self.path}: its tokenizer gives id {max(ids)}, and the model has {size} embeddings; "

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headscope.attribution.objectives.base import OBJECTIVES, Objective, choose_objective
 from headscope.data.batching import own_labels
 from headscope.data.corpus import Corpus, Sentence
-from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, pad_rows, pad_side
+from headscope.data.encoded import IGNORED, Batch, Encoded, encode_sources, encode_targets, pad_rows, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError
 from headscope.evaluation.likelihood import hidden_at_random
 from headscope.evaluation.sides import check_sides
@@ -146,7 +146,7 @@ def _encoded(
         sources = encode_sources(window, checkpoint, limit=limit)
         targets: list[Encoded] | list[None] = [None] * len(window)
         if corpus.has_target:
-            targets = checkpoint.encode([sentence.target or "" for sentence in window], side="target", limit=limit)
+            targets = encode_targets(window, checkpoint, limit=limit)
         labels = _labels(checkpoint, window, sources, limit) if says else [[] for _ in window]
         yield from zip(sources, targets, labels, strict=True)
 
