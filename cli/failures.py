@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from headscope.bounds import WHOLE
 from headscope.config.option import values_left_out
 from headscope.errors import ConfigError, HeadscopeError, one_line
+from headscope.files.writing import write_failure
 
 SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Of every command's context: how help is asked for, and the columns that it takes at most."""
@@ -143,6 +144,8 @@ def described(error: BaseException) -> str | None:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _memory(str(error))):
         detail = f" ({text})" if (text := one_line(error)[:160]) else ""
         return f"there is not enough memory{detail}; take a smaller --batch-tokens, --max-length or model"
+    if not isinstance(error, OSError) and error.__cause__ is None and (reason := write_failure(error)):
+        return f"cannot write a file: {reason}; free some space, or name another folder (TMPDIR for temporary files)"
     if _peer_is_gone(error):
         return "another process of this torchrun has ended before its work was done"
     return None

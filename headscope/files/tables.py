@@ -43,6 +43,13 @@ def write_pickle(path: Path, value: Any) -> Path:
     return write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
+def is_cut_off(path: Path) -> bool:
+    """Whether the last line of a file has no end, as all lines have that headscope writes."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        return file.read() not in (b"", b"\n")
+
+
 def read_csv(
     file: Path | TextIO,
     *,

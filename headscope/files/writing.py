@@ -111,8 +111,8 @@ def deferred() -> Iterator[None]:
 TEMPORARY = ".headscope-"
 """Prefix of all temporary files and directories."""
 
-# Messages of libraries that write through C++ and Rust.
-_OS_ERROR = re.compile(r"(?:I/O error: )?([A-Z][^:()]*) \(os error \d+\)")
+# Messages of libraries that write through C++ and Rust: safetensors, tokenizers, torch.
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _TORCH_WRITER = re.compile(r"PytorchStreamWriter failed|unexpected pos \d+ vs|basic_ios::clear|iostream error")
 
 
@@ -122,8 +122,8 @@ def write_failure(error: BaseException | None) -> str | None:
     while error is not None:
         if isinstance(error, OSError):
             return error.strerror or str(error) or type(error).__name__
-        if type(error).__name__ == "SafetensorError" and (match := _OS_ERROR.search(str(error))):
-            return match[1].strip()
+        if match := _OS_ERROR.search(str(error)):
+            return os.strerror(int(match[1]))
         if isinstance(error, RuntimeError) and _TORCH_WRITER.search(str(error)):
             reason = "the disk is full, or the file grew too large"
         error = error.__cause__ or (error.__context__ if reason else None)

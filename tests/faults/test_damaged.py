@@ -65,6 +65,25 @@ def test_text_among_numbers_is_refused(column: str, run: Path, headscope: Comman
         assert (status, one_line(err)) == (2, True) and column in err and "numbers" in err
 
 
+@pytest.mark.parametrize("figure", ["positional", "report"])
+def test_a_table_that_is_cut_off_or_lacks_whole_numbers_is_refused(figure: str, run: Path, headscope: Command) -> None:
+    command = ["plot", figure, str(run), "--out", str(run.parent / ("p.html" if figure == "report" else "p.png"))]
+    path, whole = run / "positional.csv", pd.read_csv(run / "positional.csv")
+    for column in ("offset", "count"):
+        for value in (float("nan"), 0.5):
+            table = whole.astype({column: float})
+            table.loc[3, column] = value
+            table.to_csv(path, index=False)
+            status, err = headscope(command)
+            assert (status, one_line(err)) == (2, True) and f"column {column} must hold whole numbers" in err, err
+    whole.to_csv(path, index=False)
+    text = path.read_text(encoding="utf-8")
+    for end in (1, 2, 5, 9, 40):
+        path.write_text(text[:-end], encoding="utf-8")
+        status, err = headscope(command)
+        assert (status, one_line(err)) == (2, True) and "positional.csv is cut off" in err, err
+
+
 def test_a_column_that_is_there_twice_is_refused_and_texts_of_plugins_are_not() -> None:
     with pytest.raises(HeadscopeError, match=r"a\.1"):
         read_csv(io.StringIO("a,a\n1,2\n"), columns=["a"])

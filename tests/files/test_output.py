@@ -11,7 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from matplotlib.figure import Figure
+from safetensors.numpy import save_file
 
 from headscope.config import EvaluateConfig
 from headscope.errors import DataError, OutputError
@@ -20,7 +25,16 @@ from headscope.files.folders import Build, replacing_folder, to_resume, workplac
 from headscope.files.output_checks import Input, OutputKind, check_file, check_folder, contents, inputs_of
 from headscope.files.replace import locked
 from headscope.files.tables import read_csv
-from headscope.files.writing import deferred, exit_status, listening, write_atomically, write_failure
+from headscope.files.writing import (
+    deferred,
+    exit_status,
+    listening,
+    save_torch,
+    write_atomically,
+    write_errors,
+    write_failure,
+)
+from tests.faults.faults import small_files
 
 KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
 OTHER = OutputKind("other", "other test", "run.json", ("*.csv",))
@@ -358,13 +372,46 @@ def test_signals_wait_for_the_end_of_a_block() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_what_the_system_says_is_found_in_what_libraries_raise(tmp_path: Path) -> None:
-    class SafetensorError(Exception):
-        pass
+def saved_by_transformers(path: Path) -> None:
+    from transformers import BertConfig, BertModel
 
+    sizes: Any = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    BertModel(BertConfig(**sizes)).save_pretrained(path)
+
+
+def saved_tokenizer(path: Path) -> None:
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({f"word{number}": number for number in range(999)})).save(str(path))
+
+
+NUMBERS = np.random.default_rng(0).normal(size=(50, 50))
+LIBRARIES: dict[str, Callable[[Path], object]] = {
+    "tokenizers": saved_tokenizer,
+    "transformers": saved_by_transformers,
+    "safetensors": lambda path: save_file({"a": NUMBERS}, path),
+    "torch": lambda path: torch.save(torch.from_numpy(NUMBERS), path),
+    "torch into a file": lambda path: save_torch(torch.from_numpy(NUMBERS), path),
+    "numpy": lambda path: np.savez(path, NUMBERS),
+    "numpy into a file": lambda path: NUMBERS.tofile(path),
+    "pandas": lambda path: pd.DataFrame(NUMBERS).to_csv(path),
+    "matplotlib": lambda path: Figure().savefig(path, format="png"),
+    "matplotlib, pdf": lambda path: Figure().savefig(path, format="pdf"),
+    "json": lambda path: path.write_text(json.dumps(NUMBERS.tolist())),
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such limits")
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_disk_that_is_full_is_one_line_with_the_path(library: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(OutputError, match=f"^cannot write {path}: [^\n]*$"), small_files(300), write_errors(path):
+        LIBRARIES[library](path)
+
+
+def test_what_the_system_says_is_found_in_what_libraries_raise(tmp_path: Path) -> None:
     assert write_failure(OSError(28, "No space left on device")) == "No space left on device"
-    text = "Error while serializing: I/O error: File too large (os error 27)"
-    assert write_failure(SafetensorError(text)) == "File too large"
+    assert write_failure(Exception("No space left on device (os error 28)")) == "No space left on device"
     assert write_failure(RuntimeError("[enforce fail at x.cc:1] . unexpected pos 64 vs 0")) is not None
     assert write_failure(RuntimeError("shapes differ")) is None and write_failure(KeyError("x")) is None
     (tmp_path / "file").write_text("x")

@@ -23,7 +23,7 @@ from headscope.data.token_text import MARKS, Marks
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError, reason_of
 from headscope.files.npz import Arrays
 from headscope.files.reading import read_json
-from headscope.files.tables import Bytes, Example, read_csv
+from headscope.files.tables import Bytes, Example, is_cut_off, read_csv
 from headscope.heads import SITES, Layout, Site
 
 GENERIC_NAMES = {"model", "checkpoint", "last", "best", "averaged", "model.pt", "model.npz"}
@@ -44,6 +44,8 @@ TEXTS = (
     *("token", "lacks"),
     *("kind", "name", "query", "key", "query_text", "key_text", "description"),
 )
+WHOLE = ("layer", "head", "offset", "count", "sentence", "query_position", "key_position", "removed")
+"""Columns that hold a whole number in every row, where a reader asks for them."""
 
 
 class RunError(HeadscopeError):
@@ -289,13 +291,20 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def _read_csv(path: Path, *, columns: tuple[str, ...]) -> pd.DataFrame:
-    return read_table(path, columns=columns, name=f"run {path.parent.name}: {path.name}")
+    name = f"run {path.parent.name}: {path.name}"
+    if is_cut_off(path):
+        raise RunError(f"{name} is cut off; analyse again")
+    return read_table(path, columns=columns, name=name)
 
 
 def read_table(file: Path | TextIO, *, columns: tuple[str, ...], name: str) -> pd.DataFrame:
-    """One table; RunError says of `name`, in one line, what is wrong with it."""
+    """One table; RunError says of `name`, in one line, what is wrong with it: it is cut off, or lacks whole numbers."""
     texts = (*TEXTS, "functions", "functions_unsupported", "syntactic_relation")
-    return read_csv(file, columns=columns, texts=texts, error=RunError, name=name, advice="analyse again")
+    table = read_csv(file, columns=columns, texts=texts, error=RunError, name=name, advice="analyse again")
+    for column in [column for column in columns if column in WHOLE]:
+        if len(table) and not (table[column] % 1 == 0).all():
+            raise RunError(f"{name} is malformed: column {column} must hold whole numbers; analyse again")
+    return table
 
 
 def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:

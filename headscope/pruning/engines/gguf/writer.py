@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.pruning.engines.gguf.layers import ROUNDING, LlamaDecoder, Rotary, context_length, tensors
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -89,10 +87,8 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
 
 def _parts(tokenizer: Any) -> dict[str, Any]:
     """tokenizer.json; empty where the tokenizer is written in another way."""
-    with tempfile.TemporaryDirectory() as folder, quiet_transformers():
-        tokenizer.save_pretrained(folder)
-        path = Path(folder) / "tokenizer.json"
-        parts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    parts: dict[str, Any] = {} if backend is None else json.loads(backend.to_str())
     return parts
 
 
