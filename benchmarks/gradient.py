@@ -24,10 +24,10 @@ from headscope.assets import demo_checkpoint
 from headscope.data.batching import BatchingOptions, batches
 from headscope.data.corpus import Corpus, open_corpus
 from headscope.engine.base import RunOptions
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.model.interface import through_attend
+from headscope.results.study import Study
 
 LIMIT = 1.05
 TOGETHER = ("gradient", "taylor", "magnitude", "contribution")
@@ -77,7 +77,7 @@ def hooks(checkpoint: Checkpoint, corpus: Corpus, tokens: int) -> Tensor:
     return total / count
 
 
-def study(checkpoint: Checkpoint, corpus: Corpus, tokens: int, names: tuple[str, ...]) -> AnalysisResult:
+def study(checkpoint: Checkpoint, corpus: Corpus, tokens: int, names: tuple[str, ...]) -> Study:
     """The package's way."""
     return analyze(
         checkpoint,

@@ -17,8 +17,9 @@ from headscope.config.declarations import analysis_options
 from headscope.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from headscope.api.analysis import FinishedRun
+    from headscope.results.study import Study
 
+PAGE = "report.html"
 HOW = "with --source - and --target - a line is a sentence, a tab and its translation"
 
 
@@ -80,45 +81,38 @@ ANALYSIS_OPTIONS = analysis_options()
 MORE = [option_of(option.field, option.type, ANALYSES) for option in ANALYSIS_OPTIONS.values()]
 
 
-@made_of(AnalyzeConfig, more=MORE, typed=("source", "target"))
-def analyze(values: Mapping[str, Any], *, json: bool) -> None:
+@made_of(AnalyzeConfig, more=MORE, verbose=True, typed=("source", "target"))
+def analyze(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Measure every attention head of a checkpoint on a text, in one forward pass.
 
     Writes heads.csv (a row per head), a table per analysis, run.json and figures. With --source - it measures the
     sentences that are typed or piped in, and writes the page of their attention too.
     """
     from headscope.api.analysis import run_analysis
-    from headscope.cli.summary import summary
+    from headscope.cli.answers import show_result
+    from headscope.cli.next_commands import after_analysis
 
     own = {name: value_of(option.field, option.type, values[name]) for name, option in ANALYSIS_OPTIONS.items()}
     typed = typed_text(values)
     values = {**values, "report": True} if typed else values
-    finished = run_analysis(read(AnalyzeConfig, values, analysis_options=own), typed=typed, progress=console.progress)
-    if not finished.main:
+    study = run_analysis(read(AnalyzeConfig, values, analysis_options=own), typed=typed, progress=console.progress)
+    if study.folder is None:  # another process of torchrun writes
         return
     if json:
-        console.print_json(_as_json(finished))
+        console.print_json({"out": str(study.folder), **study.to_json()})
     else:
-        console.show(summary(finished))
-    if not finished.study.complete:
-        done = finished.study.sentences
-        lacking = [omission.analysis for omission in finished.study.left_out if omission.interrupted]
+        show_result(study, verbose=verbose, files=study_files(study), commands=after_analysis(study))
+    if not study.complete:
+        lacking = [omission.analysis for omission in study.left_out if omission.interrupted]
         without = f", without {', '.join(lacking)}" if lacking else ""
-        console.say(
-            f"interrupted: {finished.folder} holds what {done} sentences gave{without}; run.json says complete: false"
-        )
+        what = f"what {study.sentences} sentences gave{without}"
+        console.say(f"interrupted: {study.folder} holds {what}; run.json says complete: false")
         raise typer.Exit(130)
 
 
-def _as_json(finished: FinishedRun) -> dict[str, Any]:
-    from headscope.signature import signed_rows
-
-    return {
-        "out": str(finished.folder),
-        "complete": finished.study.complete,
-        "sentences": finished.study.sentences,
-        "unknown_pieces": finished.study.losses.unknown.to_json(),
-        "remarks": finished.study.remarks,
-        "left_out": [{"analysis": omission.analysis, "why": omission.why} for omission in finished.study.left_out],
-        "heads": signed_rows(finished.study.heads, finished.signature),
-    }
+def study_files(study: Study) -> list[str]:
+    """Where the files of a study are, what to cite, and how long it took."""
+    assert study.folder is not None
+    page = study.folder / PAGE
+    shown = f"Page: {page}" if page.is_file() else f"Results: {study.folder}"
+    return [f"{shown}   Cite: {study.folder / 'run.json'}   {study.record['seconds']:.0f} s"]

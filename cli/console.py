@@ -194,7 +194,7 @@ def stages() -> Iterator[Callable[[str], None]]:
 
 
 @contextmanager
-def updates(title: str, total: int) -> Iterator[Callable[[int], None]]:
+def updates(title: str, total: int, *, unit: str = "steps") -> Iterator[Callable[[int], None]]:
     """A progress bar of updates or other steps."""
-    with progress(title, total, unit="steps") as step:
+    with progress(title, total, unit=unit) as step:
         yield step

@@ -26,8 +26,8 @@ def demo(values: Mapping[str, Any]) -> None:
     translation model, which ships with headscope, is shown alone.
     """
     from headscope.api.demo import run_demonstration
+    from headscope.cli.answers import show_result
     from headscope.cli.prune_remove import show_removed
-    from headscope.cli.summary import summary
 
     config = read(DemoConfig, values)
     result = run_demonstration(config.out, force=config.force, progress=console.progress)
@@ -35,11 +35,11 @@ def demo(values: Mapping[str, Any]) -> None:
         console.say(f"parts 1 and 2 are left out: {result.missing}")
     if result.bert is not None:
         _begin("1  What the heads of a pretrained BERT do", functions_found(result.bert))
-        console.show(summary(result.bert.analysis, following=False))
+        show_result(result.bert.analysis)
         _begin("2  Half of its heads go, without training", half_removed(result.bert))
         show_removed(result.bert.removed)
     _begin("3  Which heads of a translation model its translations rest on", relevance_found(result.translation))
-    console.show(summary(result.translation.analysis, following=False))
+    show_result(result.translation.analysis)
     sizes = result.translation.removed.before.attention_heads, result.translation.removed.after.attention_heads
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
     assert result.translation.scores is not None
@@ -50,7 +50,7 @@ def demo(values: Mapping[str, Any]) -> None:
         ends = [f"{score.low:.2f}–{score.high:.2f}" for score in (old, new)]
         table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
     console.show(["", title, table])
-    figures = [figure for part in result.parts for figure in part.analysis.figures if figure.stem == "heads"]
+    figures = [f"{part.analysis.folder}/figures/heads.png" for part in result.parts]
     smaller = [f"smaller checkpoint: {part.removed.path}" for part in result.parts]
     drawn = [f"figure: {figure}" for figure in figures]
     console.show(["", *smaller, *drawn, f"everything in one page, for a browser: {result.page}"])
@@ -58,7 +58,7 @@ def demo(values: Mapping[str, Any]) -> None:
 
 def functions_found(part: Part) -> tuple[str, str]:
     """What was done in part 1, and what came out and why."""
-    study = part.analysis.study
+    study = part.analysis
     evidence = study.tables.get("labels")
     clearest = [] if evidence is None else list(_best_of_each(evidence[evidence["given"].astype(bool)]))
     sinks = sum("sink" in labels for labels in study.labels.values())
@@ -113,7 +113,7 @@ def half_removed(part: Part) -> tuple[str, str]:
 
 def relevance_found(part: Part) -> tuple[str, str]:
     """What was done in part 3, and what came out and why."""
-    study, removed, scores = part.analysis.study, part.removed, part.scores
+    study, removed, scores = part.analysis, part.removed, part.scores
     assert scores is not None
     heads = study.heads[study.heads["site"] == "encoder-self"]
     gone = {(head.layer, head.head) for head in removed.removal.removed}

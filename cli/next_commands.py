@@ -11,9 +11,9 @@ from headscope.config import Companions, TextFiles, ValidatedTextFiles
 from headscope.heads import Site
 
 if TYPE_CHECKING:
-    from headscope.api.analysis import FinishedRun
     from headscope.pruning.removal.record import Removed
     from headscope.pruning.selection import Selection
+    from headscope.results.study import Study
 
 COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
 TEXT = tuple(entry.name for entry in fields(TextFiles))
@@ -37,32 +37,25 @@ def command_line(*words: object, options: Mapping[str, Any] | None = None, names
     return shlex.join(typed)
 
 
-def after_analysis(finished: FinishedRun) -> str:
-    """After the functions of heads their importance; then a ranking that takes out what the model needs least."""
-    from headscope.cli.importance import LEVEL, main_measure
-
-    options, folder = finished.record.get("options", {}), finished.folder
+def after_analysis(study: Study) -> Iterator[tuple[str, str]]:
+    """After the functions of heads their importance; then a figure of it, and the way to a smaller model."""
+    options, folder = study.record.get("options", {}), study.folder
     checkpoint = options.get("checkpoint")
-    if not checkpoint or not finished.study.complete:
-        return ""
-    main = main_measure(finished.study)
-    if not main:
+    if not checkpoint or not study.complete:
+        return
+    if study.has_table("importance"):
+        from headscope.results.study_answers import main_importance
+
+        if measure := main_importance(study):
+            figure = command_line("plot", "heads", folder, "--measure", measure.name, "--style", "paper")
+            yield "Figure for a paper", figure
+        small = command_line("prune", "shrink", checkpoint, "--out", f"{folder}-small", options=options, names=TEXT)
+        yield "Smaller model", small
+    elif not study.has_table("patching"):
         again = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
         unused = () if options.get("parse") == "stanza" else STANZA
         names = tuple(name for name in (*ANALYSED, *COMPANIONS, *_of_analyses(options)) if name not in unused)
-        return command_line(*again, options=options, names=names)
-    table = finished.study.tables["importance"]
-    rows = table[(table["measure"] == main) & table["value"].notna()]
-    if not 1 < len(rows) == len(finished.study.heads):  # one head is not ranked
-        return ""
-    idle = int(((rows["p_adjusted"] > LEVEL) | (rows["value"] <= 0)).sum())
-    most = max(len(rows) // 4, 1)  # heads that do nothing alone may matter together
-    going = min(max(idle, 1), most) if rows["p"].notna().any() else most
-    keep = len(rows) - max(going // finished.together, 1) * finished.together
-    if keep < 1:
-        return ""
-    ranking = ("prune", "rank", checkpoint, "--from", folder, "--by", main, "--keep", keep, "--out", f"{folder}-pruned")
-    return command_line(*ranking, options=options, names=(*TEXT, *COMPANIONS))
+        yield "Which heads matter", command_line(*again, options=options, names=names)
 
 
 def _of_analyses(options: Mapping[str, Any]) -> Iterator[str]:

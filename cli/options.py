@@ -29,6 +29,9 @@ from headscope.pruning.options.learn import learners
 C = TypeVar("C")
 STDIN = Path("-")
 Command = Callable[..., None]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", help="Print all answers, with details and signature.", rich_help_panel=OUTPUT)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
 
 
@@ -68,14 +71,16 @@ def made_of(
     more: Sequence[inspect.Parameter] = (),
     config: bool = True,
     json: bool = True,
+    verbose: bool = False,
     typed: tuple[str, ...] = (),
 ) -> Callable[[Command], Command]:
     """A command whose options are those of config classes, then `more`, and as a rule `--config` and `--json`.
 
     `typed` are texts that may be `-`: what is typed in. The function gets a mapping of the options' values, of which
-    `read` makes the configs, and `json`.
+    `read` makes the configs, and `json` and `verbose` where it has them.
     """
     ending = [
+        *([parameter("verbose", Verbose, False)] if verbose else []),
         *([parameter("config", Config, None)] if config else []),
         *([parameter("json", Json, False)] if json else []),
     ]
@@ -85,7 +90,8 @@ def made_of(
             check_config(values)
             check_texts(values, typed=typed)
             values.pop("config", None)
-            function(values, **({"json": values.pop("json")} if json else {}))
+            given = [*(["json"] if json else []), *(["verbose"] if verbose else [])]
+            function(values, **{name: values.pop(name) for name in given})
 
         command.__name__, command.__doc__ = function.__name__, function.__doc__
         options = [option_of(entry, hint) for cls in classes for entry, hint in declared_options(cls)]

@@ -110,7 +110,7 @@ def _command(figure: PlotFigure) -> Any:
 
     @made_of(runs, *shared, config=False, json=False)
     def command(values: Mapping[str, Any]) -> None:
-        from headscope.report.readers.run import files_of
+        from headscope.results.study_tables import files_of
 
         options, out = read(figure.Options, values), values["out"]
         chosen = vars(read(runs, values))

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from headscope.api.model import Model as Model
     from headscope.api.model import SmallModel as SmallModel
     from headscope.api.ranking import Ranking as Ranking
-    from headscope.api.study import Study as Study
     from headscope.api.texts import Texts as Texts
     from headscope.errors import HeadscopeError as HeadscopeError
     from headscope.heads import HeadId as HeadId
     from headscope.heads import Site as Site
     from headscope.pruning.options.refit import Refit as Refit
+    from headscope.results.study import Study as Study
 
 __version__ = VERSION
 
@@ -36,7 +36,7 @@ _HEAVY = {
     **dict.fromkeys(("Model", "SmallModel"), "api.model"),
     "Ranking": "api.ranking",
     "Refit": "pruning.options.refit",
-    "Study": "api.study",
+    "Study": "results.study",
     "Texts": "api.texts",
 }
 __all__ = ["__version__", "assets", *sorted({**_LIGHT, **_HEAVY})]

@@ -23,7 +23,7 @@ from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
 from headscope.pruning.removal.remove import run_removal
-from headscope.report.readers.run import RunError
+from headscope.results.study_tables import RunError
 from tests.oracles import speakers
 from tests.oracles.memory import CHEAP, SOURCES, TARGETS, in_memory, loaded, sentences
 

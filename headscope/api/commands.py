@@ -15,7 +15,7 @@ from torch import nn
 from headscope.api.library_defaults import kept_random_state
 from headscope.api.model import Model
 from headscope.api.options import PathName, Report, TrainingReport, configured, in_python, progress_of
-from headscope.api.study import plot as plot
+from headscope.api.plot import plot as plot
 from headscope.config import Companions
 from headscope.errors import ConfigError
 from headscope.formats.base import open_checkpoint

@@ -7,10 +7,9 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headscope.api.analysis import FinishedRun, run_analysis
+from headscope.api.analysis import run_analysis
 from headscope.assets import captions, demo_checkpoint, sample, trained
 from headscope.config import AnalyzeConfig, EvaluateConfig
-from headscope.engine.run_files import ANALYSIS
 from headscope.errors import CheckpointError
 from headscope.evaluation.quality import Evaluation
 from headscope.evaluation.run import run_evaluation
@@ -25,6 +24,8 @@ from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import REMOVAL, run_removal
 from headscope.pruning.selection import CHOICE, Selection
 from headscope.report.page.write import write_page
+from headscope.results.study import Study
+from headscope.results.study_files import STUDY
 from headscope.version import VERSION
 
 T = TypeVar("T")
@@ -33,13 +34,11 @@ DEMONSTRATION = OutputKind(
     "run of `headscope demo`",
     "demo.json",
     (
-        *(*ANALYSIS.in_folder("bert"), *CHOICE.in_folder("bert-ranking"), *REMOVAL.in_folder("bert-pruned")),
-        *ANALYSIS.in_folder("translation"),
+        *(*STUDY.in_folder("bert"), *CHOICE.in_folder("bert-ranking"), *REMOVAL.in_folder("bert-pruned")),
+        *STUDY.in_folder("translation"),
         *CHOICE.in_folder("translation-ranking"),
         *REMOVAL.in_folder("translation-pruned"),
         *("text/*.en", "text/*.de", "text/*.conllu", "page.html"),
-        # What the demonstration of version 0.1.0 wrote, so that --force replaces it.
-        *(*ANALYSIS.in_folder("analysis"), *CHOICE.in_folder("gates"), *REMOVAL.in_folder("pruned")),
     ),
 )
 LEARN = 140  # captions that weights are refitted on; the others are for measuring
@@ -53,7 +52,7 @@ ROUNDS = 2  # of timing
 class Part:
     """A model that was measured and pruned; `scores` are of texts that had no part in it, before and after."""
 
-    analysis: FinishedRun
+    analysis: Study
     choice: Selection
     removed: Removed
     scores: tuple[Evaluation, Evaluation] | None = None
@@ -101,7 +100,7 @@ def _run(out: Path, final: Path, progress: Progress) -> Demonstration:
         folder
         for name, part in (("bert", bert), ("translation", translation))
         if part is not None
-        for folder in (part.analysis.folder, out / f"{name}-ranking", part.removed.path)
+        for folder in (out / name, out / f"{name}-ranking", part.removed.path)
     ]
     return Demonstration(bert, translation, write_page(runs, out / "page.html"), missing)
 
@@ -149,11 +148,11 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
     return Part(analysis, choice, removed, (before, after))
 
 
-def _analysed(config: AnalyzeConfig, progress: Progress) -> FinishedRun:
-    finished = run_analysis(replace(config, examples=6), progress=progress)
-    if not finished.study.complete:
+def _analysed(config: AnalyzeConfig, progress: Progress) -> Study:
+    study = run_analysis(replace(config, examples=6), progress=progress)
+    if not study.complete:
         raise KeyboardInterrupt
-    return finished
+    return study
 
 
 def _removed(checkpoint: str, out: Path, choice: Selection, calibration: dict[str, Any]) -> Removed:

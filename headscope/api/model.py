@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import ref
 
+from headscope.api.analysis import study_of
 from headscope.api.evaluation import ScoredModel
 from headscope.api.options import AnalyzeMore, FileMore, PathName, Report, ShrinkMore, in_python, wrong_type
 from headscope.api.ranking import Ranking, ranking_of
@@ -22,7 +23,6 @@ from headscope.api.removal import (
     times_of,
 )
 from headscope.api.selection import Heads
-from headscope.api.study import Study, study_of
 from headscope.api.texts import AnswerList, LabelList, Text, prompt_texts, texts_of
 from headscope.config import Companions
 from headscope.engine.overview import checkpoint_overview
@@ -42,6 +42,7 @@ from headscope.pruning.options.remove import MergeAllocation
 from headscope.pruning.removal.record import Removed, Shrunk
 from headscope.pruning.removal.savings import Timing
 from headscope.pruning.removal.verify import Verification
+from headscope.results.study import Study
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.api.options import PathName, Report, checked_value, configured, in_python, progress_of, wrong_type
 from headscope.api.selection import Heads, heads_option
-from headscope.api.study import Study
 from headscope.api.texts import Texts
 from headscope.data.corpus import Corpus
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
@@ -23,6 +22,7 @@ from headscope.pruning.ranking.criterion import Criterion, criterion_named
 from headscope.pruning.ranking.rank_run import context_of, scores_between, scoring_of
 from headscope.pruning.ranking.ranking import check_keep, rank_heads
 from headscope.pruning.selection import OpenedSelection, gates_for
+from headscope.results.study import Study
 from headscope.signature import Signature, signature_of
 
 if TYPE_CHECKING:

@@ -48,7 +48,9 @@ class Measure:
 
     `keep` says which heads stay when heads are ranked by the column, those with the "highest" values or with the
     "lowest", and `why` completes "the others are removed first, as …". An empty `keep` is a column without an agreed
-    direction, which the user has to give. `needs` is what the column needs beside what its analysis does.
+    direction, which the user has to give. `needs` is what the column
+    needs beside what its analysis does. Values `within_layer` are shares of a layer, which order no heads across
+    layers.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Measure:
     why: str = ""
     signed: bool = False
     needs: str = ""
+    within_layer: bool = False
 
     def __post_init__(self) -> None:
         if not self.cmap:
@@ -99,7 +102,7 @@ class HeadFunction:
 class AnalysisFigure:
     """A figure of one analysis: `headscope plot NAME`, `study.plot(NAME)`, and among the figures of every run.
 
-    `draw` makes a matplotlib Figure of a run (`headscope.report.readers.run.AnalysisRun`) and of the fields of
+    `draw` makes a matplotlib Figure of a run (`headscope.results.study.Study`) and of the fields of
     `Options`, given by name: a function of the analysis' own file, which imports matplotlib in its body, or
     "module:function". MissingTable where the run lacks what it shows. `file` is its name in a run's figures folder
     (default: `name`). `from_pickle` and `from_checkpoint` ("module:function") read a run from another file.
@@ -251,8 +254,7 @@ def imported(target: Callable[..., Any] | str) -> Callable[..., Any]:
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
-    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    return function
+    return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]
 
 
 def analysis_options() -> dict[str, DeclaredOption]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap
 from headscope.config.declarations import Measure
-from headscope.data.batching import Omissions
 from headscope.data.token_text import Marks
 from headscope.description.sentences import descriptions
 from headscope.engine.aggregate import Aggregator, Sums
@@ -21,49 +20,10 @@ from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.evidence.labels import evidence_table
 from headscope.engine.evidence.need import Statistics, agreement_table, need_table, resampled_agreement
 from headscope.files.writing import deferred
-from headscope.heads import HeadId, Layout, Site, all_heads
+from headscope.heads import SITES, HeadId, Layout, Site, all_heads, counts_of
 from headscope.model.threads import parallel_map
 from headscope.progress import Progress, no_progress
-
-INTERRUPTED = "was interrupted"
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """An analysis, or a site of it, that was not measured, and why."""
-
-    analysis: str
-    why: str
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether it was not measured because the run was interrupted."""
-        return self.why.startswith(INTERRUPTED)
-
-
-@dataclass
-class AnalysisResult:
-    """Everything measured: a row per head, the analyses' own tables and arrays, labels, and what was left out.
-
-    `unsupported` are labels that lack evidence, each with the reason; `files` are texts for other programs, by their
-    path in a run. `streamed` is the number of sentences whose attention weights were not made as matrices.
-    """
-
-    heads: pd.DataFrame
-    tables: dict[str, pd.DataFrame]
-    arrays: dict[str, Array]
-    labels: dict[HeadId, list[str]]
-    unsupported: dict[HeadId, list[str]]
-    left_out: list[LeftOut]
-    remarks: list[str]
-    signatures: dict[str, dict[str, str]]
-    detail: dict[str, dict[str, Array]]
-    losses: Omissions
-    sentences: int
-    complete: bool
-    seconds: float
-    files: dict[str, str] = field(default_factory=dict)
-    streamed: int = 0
+from headscope.results.study import INTERRUPTED, LeftOut, Study
 
 
 def heads_table(
@@ -119,8 +79,8 @@ def conclude(
     unmeasured: Mapping[str, str],
     marks: Callable[[], Marks],
     progress: Progress = no_progress,
-) -> AnalysisResult:
-    """The result of all analyses that observed something; the others are left out with the reason.
+) -> Study:
+    """The study of all analyses that observed something; the others are left out with the reason.
 
     `unmeasured` says by analysis why it could not measure some sentences, `marks` how the vocabulary marks words.
     A KeyboardInterrupt leaves out the analyses that are being fitted; the result is then not `complete`.
@@ -160,27 +120,27 @@ def conclude(
     tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
     if "explained" in heads:
         heads["description"] = descriptions(heads, tables, marks())
-    return AnalysisResult(
-        heads=heads,
-        tables=tables,
+    said = [
+        *(f"{analysis.name} {unmeasured[analysis.name]}" for analysis in reporting if analysis.name in unmeasured),
+        *dict.fromkeys(remark for report in reports for remark in report.remarks),
+    ]
+    absent = [
+        *refused,
+        *(LeftOut(analysis.name, unmeasured.get(analysis.name, NOTHING)) for analysis in empty),
+        *(LeftOut(analysis.name, INTERRUPTED) for analysis in unfinished),
+    ]
+    record = {
+        "layout": {site.value: counts for site in SITES if (counts := counts_of(layout, site))},
+        "complete": not unfinished,
+        "signatures": {analysis.name: _signature(analysis) for analysis in reporting},
+        "left_out": list(map(asdict, absent)),
+        "remarks": said,
+    }
+    return Study(
+        {"heads": heads, **tables},
+        record,
         arrays={name: array for report in reports for name, array in report.arrays.items()},
-        labels=labels,
-        unsupported=unsupported,
-        left_out=[
-            *refused,
-            *(LeftOut(analysis.name, unmeasured.get(analysis.name, NOTHING)) for analysis in empty),
-            *(LeftOut(analysis.name, INTERRUPTED) for analysis in unfinished),
-        ],
-        remarks=[
-            *(f"{analysis.name} {unmeasured[analysis.name]}" for analysis in reporting if analysis.name in unmeasured),
-            *dict.fromkeys(remark for report in reports for remark in report.remarks),
-        ],
-        signatures={analysis.name: _signature(analysis) for analysis in reporting},
         detail=_detail(aggregator, reports),
-        losses=Omissions(),
-        sentences=0,
-        complete=not unfinished,
-        seconds=0.0,
         files={path: text for report in reports for path, text in report.files.items()},
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -33,7 +33,6 @@ from headscope.data.parses import Parse
 from headscope.data.stanza_parses import parse_with_stanza
 from headscope.distributed import ALONE, Processes
 from headscope.engine.base import ANALYSES, Analysis, RunOptions, needs_objective
-from headscope.engine.conclusion import AnalysisResult, LeftOut
 from headscope.engine.frequencies import token_frequencies
 from headscope.engine.runner import AnalysisRunner, explains
 from headscope.errors import ConfigError
@@ -41,6 +40,7 @@ from headscope.evaluation.sides import refuse_unread_target
 from headscope.formats.base import Checkpoint
 from headscope.heads import SITES, Site
 from headscope.progress import Progress, no_progress
+from headscope.results.study import LeftOut, Study
 
 RANDOM_SEQUENCES, RANDOM_BLOCK = 64, 25
 
@@ -166,7 +166,7 @@ def analyze(
     title: str = "analysing",
     processes: Processes = ALONE,
     partial: bool = False,
-) -> AnalysisResult:
+) -> Study:
     """Measure every head of a checkpoint on a corpus: all `analyses` in one pass, then those with passes of their own.
 
     Of several `processes` each takes its share of the batches, and the first one's study is that of all of them;
@@ -217,12 +217,20 @@ def analyze(
     study = runner.conclude(bootstrap, sentences=0 if complete else count, progress=progress)
     if not partial and not study.complete:
         raise KeyboardInterrupt
-    study.left_out[:0] = left_out
     reads_text = any("text" in analysis.passes for analysis in running)  # others read the text by themselves
-    study.sentences = runner.done[""] if reads_text else sentences_read()
-    study.losses, study.complete = losses, complete and study.complete
-    study.remarks[:0] = losses.unknown.remarks(checkpoint)
-    study.seconds = time.monotonic() - began
+    study.record |= {
+        "complete": complete and study.complete,
+        "left_out": [*map(asdict, left_out), *study.record["left_out"]],
+        "remarks": [*losses.unknown.remarks(checkpoint), *study.record["remarks"]],
+        "data": {
+            "sentences": runner.done[""] if reads_text else sentences_read(),
+            "truncated": losses.truncated,
+            "unknown_pieces": losses.unknown.to_json(),
+            "unaligned": dict(losses.unaligned),
+            "relations_within_a_word": losses.fused,
+        },
+        "seconds": time.monotonic() - began,
+    }
     return study
 
 

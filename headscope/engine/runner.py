@@ -18,7 +18,7 @@ from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
 from headscope.engine.aggregate import Aggregator, Observation, Statistic, added
 from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
-from headscope.engine.conclusion import INTERRUPTED, AnalysisResult, LeftOut, conclude
+from headscope.engine.conclusion import conclude
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.engine.heads.streamed_rows import StreamedRows
 from headscope.errors import CheckpointError
@@ -34,6 +34,8 @@ from headscope.model.streaming.context import streaming
 from headscope.model.taps import differentiable_contexts, frozen_parameters, gradients_of, observing
 from headscope.model.threads import threads_for_pass
 from headscope.progress import Progress, no_progress
+from headscope.results.study import INTERRUPTED, LeftOut, Study
+from headscope.signature import counted
 
 JOINED = 256 * 2**20
 """Bytes of the weights and contexts of all layers up to which an accelerator keeps them until the pass is through."""
@@ -327,7 +329,7 @@ class AnalysisRunner:
             if part.states.get(analysis.name) is not None:
                 analysis.add_state(part.states[analysis.name])
 
-    def conclude(self, bootstrap: Bootstrap, *, sentences: int, progress: Progress = no_progress) -> AnalysisResult:
+    def conclude(self, bootstrap: Bootstrap, *, sentences: int, progress: Progress = no_progress) -> Study:
         """Columns, tables and labels of all sums; of analyses that have not had all `sentences` it says so."""
         missing = {
             name: f"needs the matrix of weights, and has none of {count} sentences, which are streamed; "
@@ -339,7 +341,7 @@ class AnalysisRunner:
             for analysis in self.running
             if explains(analysis) and self.done[analysis.name] < sentences
         }
-        result = conclude(
+        study = conclude(
             self.running,
             self.refused,
             self.aggregator,
@@ -349,8 +351,9 @@ class AnalysisRunner:
             lambda: TokenReader.of(self.checkpoint, "target").marks,
             progress,
         )
-        result.streamed = self.streamed
-        return result
+        if self.streamed:
+            study.record["remarks"].insert(0, f"attention: streamed for {counted(self.streamed, 'sentence')}")
+        return study
 
 
 def explains(analysis: Analysis) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-class Result(Protocol):
+class Measured(Protocol):
     """What `open_and_measure` needs of a result; `late`: another process wrote its file first."""
 
     remarks: list[str]
@@ -28,7 +28,7 @@ class Result(Protocol):
     late: bool
 
 
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound=Measured)
 
 
 def run_evaluation(

@@ -17,10 +17,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.errors import DataError, HeadscopeError
+from headscope.errors import DataError, HeadscopeError, reason_of
 from headscope.files.writing import write_atomically
 
 MOST_BYTES = 1 << 30
+SIMILARITY, EXAMPLES = "similarity.npz", "examples.npz"
 
 MISSING = ["", "nan", "NaN", "NA", "N/A"]
 """Cells without a number; words that pandas also takes for such ("None", "null") may be tokens."""
@@ -126,3 +127,35 @@ def as_arrays(chosen: Sequence[Example]) -> dict[str, Bytes]:
     index = [{"number": e.number, "texts": dict(e.texts), "subwords": dict(e.subwords)} for e in chosen]
     arrays = {f"{place}/{site}": weights for place, e in enumerate(chosen) for site, weights in e.weights.items()}
     return {"index": np.frombuffer(json.dumps(index).encode(), dtype=np.uint8), **arrays}
+
+
+def read_arrays(path: Path, error: type[HeadscopeError]) -> Mapping[str, Any]:
+    """The arrays of an .npz that headscope wrote; nothing where there is none, `error` where it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return dict(arrays)
+    except Exception as broken:
+        raise error(f"{path} cannot be read ({reason_of(broken)}); analyse again") from None
+
+
+def read_examples(path: Path, error: type[HeadscopeError]) -> Sequence[Example]:
+    """The sentences of `examples.npz`; nothing where there is none, `error` where it is damaged."""
+    arrays = read_arrays(path, error)
+    if not arrays:
+        return ()
+    try:
+        index = json.loads(arrays["index"].tobytes().decode("utf-8"))
+        return [_example(arrays, place, entry) for place, entry in enumerate(index)]
+    except (AttributeError, KeyError, TypeError, ValueError) as broken:
+        raise error(f"{path} is not a file of examples ({reason_of(broken)}); analyse again") from None
+
+
+def _example(arrays: Mapping[str, Bytes], place: int, entry: Mapping[str, Any]) -> Example:
+    weights = {
+        site: arrays[f"{place}/{site}"]
+        for site in ("encoder-self", "decoder-self", "cross")
+        if f"{place}/{site}" in arrays
+    }
+    return Example(int(entry["number"]), entry["texts"], entry["subwords"], weights)

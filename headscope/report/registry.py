@@ -27,7 +27,7 @@ class Source:
     """What a figure is drawn from: how `--help` names it, and "module:function", which reads it from a path.
 
     With `at_once` the function reads all paths together. Without a function the figure takes the paths themselves.
-    `studies` of Python (`headscope.report.readers.run.StudyRun`) are taken as they are, where there are such.
+    `studies` of Python (`headscope.results.study.Study`) are taken as they are, where there are such.
     """
 
     metavar: str
@@ -118,14 +118,15 @@ def draw_standard(run_dir: Path | str, *, dpi: int | None = None) -> list[Path]:
     Returns the files written, in order.
     """
     from headscope.report.layout.output import write_figure
-    from headscope.report.readers.run import MissingTable, load_run
+    from headscope.results.study import Study
+    from headscope.results.study_tables import MissingTable
 
-    run = load_run(run_dir)
+    run = Study.open(run_dir)
     written = []
     for figure in plot_figures().values():
         try:
             if figure.is_of(run):
-                target = run.path / "figures" / f"{figure.stem}.png"
+                target = Path(run_dir) / "figures" / f"{figure.stem}.png"
                 written.append(write_figure(figure.drawn([run]), target, dpi=dpi, force=True))
         except MissingTable:
             continue

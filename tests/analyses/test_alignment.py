@@ -21,12 +21,12 @@ from headscope.data.offsets import Span
 from headscope.data.word_alignment import grow_diag_final_and, read_links, train, words_of_subwords
 from headscope.engine import plan
 from headscope.engine.base import HeadBatch
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.heads import linked_words
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import open_checkpoint
 from headscope.heads import HeadId, Site
+from headscope.results.study import Study
 from tests.oracles import alignment, tiny
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
@@ -57,7 +57,7 @@ def written(path: Path, links: list[tuple[alignment.Links, alignment.Links]], *,
     return path
 
 
-def study(checkpoint: Any, corpus: Corpus, cls: Any = Alignment, **options: Any) -> AnalysisResult:
+def study(checkpoint: Any, corpus: Corpus, cls: Any = Alignment, **options: Any) -> Study:
     made = run_options(**options)
     return analyze(checkpoint, corpus, analyses=[cls], options=made, batching=BatchingOptions(tokens=211), replicates=7)
 

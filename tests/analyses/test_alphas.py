@@ -12,19 +12,18 @@ import pytest
 
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.formats.base import Checkpoint
 from headscope.report.figures.alphas import alpha_matrices
-from headscope.report.readers.run import load_run
+from headscope.results.study import Study
 from tests.makers.runs import make_run
 from tests.oracles import mhr, tiny
 
 CORPUS = Corpus("x", 1, "0" * 40, lambda: iter([Sentence(0, "w5 w6", "w7", None)]), True, False)
 
 
-def study(its: Checkpoint, *names: str, corpus: Corpus = CORPUS) -> AnalysisResult:
+def study(its: Checkpoint, *names: str, corpus: Corpus = CORPUS) -> Study:
     return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=RunOptions(), replicates=19)
 
 
@@ -104,11 +103,11 @@ def test_the_figure_takes_the_table_of_a_run(tmp_path: Path) -> None:
          "alpha": [1.0, -2.0, 3.0, -4.0, 5.0]}
     )  # fmt: skip
     table.to_csv(folder / "alphas.csv", index=False)
-    found = alpha_matrices(load_run(folder))
+    found = alpha_matrices(Study.open(folder))
     assert {place: matrix.tolist() for place, matrix in found.items()} == {
         ("cross", 0): [[1, -4], [-2, 3]],
         ("cross", 1): [[5]],
     }
     table[:-2].to_csv(folder / "alphas.csv", index=False)
     with pytest.raises(HeadscopeError, match=r"alphas\.csv.*cross\.0"):
-        alpha_matrices(load_run(folder))
+        alpha_matrices(Study.open(folder))

@@ -23,10 +23,10 @@ from headscope.attribution.fitted_gates import (
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import IGNORED, Batch, Encoded, pad_side
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.results.study import Study
 from tests.oracles import causal_gates, prompts, speakers
 from tests.oracles.run_options import run_options
 
@@ -41,7 +41,7 @@ def examples(kind: str) -> tuple[Batch, ...]:
     return tuple(single_sentences(batches(corpus, its, tokens=101, limit=97, losses=Omissions(), labels=True)))
 
 
-def run(its: Checkpoint, corpus: Corpus, batching: BatchingOptions | None = None, **options: Any) -> AnalysisResult:
+def run(its: Checkpoint, corpus: Corpus, batching: BatchingOptions | None = None, **options: Any) -> Study:
     chosen, made = choose_analyses(only=["causal_head_gating"]), run_options(**(SMALL | options))
     cut = batching or BatchingOptions(tokens=199)
     return analyze(its, corpus, analyses=chosen, options=made, batching=cut, replicates=11)

@@ -13,12 +13,12 @@ import torch
 
 from headscope.analyses.head_gates import find_gates
 from headscope.data.batching import BatchingOptions
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.taps import capture
+from headscope.results.study import Study
 from tests.oracles import gated_heads, massive, speakers
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import other_way_round
@@ -28,7 +28,7 @@ from tests.oracles.tiny import END, MASK, PAD, PIECES, START
 BOUNDS: dict[str, Any] = {"massive_magnitude": 1.0, "massive_ratio": 3.5}
 
 
-def run(its: Checkpoint, kind: str, name: str, *, tokens: int = 101, **options: Any) -> AnalysisResult:
+def run(its: Checkpoint, kind: str, name: str, *, tokens: int = 101, **options: Any) -> Study:
     return analyze(
         its,
         speakers.corpus(kind),

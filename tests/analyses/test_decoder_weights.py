@@ -16,13 +16,13 @@ from headscope.analyses.composition import compositions, spectra
 from headscope.analyses.copying import ov_spectra
 from headscope.analyses.successor import ordered_tokens, read_sequences
 from headscope.attribution.residual_stream import HeadFactors, stream_of, why_no_stream
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site, all_heads
 from headscope.model.removal_plan import plan_removal
+from headscope.results.study import Study
 from tests.oracles import full_circuits, speakers, tiny
 from tests.oracles.run_options import run_options
 
@@ -33,16 +33,16 @@ REFUSED = (*NAMES, "successor", "copy_suppression", "vocabulary")
 
 
 @cache
-def study(kind: str, *names: str) -> AnalysisResult:
+def study(kind: str, *names: str) -> Study:
     return run(speakers.checkpoint(kind), kind, *(names or NAMES))
 
 
-def run(its: Checkpoint, kind: str, *names: str, **options: Any) -> AnalysisResult:
+def run(its: Checkpoint, kind: str, *names: str, **options: Any) -> Study:
     chosen = choose_analyses(only=names)
     return analyze(its, speakers.corpus(kind), analyses=chosen, options=run_options(**options), replicates=11)
 
 
-def decoder_rows(its: AnalysisResult) -> Any:
+def decoder_rows(its: Study) -> Any:
     return its.heads[its.heads.site == Site.DECODER_SELF.value]
 
 

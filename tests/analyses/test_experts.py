@@ -15,10 +15,10 @@ from headscope.analyses.experts import mutual_information
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError
 from headscope.model.mixing.experts import Experts, experts_of, using
+from headscope.results.study import Study
 from tests.makers.experts import disturbed
 from tests.oracles import mhr, native
 
@@ -43,7 +43,7 @@ def checkpoint() -> Any:
     return its
 
 
-def study(its: Any, *names: str, tokens: int = 60) -> AnalysisResult:
+def study(its: Any, *names: str, tokens: int = 60) -> Study:
     chosen = [ANALYSES.get(name) for name in names]
     return analyze(
         its,

@@ -16,12 +16,12 @@ from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.base import Analysis, HeadBatch, RunOptions
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.taps import gated, masked
+from headscope.results.study import Study
 from tests.oracles import gate_gradients, speakers, tiny, written
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds, other_way_round
@@ -40,7 +40,7 @@ def text(kind: str) -> Corpus:
     return in_folds(speakers.corpus(kind, count=7), 3)
 
 
-def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> AnalysisResult:
+def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> Study:
     return analyze(
         speakers.checkpoint(kind),
         text(kind),
@@ -51,7 +51,7 @@ def study(kind: str, *names: str, tokens: int = 10**9, **options: Any) -> Analys
     )
 
 
-def column(its: AnalysisResult, name: str, table: str = "heads") -> dict[HeadId, float]:
+def column(its: Study, name: str, table: str = "heads") -> dict[HeadId, float]:
     frame = its.heads if table == "heads" else its.tables[table]
     return {HeadId(Site(row["site"]), row["layer"], row["head"]): row[name] for _, row in frame.iterrows()}
 
@@ -110,7 +110,7 @@ def test_gradient_and_taylor(kind: str, granularity: str) -> None:
         length = sum(value**2 for value in mine.values()) ** 0.5
         scaled |= {head: value / length for head, value in mine.items()}
     same(column(found, "gradient"), scaled, kind=kind)
-    assert found.signatures["gradient"] == {"m": "gradient.v1", "objective": "loss.v1", "grain": granularity}
+    assert found.record["signatures"]["gradient"] == {"m": "gradient.v1", "objective": "loss.v1", "grain": granularity}
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "native-pre"])
@@ -221,7 +221,7 @@ def test_other_analyses_see_what_they_saw(kind: str) -> None:
     first.requires_grad_(True)
     for name in ("confidence", "confidence_low", "similarity_cka"):
         np.testing.assert_allclose(beside.heads[name], plain.heads[name], rtol=0, atol=1e-12)
-    assert "objective" not in beside.signatures["confidence"]
+    assert "objective" not in beside.record["signatures"]["confidence"]
 
 
 def test_closed_heads_have_no_gradient_and_the_others_theirs() -> None:
@@ -293,7 +293,7 @@ def test_an_analysis_may_make_passes_of_its_own(kind: str) -> None:
     signed = column(found, "signed", "gradient")
     same({head: 2 * value for head, value in column(found, "half").items()}, signed, kind=kind)
     assert set(column(found, "seen").values()) == {1.0}
-    assert found.signatures["half"] == {"m": "half.v1", "objective": "loss.v1"}
+    assert found.record["signatures"]["half"] == {"m": "half.v1", "objective": "loss.v1"}
     assert [parameter.requires_grad for parameter in its.model.parameters()] == flags
     assert found.detail["half"].keys() == found.detail["seen"].keys() != set()
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.heads import HeadId, Site
+from headscope.results.study import Study
 from tests.oracles import circuit
 from tests.oracles.run_options import run_options
 
@@ -28,7 +28,7 @@ def corpus() -> Corpus:
 
 
 @cache
-def study() -> AnalysisResult:
+def study() -> Study:
     chosen = choose_analyses(only=NAMES)
     return analyze(circuit.checkpoint(), corpus(), analyses=chosen, options=run_options(), replicates=50)
 

@@ -20,13 +20,13 @@ from headscope.data.corpus import Corpus, Sentence
 from headscope.data.parses import Parse, Relation, Token
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.frequencies import count_subwords, frequency_ranks, read_counts
 from headscope.engine.heads.rows import max_and_position
 from headscope.engine.plan import analyze
 from headscope.errors import ConfigError, DataError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import Site
+from headscope.results.study import Study
 from tests.oracles import (
     bootstrap,
     confidence,
@@ -91,7 +91,7 @@ class Trial:
     kind: str
     keep: bool
     checkpoint: HuggingFaceCheckpoint
-    study: AnalysisResult
+    study: Study
     seen: list[Seen]
     repeated: list[Seen]
 
@@ -232,7 +232,7 @@ def test_where_no_token_has_room_twice_there_are_no_random_ones(kind: str) -> No
         replicates=REPLICATES,
     )
     assert "previous_token" in study.heads and "previous_token_random" not in study.heads
-    assert study.losses.truncated and list(study.tables["labels"].label) == []
+    assert study.record["data"]["truncated"] and list(study.tables["labels"].label) == []
 
 
 def test_offsets(trial: Trial) -> None:
@@ -488,7 +488,7 @@ def test_capture_is_what_transformers_computes(trial: Trial) -> None:
 # What the definitions say where models and corpora are odd.
 
 
-def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: object) -> AnalysisResult:
+def tried(kind: str, sentences: Sequence[Sentence], *names: str, **options: object) -> Study:
     """Some analyses on some sentences with a tiny model."""
     first = sentences[0]
     corpus = Corpus(
@@ -651,7 +651,7 @@ def test_of_sentences_that_are_cut_it_is_not_said_that_parses_lack_relations() -
             replicates=REPLICATES,
         )
         remarks.append(study.remarks[-1])
-        assert study.losses.truncated == (limit == 3)
+        assert study.record["data"]["truncated"] == (limit == 3)
     assert remarks[0].startswith("syntactic") and remarks[1].startswith("syntactic") and remarks[0] != remarks[1]
 
 

@@ -13,7 +13,6 @@ from headscope.attribution.patching import exact_effects, first_order_effects, i
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.encoded import Batch
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.evaluation.prompts import with_answers
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -25,6 +24,7 @@ from headscope.model.native.transformer import Transformer
 from headscope.model.native.transformer_config import StackConfig, TransformerConfig
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.taps import frozen_parameters
+from headscope.results.study import Study
 from tests.oracles import circuit, classifiers, patching, prompts, speakers
 from tests.oracles.patching import Eager, Place
 from tests.oracles.prompts import Prompt
@@ -39,7 +39,7 @@ COLUMNS = {"patching": "exact", "attribution_patching": "first_order", "eap_ig":
 
 
 @cache
-def found(kind: str, direction: str) -> AnalysisResult:
+def found(kind: str, direction: str) -> Study:
     return analyze(
         speakers.checkpoint(kind),
         prompts.corpus(kind),
@@ -69,7 +69,7 @@ def expected(kind: str, direction: str, column: str) -> dict[Place, np.ndarray]:
     return {place: torch.stack([row[place] for row in rows]).mean(dim=0).numpy() for place in rows[0]}
 
 
-def columns(its: AnalysisResult, name: str) -> dict[Place, np.ndarray]:
+def columns(its: Study, name: str) -> dict[Place, np.ndarray]:
     grouped: Any = its.heads.groupby(["site", "layer"], sort=False)[name]
     return {(Site(site), layer): values.to_numpy() for (site, layer), values in grouped}
 

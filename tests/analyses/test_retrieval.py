@@ -16,11 +16,11 @@ from headscope.analyses.retrieval import Prompt, Trial, find_needle, head_capaci
 from headscope.attribution.continuation import WrittenToken, continue_greedily
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.haystack import Haystack, prompt_ids
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site
+from headscope.results.study import Study
 from tests.oracles import circuit, retrieval, speakers, tiny
 from tests.oracles.run_options import run_options
 
@@ -42,13 +42,13 @@ def words(count: int = 15, *, of: int = 15) -> Corpus:
     return Corpus("words", count, "0" * 40, lambda: iter(sentences), has_target=False)
 
 
-def run(its: Checkpoint, corpus: Corpus, **options: Any) -> AnalysisResult:
+def run(its: Checkpoint, corpus: Corpus, **options: Any) -> Study:
     chosen = choose_analyses(only=["retrieval"])
     return analyze(its, corpus, analyses=chosen, options=run_options(**(NEEDLE | options)), replicates=50)
 
 
 @cache
-def found() -> AnalysisResult:
+def found() -> Study:
     return run(circuit.checkpoint(), words(), kv_budget=128)
 
 

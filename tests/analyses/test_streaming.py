@@ -23,11 +23,11 @@ from headscope.attribution.fitted_gates import (
 )
 from headscope.data.corpus import Corpus, Sentence
 from headscope.data.haystack import Haystack, Passkeys
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError, DataError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
+from headscope.results.study import Study
 from tests.oracles import circuit, speakers, streaming, tiny
 from tests.oracles.run_options import run_options
 
@@ -51,7 +51,7 @@ def words() -> Corpus:
     return Corpus("words", 12, "0" * 40, lambda: iter(sentences), has_target=False)
 
 
-def run(its: Checkpoint, corpus: Corpus, **options: Any) -> AnalysisResult:
+def run(its: Checkpoint, corpus: Corpus, **options: Any) -> Study:
     chosen = choose_analyses(only=["streaming"])
     return analyze(its, corpus, analyses=chosen, options=run_options(**(TASK | options)), replicates=11)
 
@@ -130,7 +130,7 @@ def test_learning_rate_rises_and_falls() -> None:
 
 
 @cache
-def learnt() -> AnalysisResult:
+def learnt() -> Study:
     return run(circuit.checkpoint(), words())
 
 

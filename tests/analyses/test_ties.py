@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
-from headscope.cli.summary import sharpest_heads
 from headscope.data.corpus import Corpus, Sentence
 from headscope.engine.base import ANALYSES, RunOptions
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
 from headscope.heads import HeadId, Site, all_heads
 from headscope.pruning.gate_layout import gate_layout, tie_remarks, tied_at
 from headscope.pruning.learning.learners.l0 import L0, L0Options
 from headscope.pruning.learning.learners.subset import Subset, SubsetOptions
 from headscope.pruning.ranking.ranking import rank_heads
+from headscope.results.study import Study
 from tests.oracles import checkpoints, speakers
 
 
-def study(its: Any, corpus: Corpus, *names: str) -> AnalysisResult:
+def study(its: Any, corpus: Corpus, *names: str) -> Study:
     return analyze(its, corpus, analyses=[ANALYSES.get(name) for name in names], options=RunOptions(), replicates=19)
 
 
@@ -116,21 +113,3 @@ def test_gates_that_have_learnt_nothing_are_told_apart_by_nothing() -> None:
     with torch.no_grad():
         apart.weights.zero_()
     assert apart.remarks() == tie_remarks(gates.heads)
-
-
-@pytest.mark.parametrize(("alike", "caption"), [(0, None), (5, "5 heads have the last number; the first are shown")])
-def test_the_list_of_sharp_heads_says_where_it_is_cut_within_a_tie(alike: int, caption: str | None) -> None:
-    values = [0.9 - number / 100 for number in range(12)]
-    values[5 : 5 + alike] = [0.7] * alike
-    values = sorted(values, reverse=True)
-    heads = pd.DataFrame({"site": "cross", "layer": 0, "head": range(12), "sharpness": values, "functions": ""})
-    heads = heads.assign(sharpness_low=0.0, sharpness_high=1.0)
-    finished: Any = SimpleNamespace(study=SimpleNamespace(heads=heads))
-    assert sharpest_heads(finished).caption == caption
-
-
-def test_sinks_are_not_among_the_sharpest_heads() -> None:
-    heads = pd.DataFrame({"site": "cross", "layer": 0, "head": range(3), "sharpness": [9.0, 5.0, 7.0]})
-    heads = heads.assign(sharpness_low=0.0, sharpness_high=9.0, functions=["rare;sink", "", "rare"])
-    table = sharpest_heads(SimpleNamespace(study=SimpleNamespace(heads=heads)))  # type: ignore[arg-type]
-    assert [*table.columns[0].cells] == ["0.2", "0.1"]

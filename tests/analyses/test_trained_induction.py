@@ -14,12 +14,12 @@ from headscope.attribution.fitted_gates import joined, single_sentences
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.data.batching import BatchingOptions, Omissions, batches
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.evaluation.prompts import with_answers
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.heads import HeadId, Site
 from headscope.model.taps import gated
+from headscope.results.study import Study
 from tests.oracles.run_options import run_options
 
 FOLDER = Path(__file__).parents[1] / "data" / "induction"  # made by tests/makers/induction.py
@@ -46,7 +46,7 @@ def checkpoint() -> Checkpoint:
 
 
 @cache
-def study() -> AnalysisResult:
+def study() -> Study:
     luck = random.Random(1)
     texts = [" ".join(luck.sample([f"w{number}" for number in range(40)], luck.randint(9, 15))) for _ in range(24)]
     sentences = [Sentence(number, f"{text} {text}", None) for number, text in enumerate(texts)]
@@ -110,7 +110,7 @@ def asked() -> Corpus:
 
 
 @cache
-def prompts() -> AnalysisResult:
+def prompts() -> Study:
     chosen, batching = choose_analyses(only=[*PATCHED, "causal_head_gating"]), BatchingOptions(tokens=4096)
     options = run_options(**OPTIONS)
     return analyze(checkpoint(), asked(), analyses=chosen, options=options, batching=batching, replicates=50)

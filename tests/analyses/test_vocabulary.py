@@ -9,10 +9,10 @@ import torch
 
 from headscope.analyses.vocabulary import BETWEEN, TOKENS, decomposed
 from headscope.description.tokens import TokenReader
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.results.study import Study
 from tests.makers.decoders import byte_level, decoder
 from tests.oracles import full_circuits, speakers
 from tests.oracles.run_options import run_options
@@ -21,7 +21,7 @@ KINDS = ("gpt2", "llama", "t5", "native-pre")
 COUNT = 3
 
 
-def run(kind: str, **options: Any) -> AnalysisResult:
+def run(kind: str, **options: Any) -> Study:
     its = speakers.checkpoint(kind)
     chosen = choose_analyses(only=["vocabulary"])
     return analyze(its, speakers.corpus(kind), analyses=chosen, options=run_options(**options), replicates=11)

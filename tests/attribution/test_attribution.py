@@ -26,13 +26,13 @@ from headscope.attribution.gatevector import (
 from headscope.config.declarations import checked_options
 from headscope.data.batching import BatchingOptions
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Site, all_heads
 from headscope.model.prefix_cache import resumable_layers
 from headscope.model.taps import gated, masked
+from headscope.results.study import Study
 from tests.oracles import gate_games, speakers, tiny
 from tests.oracles.gate_games import Game
 from tests.oracles.run_options import run_options
@@ -53,7 +53,7 @@ def text(kind: str) -> Corpus:
     return in_folds(replace(speakers.corpus(kind, count=3), read=lambda: iter(few)), 1)
 
 
-def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> AnalysisResult:
+def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> Study:
     return analyze(
         speakers.checkpoint(kind),
         text(kind),
@@ -64,7 +64,7 @@ def study(kind: str, name: str, *, tokens: int = 10**9, **options: Any) -> Analy
     )
 
 
-def column(its: AnalysisResult, name: str) -> list[float]:
+def column(its: Study, name: str) -> list[float]:
     """Values in the order of `all_heads`."""
     found = {HeadId(Site(row["site"]), row["layer"], row["head"]): row[name] for _, row in its.heads.iterrows()}
     return [found[head] for head in sorted(found, key=lambda h: (list(Site).index(h.site), h.layer, h.head))]
@@ -130,7 +130,7 @@ def test_other_contexts_in_place_of_a_head(how: str, kind: str, monkeypatch: pyt
     expected = over_corpus(kind, damages)
     one = study(kind, "ablation", ablate_with=how)
     same(column(one, "ablation"), expected, kind=kind)
-    assert one.signatures["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": how}
+    assert one.record["signatures"]["ablation"] == {"m": "ablation.v1", "objective": "loss.v1", "with": how}
     monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)
     same(column(study(kind, "ablation", ablate_with=how), "ablation"), expected, kind=kind)
 

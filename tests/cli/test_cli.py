@@ -19,11 +19,12 @@ import pytest
 import typer
 
 from headscope.api import demo
-from headscope.api.analysis import FinishedRun, run_analysis
+from headscope.api.analysis import run_analysis
 from headscope.assets import captions, sample
 from headscope.cli import main, prune
 from headscope.config import AnalyzeConfig
 from headscope.formats.base import open_checkpoint
+from headscope.results.study import Study
 from tests.contracts.architectures import BY_NAME, build
 from tests.makers import decoders
 
@@ -287,7 +288,7 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
         path.write_text(between.join(whole.split(between)[:count]) + between, encoding="utf-8")
         return path
 
-    def quick(config: AnalyzeConfig, **more: Any) -> FinishedRun:
+    def quick(config: AnalyzeConfig, **more: Any) -> Study:
         options: dict[str, Any] = dict(config.analysis_options) | (
             {"explained_steps": 2, "explained_rows": 60} if "explained" in config.also else {}
         )

@@ -170,7 +170,7 @@ def test_what_takes_many_passes_is_asked_for(
 
     def noted(given: Any, **_: Any) -> Any:
         made.append(given)
-        return SimpleNamespace(main=False)
+        return SimpleNamespace(folder=None)
 
     monkeypatch.setattr("headscope.api.analysis.run_analysis", noted)
     (tmp_path / "text").write_text("A dog.\n", encoding="utf-8")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +15,13 @@ from headscope import assets
 from headscope.cli.next_commands import after_analysis
 from headscope.pruning.removal import remove
 from headscope.pruning.removal.savings import timings
+from headscope.results.study import Study
 from tests.makers import decoders
 from tests.oracles import classifiers, tiny
 from tests.oracles.commands import Stage, commands
 
 Command = Callable[..., tuple[int, str, str]]
+COMMAND = re.compile(r"[\w ]+: +headscope ")
 LAST = ("evaluate", "show")  # where a chain ends: what they lead to is followed from other commands
 
 
@@ -42,11 +44,11 @@ def follow(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         while True:
             status, shown, error = command(*words)
             assert status == 0, (words, error)
-            line = next((line for line in reversed(shown.splitlines()) if line.startswith("next: ")), None)
+            line = next((line for line in reversed(shown.splitlines()) if COMMAND.match(line)), None)
             if line is None or (lines and lines[-1].startswith(LAST)):
                 return lines
             assert "FILE" not in line
-            lines.append(line.removeprefix("next: headscope "))
+            lines.append(COMMAND.sub("", line))
             typed = shlex.split(lines[-1])
             kind = [*typed[: 1 + (typed[0] in ("prune", "plot"))], *(word for word in typed if word.startswith("-"))]
             words = tuple(typed)
@@ -142,9 +144,8 @@ def test_what_analyses_and_stanza_were_told_goes_on() -> None:
     options: dict[str, Any] = {"checkpoint": "m", "source": "t", "parse": "stanza", "lang": "de", "stanza_dir": "st"}
     options |= {"alignments": "links", "alignments_first": 1, "aligner": "auto", "ig_steps": 7}
     options |= {"max_length": 9, "long": "truncate", "keep_special": True, "exclude_sinks": False}
-    study: Any = SimpleNamespace(complete=True, tables={})
-    finished: Any = SimpleNamespace(study=study, folder=Path("run"), record={"options": options})
-    line = after_analysis(finished)
+    study = Study({}, {"options": options, "layout": {}}, folder=Path("run"))
+    ((_, line),) = after_analysis(study)
     assert "--parse stanza --lang de --stanza-dir st" in line
     assert "--max-length 9 --keep-special" in line and "--long" not in line
     assert "--alignments links --alignments-first 1" in line and "--aligner" not in line and "--ig-steps" not in line

@@ -20,7 +20,8 @@ from headscope.formats.native import NATIVE
 from headscope.report.figures.alphas import alpha_matrices
 from headscope.report.figures.attention import SentenceAttention
 from headscope.report.readers.fork import checkpoint_alphas
-from headscope.report.readers.run import AnalysisRun, RunError
+from headscope.results.study import Study
+from headscope.results.study_tables import RunError
 from tests.makers.figures import make_training
 from tests.makers.runs import make_run
 from tests.makers.shared import SHIPPED
@@ -199,7 +200,7 @@ def test_what_is_refused(run_dir: Path) -> None:
 def test_attention_draws_what_the_model_part_returns(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def stand_in(run: AnalysisRun, **options: Any) -> SentenceAttention:
+    def stand_in(run: Study, **options: Any) -> SentenceAttention:
         asked.update(options, run=run.name)
         weights = np.full((len(options["heads"]), 2, 3), 1 / 3)
         return SentenceAttention(weights, ["a", "b"], ["x", "y", "zz"], list(map(str, options["heads"])))

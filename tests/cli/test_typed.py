@@ -16,8 +16,8 @@ from headscope.assets import trained
 from headscope.cli.analyze import typed_text
 from headscope.errors import ConfigError, DataError
 from headscope.report.figures.glance import SiteMatrices, glance_figure
-from headscope.report.readers.run import load_run
 from headscope.report.registry import find_figure
+from headscope.results.study import Study
 
 Command = Callable[..., tuple[int, str, str]]
 DASH = Path("-")
@@ -88,7 +88,7 @@ def test_a_typed_sentence_makes_the_page_and_stays_with_the_run(
     assert status == 0 and (out / "report.html").is_file()
     typed = json.loads((out / "run.json").read_text(encoding="utf-8"))["options"]["typed"]
     assert typed == {"source": [source], "target": [target]}
-    run = load_run(out)
+    run = Study.open(out)
     assert run.data == "typed in → typed in, 1 sentence"
     (example,) = run.examples
     assert {site: weights.shape[0] for site, weights in example.weights.items()} == dict.fromkeys(

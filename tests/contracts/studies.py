@@ -10,8 +10,8 @@ import torch
 
 from headscope.data.corpus import Corpus
 from headscope.engine.base import ANALYSES, Analysis
-from headscope.engine.conclusion import AnalysisResult
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
+from headscope.results.study import Study
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds
@@ -50,7 +50,7 @@ def _made(kind: str, count: int) -> tuple[HuggingFaceCheckpoint, Corpus]:
     return tiny.checkpoint(kind, 7), in_folds(tiny.corpus(7, count=count, target=tiny.KINDS[kind].two_sided), 3)
 
 
-def numbers(its: AnalysisResult) -> dict[str, np.ndarray]:
+def numbers(its: Study) -> dict[str, np.ndarray]:
     """Every number of a study by name."""
     found = dict(its.arrays)
     for name, table in {"heads": its.heads, **its.tables}.items():

@@ -21,14 +21,15 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, HeadBatch, RunOptions
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.heads import HeadId, Site
 from headscope.model.discovery import base_of
 from headscope.model.taps import gated
 from headscope.pruning.scores_file import columns
+from headscope.results.study import Study
 from tests.contracts.studies import OPTIONS, made, numbers
+from tests.makers.figures import with_tables
 from tests.oracles import tiny
 from tests.oracles.shuffled import other_way_round
 
@@ -91,27 +92,27 @@ def text_of(own: bool, kind: str = "bert") -> Studied:
 
 def study(
     its: Studied, analyses: list[type[Analysis]], *, tokens: int = 101, seed: int = 1, keep: bool = False
-) -> AnalysisResult:
+) -> Study:
     """Analyses on a tiny model."""
     options = replace(OPTIONS, keep_special=keep, seed=seed)
     return analyze(*its, analyses=analyses, options=options, batching=BatchingOptions(tokens=tokens), replicates=19)
 
 
 @cache
-def usual(kind: str, name: str) -> AnalysisResult:
+def usual(kind: str, name: str) -> Study:
     """One analysis alone, without options, made once for several tests."""
     return study(made(kind, name), [ANALYSES.get(name)])
 
 
 @cache
-def together(kind: str, own: bool, *, order: Any = batches, tokens: int = 101, seed: int = 1) -> AnalysisResult:
+def together(kind: str, own: bool, *, order: Any = batches, tokens: int = 101, seed: int = 1) -> Study:
     """All analyses of a group in one study, with batches in an order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "batches", order)
         return study(text_of(own, kind), group(own, kind), tokens=tokens, seed=seed)
 
 
-def same_numbers(one: AnalysisResult, other: AnalysisResult, *, within: float) -> None:
+def same_numbers(one: Study, other: Study, *, within: float) -> None:
     first, second = numbers(one), numbers(other)
     assert first.keys() == second.keys()
     for name in first:
@@ -120,20 +121,20 @@ def same_numbers(one: AnalysisResult, other: AnalysisResult, *, within: float) -
     pd.testing.assert_frame_equal(one.heads, other.heads, check_exact=False, atol=within, rtol=0)
 
 
-def shared(one: AnalysisResult, other: AnalysisResult) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def shared(one: Study, other: Study) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """What one analysis alone found, and the same in a study of several; summaries are of all and left out."""
-    theirs = numbers(replace(other, heads=one.heads[PLACE].merge(other.heads, on=PLACE, how="left")))
+    theirs = numbers(with_tables(other, heads=one.heads[PLACE].merge(other.heads, on=PLACE, how="left")))
     return {name: (found, theirs[name]) for name, found in numbers(one).items() if not name.startswith(SUMMARIES)}
 
 
-def same_alone(one: AnalysisResult, other: AnalysisResult, *, within: float) -> None:
+def same_alone(one: Study, other: Study, *, within: float) -> None:
     for name, (first, second) in shared(one, other).items():
         np.testing.assert_allclose(first, second, atol=within, rtol=0, err_msg=name)
     assert set(one.remarks) <= set(other.remarks)
     assert all(set(labels) <= set(other.labels[head]) for head, labels in one.labels.items())
 
 
-def check(its: AnalysisResult, checkpoint: HuggingFaceCheckpoint, corpus: Corpus) -> None:
+def check(its: Study, checkpoint: HuggingFaceCheckpoint, corpus: Corpus) -> None:
     """One row per head; every number finite or NaN, inside its interval; labels of heads that exist."""
     rows: list[Any] = list(its.heads.itertuples())
     ids = [HeadId(Site(row.site), row.layer, row.head) for row in rows]
@@ -185,7 +186,7 @@ def test_every_measure_has_a_title_of_its_own() -> None:
 def test_numbers_are_sound(name: str, kind: str) -> None:
     its = usual(kind, name)
     check(its, *made(kind, name))
-    assert its.signatures[name]["m"].startswith(name.partition(".")[0])
+    assert its.record["signatures"][name]["m"].startswith(name.partition(".")[0])
     assert len(its.heads.columns) > 4 or its.arrays, "it measured nothing"
     measured = set(columns(its.heads))
     assert measured <= {measure.name for measure in ANALYSES.get(name).measures}, "columns that it does not declare"
@@ -215,14 +216,14 @@ def test_reports_made_side_by_side_are_those_made_one_after_the_other(request: p
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     checkpoint, corpus = made("bert", "ablation")  # few sentences: every analysis makes its own passes
 
-    def found(threads: int) -> AnalysisResult:
+    def found(threads: int) -> Study:
         torch.set_num_threads(threads)
         every = [ANALYSES.get(name) for name in NAMES]
         return analyze(checkpoint, corpus, analyses=every, options=OPTIONS, replicates=19)
 
     one, several = found(1), found(3)
-    assert torch.get_num_threads() == 3 and len(one.signatures) > 15
-    assert list(one.signatures) == list(several.signatures) and one.left_out == several.left_out
+    assert torch.get_num_threads() == 3 and len(one.record["signatures"]) > 15
+    assert list(one.record["signatures"]) == list(several.record["signatures"]) and one.left_out == several.left_out
     same_numbers(one, several, within=1e-12)
 
 
@@ -280,7 +281,7 @@ def test_a_pass_ends_with_the_last_attention_unless_an_analysis_watches_it(kind:
         def hooks(self, checkpoint: Any) -> Iterator[None]:
             yield
 
-    def found(cls: type[Analysis]) -> AnalysisResult:
+    def found(cls: type[Analysis]) -> Study:
         passes.clear()
         ended.clear()
         return study((checkpoint, corpus), [cls])

@@ -23,12 +23,12 @@ from headscope.bootstrap import FOLDS
 from headscope.data.batching import BatchingOptions
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, Attention
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.pruning.ranking.criterion import CRITERIA, ScoringContext, criterion_named
 from headscope.pruning.removal import verify as verification
+from headscope.results.study import Study
 from headscope.training.variant import (
     VARIANTS,
     VariantChain,  # noqa: F401  (registers what combines)
@@ -68,7 +68,7 @@ def moved(its: Any, where: str | torch.dtype = DEVICE) -> Any:
     return its.with_model(copy.deepcopy(its.model).to(where))
 
 
-def same(one: AnalysisResult, other: AnalysisResult, *, within: float = WITHIN) -> None:
+def same(one: Study, other: Study, *, within: float = WITHIN) -> None:
     first, second = numbers(one), numbers(other)
     assert first.keys() == second.keys() and first
     for name in first:
@@ -77,9 +77,7 @@ def same(one: AnalysisResult, other: AnalysisResult, *, within: float = WITHIN) 
     assert [left.analysis for left in one.left_out] == [left.analysis for left in other.left_out]
 
 
-def study(
-    its: Checkpoint, corpus: Any, names: list[str], *, attention: Attention = "dense", tokens: int = 61
-) -> AnalysisResult:
+def study(its: Checkpoint, corpus: Any, names: list[str], *, attention: Attention = "dense", tokens: int = 61) -> Study:
     chosen = [ANALYSES.get(name) for name in names]
     more = {**OPTIONS.analysis_options, "eap_steps": 1, "chg_steps": 1, "chg_fits": 1}
     options = replace(OPTIONS, attention=attention, analysis_options=more)

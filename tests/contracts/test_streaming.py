@@ -19,7 +19,6 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch, Side
 from headscope.engine import plan
 from headscope.engine.base import ANALYSES, Analysis, Attention, HeadBatch
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.engine.plan import analyze
 from headscope.errors import HeadscopeError
@@ -31,6 +30,7 @@ from headscope.model.discovery import AttentionSite
 from headscope.model.streaming import context, statistics, visibility
 from headscope.model.streaming.context import streaming
 from headscope.model.taps import observing
+from headscope.results.study import Study
 from tests.contracts.architectures import ARCHITECTURES, BY_NAME, Architecture, build, inputs_of, logits
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
@@ -98,7 +98,7 @@ def test_every_analysis_says_what_it_reads() -> None:
 
 def both_studies(
     architecture: Architecture, *, dtype: str, explained: bool, exclude_sinks: bool = False
-) -> tuple[AnalysisResult, AnalysisResult]:
+) -> tuple[Study, Study]:
     """All analyses that stream, of three sentences in one batch: streamed, and with matrices."""
     two_sided = architecture.task == "seq2seq"
     end = [] if architecture.task == "causal" else [tiny.END]
@@ -119,7 +119,7 @@ def both_studies(
         if cls.passes and cls.reads != "matrix" and (explained or cls.explain is Analysis.explain)
     ]
 
-    def study(attention: Attention) -> AnalysisResult:
+    def study(attention: Attention) -> Study:
         return analyze(
             checkpoint,
             corpus,
@@ -129,7 +129,9 @@ def both_studies(
         )
 
     streamed, dense = study("streamed"), study("dense")
-    assert streamed.streamed == streamed.sentences == dense.sentences == 3 and dense.streamed == 0
+    assert streamed.sentences == dense.sentences == 3
+    assert streamed.remarks[0] == "attention: streamed for 3 sentences"
+    assert not any(remark.startswith("attention: streamed") for remark in dense.remarks)
     return streamed, dense
 
 
@@ -211,7 +213,7 @@ def test_long_sentences_are_streamed_and_short_ones_are_not(monkeypatch: pytest.
     auto = analyze(checkpoint, corpus, analyses=chosen, options=OPTIONS, batching=single, replicates=11)
     lengths = [len(ids) for ids in checkpoint.tokenizer([sentence.source for sentence in corpus])["input_ids"]]
     long = sum(length > 11 for length in lengths)
-    assert 0 < auto.streamed == long < auto.sentences
+    assert 0 < long < auto.sentences and auto.remarks[0].startswith(f"attention: streamed for {long} sentence")
     dense = analyze(
         checkpoint,
         corpus,

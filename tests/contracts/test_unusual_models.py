@@ -19,7 +19,7 @@ from headscope.heads import HeadId, Site
 from headscope.model.discovery import find_attention, probe_inputs
 from headscope.model.projections import projections
 from headscope.model.taps import capture, gated
-from headscope.report.readers.run import load_run
+from headscope.results.study import Study
 from tests.contracts.architectures import (
     BY_NAME,
     VOCABULARY,
@@ -265,7 +265,7 @@ def test_layers_below_the_first_attention_count_in_a_run(
     asked = ["--only", "confidence,similarity", "--bootstrap", 100]
     ran = command("analyze", tmp_path / "model", "--source", tmp_path / "text", "--out", tmp_path / "run", *asked)
     assert ran[0] == 0, ran
-    run = load_run(tmp_path / "run")
+    run = Study.open(tmp_path / "run")
     assert run.layout == {"decoder-self": heads} and set(run.heads["layer"]) == {len(heads) - 1}
     assert (tmp_path / "run" / "figures" / "heads.png").is_file()
     assert f"decoder-self: only layers {len(heads) - 1} have attention" in command("show", tmp_path / "model")[1]

@@ -130,7 +130,7 @@ def test_every_pass_over_text_takes_what_fits(work: Callable[[Any], Any], monkey
 def test_what_auto_was_is_recorded() -> None:
     its, corpus = tiny.checkpoint("bert", 7), tiny.corpus(7, count=5)
     found = measure_heads(its, corpus, AnalyzeOptions(only=("confidence",), bootstrap=2))
-    assert found.description is not None and found.description.record["options"]["batch_tokens"] == CPU_TOKENS
+    assert found.record["options"]["batch_tokens"] == CPU_TOKENS
 
 
 def test_items_come_in_order_and_one_ahead() -> None:

@@ -118,7 +118,7 @@ def test_analyses_report_them() -> None:
     found = analyze(
         checkpoints.small(), corpus(TEXT, OTHER), analyses=[ANALYSES.get("confidence")], options=RunOptions()
     )
-    assert found.losses.unknown.to_json()["source"]["unknown"] == 4
+    assert found.record["data"]["unknown_pieces"]["source"]["unknown"] == 4
     assert found.remarks[0] == "unknown subwords: source 33.33% of 12, target 14.29% of 7"
     assert [remark.partition(":")[0] for remark in found.remarks] == ["unknown subwords", "warning", "warning"]
 

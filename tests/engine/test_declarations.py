@@ -33,8 +33,8 @@ from headscope.errors import ConfigError
 from headscope.pruning.ranking.criterion import CRITERIA
 from headscope.report.figures.headmap import heads_figure
 from headscope.report.layout.grid import measure_limits
-from headscope.report.readers.run import load_run
 from headscope.report.registry import find_figure
+from headscope.results.study import Study
 from tests.oracles.plugin import registered
 
 PLUGIN = Path(__file__).resolve().parents[1] / "plugin"
@@ -86,7 +86,7 @@ def test_one_file_adds_an_option_a_column_and_a_figure_to_the_commands(
     assert sorted(path.stem for path in (out / "figures").iterdir()) == ["functions", "heads", "last_key"]
     command(monkeypatch, "plot", "last_key", out, "--out", tmp_path / "red.png", "--color", "red")
     assert (tmp_path / "red.png").read_bytes() != (out / "figures" / "last_key.png").read_bytes()
-    figure = heads_figure(load_run(out))
+    figure = heads_figure(Study.open(out))
     texts = {text.get_text() for text in figure.findobj(Text)}
     assert {"weight on the end · encoder-self", "share"} <= texts  # three layers: the bar is too short for the title
     (mesh,) = figure.axes[0].collections
@@ -168,7 +168,7 @@ def test_files_among_the_options_are_paths_also_where_a_record_has_their_names()
 def test_a_figure_of_an_analysis_that_did_not_run_is_refused() -> None:
     study = hs.load(hs.assets.trained(), device="cpu").analyze(SOURCES, only="confidence", bootstrap=10)
     with pytest.raises(hs.HeadscopeError, match=r"'positional'.*also='positional'"):
-        find_figure("positional").drawn([study.run()])
+        find_figure("positional").drawn([study])
 
 
 def test_names_of_objectives_and_criteria_are_read_as_they_are_registered() -> None:

@@ -175,8 +175,8 @@ def test_published_rules_label_by_the_estimate_alone(rule: str) -> None:
     else:
         assert not found and study.unsupported
     for name in ("positional", "syntactic", "rare_words"):
-        assert study.signatures[name].get("label-rule") == (rule if rule == "published" else None)
-    assert "labels" in study.signatures["sink"]
+        assert study.record["signatures"][name].get("label-rule") == (rule if rule == "published" else None)
+    assert "labels" in study.record["signatures"]["sink"]
 
 
 def test_differences_from_zero_and_agreement_of_ranks() -> None:

@@ -222,7 +222,7 @@ def test_the_whole_trial(tmp_path: Path) -> None:
         bootstrap=20,
         device="cpu",
     )
-    finished = run_analysis(config)
+    run_analysis(config)
     table = pd.read_csv(tmp_path / "run" / "faithfulness_rankings.csv")
     assert set(table.ranking) == {"confidence", "magnitude", "magnitude_all"} and table.place.tolist() == [1, 2, 3]
     assert table.area.is_monotonic_decreasing and table.area_random.nunique() == 1
@@ -231,7 +231,7 @@ def test_the_whole_trial(tmp_path: Path) -> None:
     assert set(curves.ranking) == {*table.ranking, "random:0", "random:1"}
     assert set(curves.metric) == {"representation"} and set(curves.removed) == {0, 3, 6}
     assert (curves[curves.removed == 0].harm == 0).all() and (curves[curves.removed == 6].harm > 1e-5).all()
-    assert tmp_path / "run" / "figures" / "faithfulness.png" in finished.figures
+    assert (tmp_path / "run" / "figures" / "faithfulness.png").is_file()
 
 
 def test_an_analysis_that_cannot_explain_the_model_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

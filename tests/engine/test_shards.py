@@ -13,8 +13,8 @@ import torch
 from headscope.bootstrap import GroupSums, Ratio
 from headscope.data.batching import BatchingOptions
 from headscope.distributed import Processes
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.plan import analyze, choose_analyses
+from headscope.results.study import Study
 from tests.oracles import tiny
 from tests.oracles.run_options import run_options
 from tests.oracles.shuffled import in_folds
@@ -37,7 +37,7 @@ class Share(Processes):
         return [value]
 
 
-def studied(kind: str, processes: Processes, names: list[str]) -> AnalysisResult:
+def studied(kind: str, processes: Processes, names: list[str]) -> Study:
     return analyze(
         tiny.checkpoint(kind, 1),
         in_folds(tiny.corpus(2, count=11, target=kind == "t5"), 3),
@@ -61,7 +61,7 @@ def test_shares_together_are_the_whole(kind: str, names: list[str], world: int) 
     whole = studied(kind, Processes(), names)
     assert len(said) == world - 1 and all(0 < done < 11 for _, done, _ in said)
     assert (found.sentences, found.complete, found.labels) == (11, True, whole.labels)
-    assert found.left_out == whole.left_out and found.signatures == whole.signatures
+    assert found.left_out == whole.left_out and found.record["signatures"] == whole.record["signatures"]
     assert found.remarks == whole.remarks
     pd.testing.assert_frame_equal(found.heads, whole.heads, rtol=1e-9, atol=1e-12)
     assert found.tables.keys() == whole.tables.keys()

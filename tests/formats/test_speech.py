@@ -103,13 +103,13 @@ def test_cross_heads_are_measured_on_transcripts(folder: Path, tmp_path: Path) -
         only=("alignment", "entropy"), figures=False, write_alignment=folder, alignment_heads=2, bootstrap=20,
     )  # fmt: skip
     done = run_analysis(config)
-    assert named() == before and any("keeps its alignment_heads" in remark for remark in done.study.remarks)
+    assert named() == before and any("keeps its alignment_heads" in remark for remark in done.remarks)
     done = run_analysis(replace(config, force=True))
-    cross = done.study.heads[done.study.heads["site"] == "cross"]
+    cross = done.heads[done.heads["site"] == "cross"]
     assert len(cross) == 6 and cross["alignment_score"].between(0, 1).all() and cross["entropy"].notna().all()
     best = cross.sort_values("alignment_score").iloc[-1]
     assert len(named()) == 2 and [best["layer"], best["head"]] in named()
-    assert any("best by alignment_score" in remark for remark in done.study.remarks)
+    assert any("best by alignment_score" in remark for remark in done.remarks)
     study = hs.load(folder).analyze(
         folder / "recordings", target=folder / "transcripts", only="alignment", bootstrap=20
     )
@@ -122,7 +122,7 @@ def test_what_applies_runs_by_default_and_the_rest_says_why_not(folder: Path, tm
     text: dict[str, Any] = {"source": folder / "recordings", "target": folder / "transcripts", "bootstrap": 20}
     also = ("composition", "copying", "direct_logit", "explained")
     config = AnalyzeConfig(checkpoint=str(folder), **text, out=tmp_path / "run", also=also, figures=False)
-    study = run_analysis(config).study
+    study = run_analysis(config)
     reasons = {omission.analysis: omission.why for omission in study.left_out}
     assert reasons["induction"] == "gives random subwords to the encoder, and this one reads sound"
     assert {"rare_words", "previous_token", "duplicate_token"} <= set(reasons) and not set(reasons) & set(also)

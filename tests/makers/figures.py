@@ -29,8 +29,8 @@ from headscope.report.figures.pruning import FIGURES, pruning_figure
 from headscope.report.figures.training import load_history, training_figure
 from headscope.report.layout.output import STYLE, FigureStyle, figure_style
 from headscope.report.readers.pruning_runs import load_pruned
-from headscope.report.readers.run import AnalysisRun, load_run
 from headscope.report.registry import find_figure
+from headscope.results.study import Study
 from tests.makers.runs import Layout, make_run
 
 STRUCTURES = Path(__file__).parent.parent / "report" / "structures.json"
@@ -45,8 +45,8 @@ Figures = dict[str, Callable[[], Figure]]
 
 def every_figure(folder: Path, layout: Layout) -> Figures:
     """What draws every kind of figure, of runs of this layout that are written into the folder."""
-    run = load_run(make_measured(folder / "run", layout))
-    other = load_run(make_run(folder / "other", layout, seed=7, tables=(), extra=IMPORTANCES))
+    run = Study.open(make_measured(folder / "run", layout))
+    other = Study.open(make_run(folder / "other", layout, seed=7, tables=(), extra=IMPORTANCES))
     (swept,) = load_pruned([make_sweep(folder / "sweep", layout)])
     plain, mae = (load_history(make_training(folder / name, layout, name)) for name in ("baseline", "mae"))
     words = ["[CLS]", "$x$", "a##y", "", "\n", "anticonstitutionally", "[SEP]"]
@@ -193,7 +193,7 @@ def make_training(path: Path, layout: Layout, variant: str) -> Path:
     return path
 
 
-def make_epochs(run: AnalysisRun) -> ConfidenceHistory:
+def make_epochs(run: Study) -> ConfidenceHistory:
     """Confidence of the run's heads from epoch to epoch; of a large model the first layers."""
     layout = {site: counts[:3] for site, counts in run.layout.items()}
     random = np.random.default_rng(2)
@@ -203,8 +203,13 @@ def make_epochs(run: AnalysisRun) -> ConfidenceHistory:
         for layer, count in enumerate(counts)
         if count
     }
-    meta = {**run.meta, "layout": layout, "method": "base"}
-    return ConfidenceHistory(run.path, meta, run.heads, (1, 2, 3, 4, 5), scores)
+    last = Study({"heads": run.heads}, {**run.record, "layout": layout, "method": "base"}, folder=run.folder)
+    return ConfidenceHistory(last, (1, 2, 3, 4, 5), scores, ())
+
+
+def with_tables(study: Study, **tables: pd.DataFrame) -> Study:
+    """A copy of a study with other tables."""
+    return Study({**study.tables, **tables}, study.record, arrays=study.arrays, folder=study.folder)
 
 
 def structure(figure: Figure) -> dict[str, Any]:

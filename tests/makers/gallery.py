@@ -25,7 +25,7 @@ from headscope import assets
 from headscope.cli.main import app
 from headscope.report.figures.needs import importances
 from headscope.report.layout import output
-from headscope.report.readers.run import load_run
+from headscope.results.study import Study
 from tests.makers import documented
 from tests.makers.figures import structure
 
@@ -53,7 +53,7 @@ def measure(words: list[str]) -> None:
             raise RuntimeError(f"headscope {shlex.join(words)}: {result.output}{result.exception}")
         out.mkdir(exist_ok=True)
         heads = pd.read_csv(whole / "heads.csv")
-        kept_columns = [*KEPT, *(each.name for each in importances(load_run(whole)))]
+        kept_columns = [*KEPT, *(each.name for each in importances(Study.open(whole)))]
         heads[kept_columns].to_csv(out / "heads.csv", index=False, float_format="%.5g")
         record = json.loads((whole / "run.json").read_text(encoding="utf-8"))
     kept = {key: record[key] for key in ("signature", "checkpoint", "data", "layout", "complete")}

@@ -37,6 +37,7 @@ LAYERS = (
     ("relevance",),
     ("description",),
     ("pair_functions",),
+    ("results",),
     ("engine",),
     ("analyses",),
     ("training",),

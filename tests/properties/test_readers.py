@@ -34,7 +34,7 @@ from headscope.report.figures.training import load_history, training_figure
 from headscope.report.layout.output import write_figure
 from headscope.report.readers import fork
 from headscope.report.readers.pruning_runs import load_pruned
-from headscope.report.readers.run import load_run
+from headscope.results.study import Study
 from headscope.training.swaps import read_schedule
 from tests.oracles import checkpoints, commands
 from tests.oracles.commands import Stage
@@ -151,7 +151,7 @@ def drawn(path: Path, figure: Any, stage: Stage) -> object:
 
 
 def of_analysis(path: Path, stage: Stage) -> object:
-    run = load_run(path.parent)
+    run = Study.open(path.parent)
     return heads_figure(run), layer_matrices(run, "cosine"), offset_shares(run)
 
 

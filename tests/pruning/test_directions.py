@@ -19,7 +19,6 @@ import headscope as hs
 from headscope.cli.main import app
 from headscope.config.declarations import Measure
 from headscope.data.corpus import Corpus, Sentence
-from headscope.engine.conclusion import AnalysisResult
 from headscope.engine.faithfulness.orders import scores_of, undirected
 from headscope.engine.overview import catalogue
 from headscope.engine.plan import analyze
@@ -39,6 +38,7 @@ from headscope.pruning.ranking.criterion import (
 )
 from headscope.pruning.sweep.config import criterion_of
 from headscope.pruning.sweep.sweep import run_sweep
+from headscope.results.study import Study
 from tests.oracles import checkpoints, circuit, gated_heads, speakers
 from tests.oracles.run_options import run_options
 
@@ -75,9 +75,9 @@ def model_of(name: str, one_sided: bool) -> tuple[Checkpoint, Corpus]:
 @pytest.fixture(scope="module")
 def measured_once() -> Iterator[None]:
     """An analysis that has several columns runs once for all of them."""
-    found: dict[Any, tuple[AnalysisResult, Checkpoint]] = {}
+    found: dict[Any, tuple[Study, Checkpoint]] = {}
 
-    def remembered(checkpoint: Checkpoint, *given: Any, analyses: list[Any], **options: Any) -> AnalysisResult:
+    def remembered(checkpoint: Checkpoint, *given: Any, analyses: list[Any], **options: Any) -> Study:
         key = (id(checkpoint), *(cls.name for cls in analyses))
         if key not in found:  # with the checkpoint, whose id no other gets then
             found[key] = analyze(checkpoint, *given, analyses=analyses, **options), checkpoint

@@ -31,7 +31,7 @@ def analysed(words: dict[str, Any], out: Path, checkpoint: str) -> Path:
             checkpoint=checkpoint, out=out, **texts, only=("positional",), analysis_options=how, figures=False
         )
     )
-    return found.folder
+    return found.path
 
 
 def names(table: pd.DataFrame) -> list[str]:

@@ -13,7 +13,7 @@ from headscope.errors import ConfigError
 from headscope.report.figures.confidence import confidence_figure, load_confidence
 from headscope.report.figures.discrepancy import discrepancy_changes, discrepancy_figure
 from headscope.report.readers.fork import matrices_run
-from headscope.report.readers.run import RunError
+from headscope.results.study_tables import RunError
 
 
 def matrices(scale: float) -> dict[str, np.ndarray]:

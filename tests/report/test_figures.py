@@ -1,6 +1,5 @@
 """Every figure on a small and a ragged run: the numbers drawn are the numbers of the tables."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,10 @@ from headscope.report.figures.similarity import layer_matrices, similarity_matri
 from headscope.report.layout.grid import grids_of
 from headscope.report.layout.legend import CHANCE, functions_of, method_style
 from headscope.report.layout.output import write_figure
-from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, load_run
 from headscope.report.registry import draw_standard, find_figure
+from headscope.results.study import Study
+from headscope.results.study_tables import MissingTable
+from tests.makers.figures import with_tables
 from tests.makers.pages import add_descriptions
 from tests.makers.runs import SIGNATURE, make_run
 
@@ -42,19 +43,19 @@ MAGIC = {".png": b"\x89PNG\r\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AnalysisRun]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
     root = tmp_path_factory.mktemp("runs")
     tables: dict[str, Any] = {"ragged": {"tables": ("positional",)}}
-    return {name: load_run(make_run(root / name, layout, **tables.get(name, {}))) for name, layout in LAYOUTS.items()}
+    return {name: Study.open(make_run(root / name, layout, **tables.get(name, {}))) for name, layout in LAYOUTS.items()}
 
 
 @pytest.fixture(scope="module")
-def drawn(runs: dict[str, AnalysisRun]) -> dict[str, dict[str, Figure]]:
+def drawn(runs: dict[str, Study]) -> dict[str, dict[str, Figure]]:
     """Every figure of a run that is small and of one that is ragged, drawn once."""
     return {name: figures(runs[name]) for name in ("tiny", "ragged")}
 
 
-def figures(run: AnalysisRun) -> dict[str, Figure]:
+def figures(run: Study) -> dict[str, Figure]:
     weights = np.random.default_rng(3).dirichlet(np.ones(5), size=(2, 7))
     found = {
         "heads": heads_figure(run),
@@ -64,7 +65,7 @@ def figures(run: AnalysisRun) -> dict[str, Figure]:
         "compare": compare_figure(run, run),
         "attention": attention_figure(weights, list("abcdefg"), ["$x$", "##y", "", "\n", "_^"], ["a", "b"], run=run),
     }
-    if (run.path / "syntactic.csv").exists():
+    if run.has_table("syntactic"):
         found |= {"relations": relation_accuracy(run), "similarity": similarity_matrices(run)}
     return found
 
@@ -108,7 +109,7 @@ def test_every_figure_says_model_data_and_signature(drawn: dict[str, dict[str, F
         assert kind == "attention" or "test_2016_flickr.en, 1,000 sentences" in written
 
 
-def test_head_map_draws_the_table(runs: dict[str, AnalysisRun]) -> None:
+def test_head_map_draws_the_table(runs: dict[str, Study]) -> None:
     run = runs["ragged"]
     figure = heads_figure(run, ["confidence"])
     drawn = meshes(figure)
@@ -125,7 +126,7 @@ def test_head_map_draws_the_table(runs: dict[str, AnalysisRun]) -> None:
     assert {each.get_clim() for axes in figure.axes[:3] for each in axes.collections} == {(0, 1)}  # as is declared
 
 
-def test_head_map_marks_every_function(runs: dict[str, AnalysisRun]) -> None:
+def test_head_map_marks_every_function(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = heads_figure(run)
     assert heads_overview(run) == ["confidence", "entropy_share"]
@@ -137,7 +138,7 @@ def test_head_map_marks_every_function(runs: dict[str, AnalysisRun]) -> None:
     assert "★r" in written
 
 
-def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, AnalysisRun]) -> None:
+def test_sorting_keeps_the_heads_numbers_and_functions_together(runs: dict[str, Study]) -> None:
     plain = {grid.site: grid for grid in grids_of(runs["ragged"], "confidence")}
     for grid in grids_of(runs["ragged"], "confidence", sort=True):
         for layer, heads in enumerate(grid.heads):
@@ -158,15 +159,15 @@ def test_a_head_without_a_value_is_grey_not_hatched(tmp_path: Path) -> None:
     table = pd.read_csv(path / "heads.csv")
     table.loc[1, "confidence"] = np.nan
     table.to_csv(path / "heads.csv", index=False)
-    figure = heads_figure(load_run(path), ["confidence"])
+    figure = heads_figure(Study.open(path), ["confidence"])
     (patch,) = figure.axes[0].patches
     assert isinstance(patch, Rectangle) and patch.get_xy() == (1, 0)
     assert not figure.axes[0].patch.get_hatch()
-    last = grids_of(load_run(path), "confidence", sort=True)[0].heads[0, -1]
+    last = grids_of(Study.open(path), "confidence", sort=True)[0].heads[0, -1]
     assert last == 1
 
 
-def test_functions_figure_counts_and_bands(runs: dict[str, AnalysisRun]) -> None:
+def test_functions_figure_counts_and_bands(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = functions_figure(run)
     cells, bars = figure.axes
@@ -177,10 +178,10 @@ def test_functions_figure_counts_and_bands(runs: dict[str, AnalysisRun]) -> None
     assert "no function found" in texts(figure)
 
 
-def test_functions_without_evidence_are_hollow_and_count_in_no_bar(runs: dict[str, AnalysisRun]) -> None:
+def test_functions_without_evidence_are_hollow_and_count_in_no_bar(runs: dict[str, Study]) -> None:
     weak = "positional:-1 (12 instances, 20 are needed);rare (p 0.2)"
     heads = runs["small"].heads.assign(functions="sink", functions_unsupported=["", weak] * 36)
-    run = replace(runs["small"], heads=heads)
+    run = with_tables(runs["small"], heads=heads)
     plain, marked = functions_figure(run), functions_figure(run, unsupported=True)
     assert len(marked.axes[0].patches) - len(plain.axes[0].patches) == 36 * 2
     assert len(marked.axes[1].patches) == len(plain.axes[1].patches)
@@ -188,24 +189,24 @@ def test_functions_without_evidence_are_hollow_and_count_in_no_bar(runs: dict[st
     assert "▼s\n(◆−1)\n(★r)" in texts(heads_figure(run, ["confidence"], unsupported=True))
 
 
-def test_the_legend_of_functions_has_shades_of_heads_without_one(runs: dict[str, AnalysisRun]) -> None:
+def test_the_legend_of_functions_has_shades_of_heads_without_one(runs: dict[str, Study]) -> None:
     """Classes explain a head with a function, position one without."""
     shares = {"explained": 0.9, "explained_position": 0.0, "explained_classes": 0.0}
     heads = runs["small"].heads.assign(functions="sink", functions_unsupported="", **shares)
     heads.loc[0, "explained_classes"] = 0.9
     heads.loc[1, ["functions", "explained_position"]] = "", 0.9
-    shown = " ".join(texts(functions_figure(replace(runs["small"], heads=heads))))
+    shown = " ".join(texts(functions_figure(with_tables(runs["small"], heads=heads))))
     assert "mostly explained by position" in shown and "explained by classes" not in shown
 
 
 @pytest.mark.filterwarnings("error")  # of axes without a width
 def test_functions_leave_out_a_site_without_heads(tmp_path: Path) -> None:
-    run = load_run(make_run(tmp_path / "pruned", {"encoder-self": [2, 2], "cross": [0, 0]}))
+    run = Study.open(make_run(tmp_path / "pruned", {"encoder-self": [2, 2], "cross": [0, 0]}))
     titles = [axes.get_title(loc="left") for axes in functions_figure(run).axes]
     assert "encoder-self" in titles and "cross" not in titles
 
 
-def test_offsets_are_the_table_with_tails(runs: dict[str, AnalysisRun]) -> None:
+def test_offsets_are_the_table_with_tails(runs: dict[str, Study]) -> None:
     run = runs["small"]
     shares = offset_shares(run)
     table = run.table("positional").set_index(["site", "layer", "head"])
@@ -224,7 +225,7 @@ def test_offsets_are_the_table_with_tails(runs: dict[str, AnalysisRun]) -> None:
     assert "◆−2" in texts(figure)
 
 
-def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, AnalysisRun]) -> None:
+def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Study]) -> None:
     run = runs["small"]
     figure = relation_accuracy(run)
     table = run.table("syntactic")
@@ -240,7 +241,7 @@ def test_relations_draw_accuracy_baseline_and_clear_margins(runs: dict[str, Anal
     assert "nsubj>" in texts(figure)
 
 
-def test_many_relations_keep_the_clearest(runs: dict[str, AnalysisRun]) -> None:
+def test_many_relations_keep_the_clearest(runs: dict[str, Study]) -> None:
     table = runs["small"].table("syntactic")
     kept = chosen_labels(table, 3)
     best = table.groupby("label")["margin"].max().nlargest(3)
@@ -250,7 +251,7 @@ def test_many_relations_keep_the_clearest(runs: dict[str, AnalysisRun]) -> None:
 
 
 @pytest.mark.parametrize("measure", ["cosine", "cka", "l2"])
-def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, AnalysisRun], measure: str) -> None:
+def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Study], measure: str) -> None:
     run = runs["small"]
     figure = similarity_matrices(run, measure)
     drawn = meshes(figure)
@@ -265,23 +266,18 @@ def test_the_scale_of_similarity_is_that_of_different_heads(runs: dict[str, Anal
     assert (norm.vmin, norm.vmax) == ((-furthest, furthest) if measure == "cosine" else (values.min(), values.max()))
 
 
-def test_similarity_errors(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
+def test_similarity_errors(runs: dict[str, Study]) -> None:
     with pytest.raises(ConfigError, match=r"small.*'cosin'.*'cosine'"):
         similarity_matrices(runs["small"], "cosin")
-    path = make_run(tmp_path / "r", {"encoder-self": [3]})
-    arrays: dict[str, Any] = {"encoder-self/0/cosine": np.eye(2)}
-    np.savez(path / "similarity.npz", **arrays)
-    with pytest.raises(RunError, match=r"encoder-self/0/cosine.*\(2, 2\).*3"):
-        similarity_matrices(load_run(path))
 
 
 def test_needs_says_what_is_missing(tmp_path: Path) -> None:
-    bare = load_run(make_run(tmp_path / "bare", {"encoder-self": [3]}))
+    bare = Study.open(make_run(tmp_path / "bare", {"encoder-self": [3]}))
     with pytest.raises(ConfigError, match=r"bare: no importance .*--importance"):
         needs_figure([bare])
-    measured = load_run(make_run(tmp_path / "measured", {"encoder-self": [3]}, extra=("gradient",)))
+    measured = Study.open(make_run(tmp_path / "measured", {"encoder-self": [3]}, extra=("gradient",)))
     with pytest.raises(ConfigError, match=r"measured: there is no function that some heads have .* more text"):
-        needs_figure([replace(measured, heads=measured.heads.assign(functions=""))])
+        needs_figure([with_tables(measured, heads=measured.heads.assign(functions=""))])
 
 
 def test_attention_figure_shows_the_weights_and_literal_pieces() -> None:
@@ -303,12 +299,12 @@ def test_a_group_that_a_layer_lacks_has_no_mean(tmp_path: Path) -> None:
     table.loc[table["layer"] == 0, "explained_syntax"] = np.nan
     table["explained_low"], table["explained_high"] = 0.1, 0.9
     table.to_csv(path / "heads.csv", index=False)
-    figure = find_figure("explained").drawn([load_run(path)])
+    figure = find_figure("explained").drawn([Study.open(path)])
     heights = [bar.get_height() for container in figure.axes[0].containers[1:] for bar in container]
     assert np.isfinite(heights).all() and max(heights) > 0.4
     table.loc[table["head"] == 0, "explained"] = np.nan
     table.to_csv(path / "heads.csv", index=False)
-    figure = find_figure("explained").drawn([load_run(path)])
+    figure = find_figure("explained").drawn([Study.open(path)])
     bars = [bar for container in figure.axes[0].containers for bar in container if bar.get_height() > 0]
     assert bars and min(bar.get_x() for bar in bars) > 1, "a head without an explained share has no bar"
 
@@ -325,8 +321,8 @@ def test_maps_that_no_page_holds_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compare_with_equal_layouts(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
-    other = load_run(make_run(tmp_path / "other", LAYOUTS["small"], seed=7))
+def test_compare_with_equal_layouts(runs: dict[str, Study], tmp_path: Path) -> None:
+    other = Study.open(make_run(tmp_path / "other", LAYOUTS["small"], seed=7))
     figure = compare_figure(runs["small"], other)
     a, b, difference = meshes(figure)
     np.testing.assert_allclose(difference, b - a)
@@ -336,21 +332,21 @@ def test_compare_with_equal_layouts(runs: dict[str, AnalysisRun], tmp_path: Path
     assert any(text.startswith("B other: all-MiniLM") for text in texts(figure))
 
 
-def test_compare_with_other_layouts_has_no_difference(runs: dict[str, AnalysisRun]) -> None:
+def test_compare_with_other_layouts_has_no_difference(runs: dict[str, Study]) -> None:
     figure = compare_figure(runs["small"], runs["ragged"])
     assert len(meshes(figure)) == 2
     assert "percentiles (layouts differ)" in texts(figure)
 
 
-def test_compare_leaves_out_a_site_without_heads(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
-    other = load_run(make_run(tmp_path / "pruned", {"encoder-self": [0, 0], "decoder-self": [2]}))
-    whole = load_run(make_run(tmp_path / "whole", {"encoder-self": [2, 2], "decoder-self": [2]}))
+def test_compare_leaves_out_a_site_without_heads(runs: dict[str, Study], tmp_path: Path) -> None:
+    other = Study.open(make_run(tmp_path / "pruned", {"encoder-self": [0, 0], "decoder-self": [2]}))
+    whole = Study.open(make_run(tmp_path / "whole", {"encoder-self": [2, 2], "decoder-self": [2]}))
     titles = [axes.get_title(loc="left") for axes in compare_figure(whole, other).axes]
     assert any("decoder-self" in title for title in titles) and not any("encoder-self" in title for title in titles)
 
 
-def test_compare_without_a_common_site(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
-    other = load_run(make_run(tmp_path / "gpt", {"decoder-self": [3]}))
+def test_compare_without_a_common_site(runs: dict[str, Study], tmp_path: Path) -> None:
+    other = Study.open(make_run(tmp_path / "gpt", {"decoder-self": [3]}))
     with pytest.raises(ConfigError, match=r"small and gpt.*encoder-self and decoder-self"):
         compare_figure(runs["small"], other)
 
@@ -366,16 +362,16 @@ def test_standard_figures_go_as_far_as_the_tables(tmp_path: Path) -> None:
     assert [p.name for p in draw_standard(path, dpi=40)] == names[:3]
     (path / "positional.csv").unlink()
     with pytest.raises(MissingTable, match=r"positional.csv"):
-        offset_histograms(load_run(path))
+        offset_histograms(Study.open(path))
 
 
-def test_figures_are_the_same_bytes_every_time(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
+def test_figures_are_the_same_bytes_every_time(runs: dict[str, Study], tmp_path: Path) -> None:
     pair = [write_figure(functions_figure(runs["small"]), tmp_path / f"{n}.svg").read_bytes() for n in "ab"]
     assert pair[0] == pair[1]
 
 
 def test_ranges_are_those_that_measures_declare_or_that_are_asked_for(tmp_path: Path) -> None:
-    run = load_run(make_run(tmp_path / "r", {"encoder-self": [3, 3]}, extra=("ablation", "unheard_of")))
+    run = Study.open(make_run(tmp_path / "r", {"encoder-self": [3, 3]}, extra=("ablation", "unheard_of")))
     values = run.heads["ablation"].abs().max()
     for measure, limits, colors in (
         ("confidence", (0, 1), "viridis"),
@@ -400,7 +396,7 @@ def test_sites_and_layers_without_values_have_no_panel(tmp_path: Path) -> None:
     heads.to_csv(path / "heads.csv", index=False)
     offsets = pd.read_csv(path / "positional.csv")
     offsets[(offsets["site"] != "cross") | (offsets["layer"] == 1)].to_csv(path / "positional.csv", index=False)
-    run = load_run(path)
+    run = Study.open(path)
     assert [axes.get_title(loc="left") for axes in heads_figure(run, ["confidence"]).axes] == [
         "confidence · encoder-self",
         "",
@@ -411,7 +407,7 @@ def test_sites_and_layers_without_values_have_no_panel(tmp_path: Path) -> None:
 
 def test_points_of_many_heads_do_not_run_together(tmp_path: Path) -> None:
     """What they cover stays below a third of their square, however many heads there are."""
-    run = load_run(make_run(tmp_path / "run", {"decoder-self": [32] * 48}, extra=("lrp", "gradient"), tables=()))
+    run = Study.open(make_run(tmp_path / "run", {"decoder-self": [32] * 48}, extra=("lrp", "gradient"), tables=()))
     axes: Any = rankings_figure(run, ["lrp", "gradient"]).axes[0]
     (points,) = axes.collections
     side = 0.8 * axes.get_window_extent().width / axes.figure.dpi * 72 / 2  # points of a square, of two in a row
@@ -420,7 +416,7 @@ def test_points_of_many_heads_do_not_run_together(tmp_path: Path) -> None:
 
 
 def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
-    run = load_run(make_run(tmp_path / "r", {"encoder-self": [7] * 5}, extra=("lrp", "gradient")))
+    run = Study.open(make_run(tmp_path / "r", {"encoder-self": [7] * 5}, extra=("lrp", "gradient")))
     ranks = ranks_of(run)
     assert list(ranks.columns) == ["confidence", "lrp", "gradient"]  # a share and a distance rank nothing
     assert ranks["lrp"].idxmin() == run.heads["lrp"].idxmax()

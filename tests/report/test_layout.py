@@ -14,15 +14,15 @@ from headscope.report.layout.legend import Legend, arrow, contrast, fit, functio
 from headscope.report.layout.output import FigureStyle, figure_style, panel_width, target_paths, widest, write_figure
 from headscope.report.layout.page import even_width, flow, shorten, text_width, wrap
 from headscope.report.layout.panels import share_limits
-from headscope.report.readers.run import AnalysisRun, load_run
+from headscope.results.study import Study
 from tests.makers.runs import SIGNATURE, make_run
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, AnalysisRun]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Study]:
     root = tmp_path_factory.mktemp("runs")
     layout = {"encoder-self": [3, 2]}
-    return {name: load_run(make_run(root / name, layout, tables=())) for name in ("small", "large")}
+    return {name: Study.open(make_run(root / name, layout, tables=())) for name in ("small", "large")}
 
 
 def test_labels_become_marks() -> None:
@@ -66,7 +66,7 @@ def test_scales_survive_constants_and_nothing() -> None:
     assert (limits.vmin, limits.vmax) == (-0.5, 0.5)
 
 
-def test_where_figures_go(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
+def test_where_figures_go(runs: dict[str, Study], tmp_path: Path) -> None:
     one, two = [runs["small"].path], [runs["small"].path, runs["large"].path]
     assert target_paths(tmp_path / "x.svg", one, figure="heads") == [tmp_path / "x.svg"]
     assert target_paths(tmp_path / "d", two, figure="heads") == [
@@ -91,7 +91,7 @@ def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, AnalysisRun], tmp_path: Path) -> None:
+def test_writing_refuses_to_replace_and_reports_failures(runs: dict[str, Study], tmp_path: Path) -> None:
     path = tmp_path / "deep" / "x.png"
     write_figure(functions_figure(runs["small"]), path, dpi=40)
     with pytest.raises(OutputError, match=r"x\.png.*--force"):

@@ -25,12 +25,10 @@ from headscope.files.tables import Example
 from headscope.pruning.closed_form.calibration import share
 from headscope.report.page.analysis import examples_data, pack
 from headscope.report.page.cards import window
-from headscope.report.page.findings import _functions
 from headscope.report.page.numbers import rounded, spearman, words
 from headscope.report.page.pruning import removal_data
 from headscope.report.page.write import (
     SCRIPTS,
-    analysis_report,
     asset,
     data_json,
     gather,
@@ -38,7 +36,8 @@ from headscope.report.page.write import (
     report_of,
     write_page,
 )
-from headscope.report.readers.run import RunError, load_run
+from headscope.results.study import Study
+from headscope.results.study_tables import RunError
 from tests.makers.pages import (
     HOSTILE,
     PAIRS,
@@ -160,33 +159,22 @@ def test_importances_agree_as_the_run_says(run: Path, count: int) -> None:
     (data,) = gather([run])["analyses"]
     assert data["importance"]["median"] == pytest.approx(pairs["spearman"].median(), abs=1e-4)
     assert data["importance"]["agreement"][0][1] == data["importance"]["agreement"][1][0] is not None
-    assert any("median rank correlation" in line for line in data["findings"])
 
 
-def test_findings_are_computed_and_say_what_matters(run: Path) -> None:
-    lines = "\n".join(gather([run])["analyses"][0]["findings"])
+def test_findings_are_the_answers_of_the_study(run: Path) -> None:
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
     names = [".".join(map(str, place)) for place in zip(table["site"], table["layer"], table["head"], strict=True)]
-    sharpest = names[int(table["sharpness"].where(~table["functions"].str.contains("sink")).to_numpy().argmax())]
-    order = table["ablation"].to_numpy().argsort()
-    assert "9 heads of all-MiniLM-L6-v2 (bert) (encoder-self 2 × 3/2, cross 2 × 2)" in lines
-    assert f"The sharpest head beside sinks is {sharpest}" in lines
-    assert f"By ablation the model needs most: {names[order[-1]]} " in lines
-    assert f"It needs least: {names[order[0]]} " in lines
-    zero = int(((table["ablation_low"] <= 0) & (table["ablation_high"] >= 0)).sum())
-    assert f"{zero} of 9 heads have an interval that includes zero" in lines
-    alone = table.assign(**{f"ablation_{end}": table["ablation"] - 1 for end in ("low", "high")})  # of one sentence
-    alone.to_csv(run / "heads.csv", index=False)
-    assert not any("includes zero" in line for line in gather([run])["analyses"][0]["findings"])
-    table.to_csv(run / "heads.csv", index=False)
-    p = [0.2, 0.01, 0.06, *[0.04] * 6]
-    tests = table[["site", "layer", "head"]].assign(measure="ablation", p_adjusted=p)
-    tests.to_csv(run / "importance.csv", index=False)
-    (data,) = gather([run])["analyses"]
-    assert data["importance"]["zero"] == {"ablation": p}
-    assert any(line.startswith("2 of 9 heads cannot be told from zero") for line in data["findings"])
-    html = page_html(gather([run]))
-    assert f'<a class="head" href="#head=0/{sharpest}">{sharpest}</a>' in html
+    rows = table[["site", "layer", "head"]].assign(measure="ablation", p_adjusted=[0.2, 0.01, 0.06, *[0.04] * 6])
+    rows = rows.assign(value=table["ablation"], value_low=table["ablation_low"], value_high=table["ablation_high"])
+    rows.assign(rank=rows["value"].rank(ascending=False).astype(int)).to_csv(run / "importance.csv", index=False)
+    report = gather([run])
+    (data,) = report["analyses"]
+    assert data["findings"] == Study.open(run).answers()
+    first, needed = data["findings"][:2]
+    assert first.sentence.startswith("all-MiniLM-L6-v2 (bert): 9 heads (encoder-self 2 × 3/2; cross 2 × 2)")
+    most = names[int(table["ablation"].to_numpy().argmax())]
+    assert needed.heads[0] == most and needed.sentence.startswith("2 of 9 heads cannot be told from zero")
+    assert f'<a class="head" href="#head=0/{most}">{most}</a>' in page_html(report)
 
 
 def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
@@ -203,8 +191,9 @@ def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
         and data["unsupported"][1] == []
         and data["texts"][0]["name"] != "labels"
     )
-    said = "1 label that the estimate would give has not enough evidence: encoder-self.0.0 syntactic:amod> (4 instances"
-    assert any(line.startswith(said) for line in data["findings"])
+    (answer,) = [answer for answer in Study.open(run).answers() if answer.question == "Not enough evidence"]
+    assert answer.table is not None and answer.detail
+    assert answer.table.rows[0] == ("encoder-self.0.0", "head → dependent (amod)", "4 instances, 20 are needed")
     assert data["evidence"]["columns"][:3] == ["label", "given", "measure"]
     assert data["evidence"]["rows"]["0"] == [
         ["syntactic:amod>", False, "syntactic_margin", 0.25, -0.83, 4, "", "4 instances, 20 are needed"]
@@ -217,10 +206,7 @@ def test_hostile_texts_are_texts(tmp_path: Path) -> None:
     assert [tag for tag, _ in elements.found].count("script") == 2
     assert report["analyses"][0]["remarks"] == [HOSTILE] and HOSTILE in report["title"]
     assert report["analyses"][0]["examples"]["sentences"][0]["subwords"]["source"] == [HOSTILE] * 4
-    study = analysis_report(load_run(tmp_path / "r"), ())
-    from headscope.report.page.write import compact_html
-
-    compact = compact_html(study, load_run(tmp_path / "r").heads, [HOSTILE])
+    compact = Study.open(tmp_path / "r")._repr_html_()
     assert "<img" not in compact and "<script" not in compact and "<b>" not in compact
 
 
@@ -289,7 +275,8 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
     others = (sweep_run(tmp_path / "sweep", LAYOUT), removal_run(tmp_path / "small"), training_run(tmp_path / "train"))
     report = gather([*others, run])
     (data,) = report["analyses"]
-    assert "Removal bears out the ranking by ablation best: the area between its curves is 0.5" in str(data["findings"])
+    (answer,) = [each for each in data["findings"] if each.question == "Which ranking removal bears out"]
+    assert answer.table is not None and answer.table.rows[0][:2] == ("ablation", "0.5")
     assert list(data["faithfulness"]["curves"]["loss"]) == ["ablation", "gradient", "random:1", "random:2"]
     (sweep,) = report["pruning"]["runs"]
     assert sweep["cells"]["kept"] == [9, 3, 6, 3, 6] and sweep["survivors"]["l0-keep3-seed1"] == {
@@ -354,7 +341,7 @@ def test_broken_examples_end_in_one_line(run: Path, content: bytes | None) -> No
     else:
         (run / "examples.npz").write_bytes(content)
     with pytest.raises(RunError, match=r"bert.*examples\.npz") as caught:
-        _ = load_run(run).examples
+        _ = Study.open(run).examples
     assert "\n" not in str(caught.value)
 
 
@@ -379,7 +366,7 @@ def test_analyze_writes_the_page_with_examples(
     data = json.loads(Elements((out / "report.html").read_text(encoding="utf-8")).inside["data"])["analyses"][0]
     assert data["name"] == "run" and len(data["examples"]["sentences"]) == 2
     sentence = data["examples"]["sentences"][0]
-    (example, _) = load_run(out).examples
+    (example, _) = Study.open(out).examples
     assert sentence["texts"]["source"] == source.read_text(encoding="utf-8").splitlines()[sentence["line"] - 1]
     for weights in example.weights.values():
         assert weights.shape[0] == 24
@@ -399,23 +386,10 @@ def test_analyze_writes_the_page_with_examples(
 def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path) -> None:
     study = pair.analyze(["A dog runs on the grass.", "Two men sit."], only=["confidence"], bootstrap=10, report=True)
     compact = study._repr_html_()
-    assert (
-        compact.count("<svg") == 1
-        and "The sharpest head beside sinks is encoder-self." in compact
-        and "<script" not in compact
-    )
+    assert "The sharpest heads" in compact and "<script" not in compact
     page = study.report(tmp_path / "page.html")
     data = json.loads(Elements(page.read_text(encoding="utf-8")).inside["data"])["analyses"][0]
     assert len(data["examples"]["sentences"]) == 2
-
-
-def test_findings_say_what_labels_say() -> None:
-    """Offsets with a sign, other details as labels have them; a kind without a detail by itself."""
-    labels = [["looks:same-token", "looks:root"], ["aligned:fed"], ["positional:-1", "syntactic:nsubj>"], ["sink"]]
-    places = {"layout": {"encoder-self": [4]}, "site": [0] * 4, "layer": [0] * 4, "head": [*range(4)]}
-    said = " ".join(_functions(places | {"functions": labels}))
-    for end in ("0.0 same-token, root.", "0.1 fed.", "0.2 −1.", "0.2 nsubj>.", "0.3."):
-        assert f"encoder-self.{end}" in said
 
 
 def test_functions_stand_beside_importances(run: Path) -> None:
@@ -426,8 +400,7 @@ def test_functions_stand_beside_importances(run: Path) -> None:
     assert list(found) == ["ablation", "gradient"]
     rows = table[table["measure"] == "gradient"]
     assert [row[:3] for row in found["gradient"]["rows"]] == rows[["kind", "name", "heads"]].values.tolist()
-    said = found["ablation"]["said"]
-    assert said and any(finding[1:] == f"{said[1:]}." for finding in data["findings"])
+    assert found["ablation"]["said"]
 
 
 def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:

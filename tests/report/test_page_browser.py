@@ -17,7 +17,7 @@ from headscope.config.declarations import measure_of
 from headscope.engine.evidence.function_need import need_over_models
 from headscope.report.page.numbers import words
 from headscope.report.page.write import asset, write_page
-from headscope.report.readers.run import load_run
+from headscope.results.study import Study
 from tests.makers.pages import (
     add_descriptions,
     add_faithfulness,
@@ -314,7 +314,7 @@ def test_importance_faithfulness_comparison_and_the_others(reader: Reader, runs:
         and page.locator("#faithfulness .chart path").count() == 2
     )
     over = page.get_by_label("Functions and importances over runs")
-    models = [(load_run(runs[name]).heads, list(map(measure_of, IMPORTANCES))) for name in ("first", "second")]
+    models = [(Study.open(runs[name]).heads, list(map(measure_of, IMPORTANCES))) for name in ("first", "second")]
     expected = need_over_models(models)
     assert over.locator("tbody th").all_inner_texts() == list(dict.fromkeys(expected["name"]))
     for row in expected.to_dict("records"):

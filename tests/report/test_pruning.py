@@ -19,7 +19,7 @@ from headscope.report.figures.pruning import pruning_figure
 from headscope.report.layout.legend import CHANCE, method_style
 from headscope.report.pruning.quality import SEVERAL, function_counts, run_kind
 from headscope.report.readers.pruning_runs import load_pruned, with_labels
-from headscope.report.readers.run import RunError
+from headscope.results.study_tables import RunError
 
 pytestmark = pytest.mark.slow
 

@@ -8,16 +8,17 @@ import pytest
 
 from headscope.errors import ConfigError, HeadscopeError
 from headscope.heads import Site, select_heads
-from headscope.report.readers.run import AnalysisRun, MissingTable, RunError, load_run
+from headscope.results.study import Study
+from headscope.results.study_tables import MissingTable, RunError
 from tests.makers.runs import SIGNATURE, make_run
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> AnalysisRun:
-    return load_run(make_run(tmp_path / "bert", {"encoder-self": [3, 2, 0], "cross": []}, extra=("lrp",)))
+def run(tmp_path: Path) -> Study:
+    return Study.open(make_run(tmp_path / "bert", {"encoder-self": [3, 2, 0], "cross": []}, extra=("lrp",)))
 
 
-def test_run_says_what_it_was(run: AnalysisRun) -> None:
+def test_run_says_what_it_was(run: Study) -> None:
     assert run.name == "bert"
     assert run.model == "all-MiniLM-L6-v2 (bert)"
     assert run.data == "test_2016_flickr.en, 1,000 sentences"
@@ -30,8 +31,8 @@ def test_run_says_what_it_was(run: AnalysisRun) -> None:
     assert run.head_layout[Site.ENCODER_SELF, 2] == 0
 
 
-def test_measures_are_the_numbers_without_their_bounds(run: AnalysisRun) -> None:
-    assert run.measures == ["confidence", "entropy_share", "distance", "lrp"]
+def test_measures_are_the_numbers_without_their_bounds(run: Study) -> None:
+    assert run.measures == ["confidence", "sharpness", "entropy_share", "distance", "lrp"]
     with pytest.raises(ConfigError, match=r"bert.*'confidance'.*'confidence'"):
         run.require("confidance")
 
@@ -39,29 +40,29 @@ def test_measures_are_the_numbers_without_their_bounds(run: AnalysisRun) -> None
 def test_an_interrupted_run_says_so(tmp_path: Path) -> None:
     path = make_run(tmp_path / "r", {"encoder-self": [2]})
     _edit(path, complete=False, data={"source": "a/x.en", "target": "a/x.de", "sentences": 1200})
-    assert load_run(path).data == "x.en → x.de, 1,200 sentences, interrupted"
+    assert Study.open(path).data == "x.en → x.de, 1,200 sentences, interrupted"
 
 
 def test_untelling_names_come_with_their_folder(tmp_path: Path) -> None:
     path = make_run(tmp_path / "r", {"encoder-self": [2]}, name="packages/bert-small/model")
     _edit(path, data={"source": None, "parse": "ud/en.conllu.gz"})
-    assert load_run(path).model == "bert-small/model (bert)"
-    assert load_run(path).data == "en.conllu.gz"
+    assert Study.open(path).model == "bert-small/model (bert)"
+    assert Study.open(path).data == "en.conllu.gz"
 
 
-def test_tables_are_read_when_asked_for(run: AnalysisRun) -> None:
+def test_tables_are_read_when_asked_for(run: Study) -> None:
     (run.path / "syntactic.csv").unlink()
     assert list(run.table("positional").columns[:5]) == ["site", "layer", "head", "offset", "count"]
     assert run.similarity["encoder-self/0/cosine"].shape == (3, 3)
-    with pytest.raises(MissingTable, match=r"bert.*syntactic\.csv.*--only syntactic"):
-        _ = run.table("syntactic")
+    with pytest.raises(MissingTable, match=r"bert.*syntactic\.csv.*--also syntactic"):
+        _ = Study.open(run.path).table("syntactic")
     _edit(run.path, left_out=[{"analysis": "syntactic", "why": "needs --parse"}], remarks=["alignment: 6 are few"])
     for name, why in (("syntactic", "needs --parse"), ("alignment", "6 are few")):  # what was said then
         with pytest.raises(MissingTable, match=rf"{name}\.csv \({name}: {why}\)$"):
-            _ = load_run(run.path).table(name)
+            _ = Study.open(run.path).table(name)
     (run.path / "similarity.npz").unlink()
     with pytest.raises(MissingTable, match=r"similarity\.npz"):
-        _ = load_run(run.path).similarity
+        _ = Study.open(run.path).similarity
 
 
 def test_an_empty_functions_column_reads_as_text(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_an_empty_functions_column_reads_as_text(tmp_path: Path) -> None:
     table = pd.read_csv(path / "heads.csv")
     table["functions"] = ""
     table.to_csv(path / "heads.csv", index=False)
-    assert load_run(path).heads["functions"].tolist() == ["", ""]
+    assert Study.open(path).heads["functions"].tolist() == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -88,14 +89,14 @@ def test_broken_files_end_in_one_line(tmp_path: Path, name: str, content: str | 
     path = make_run(tmp_path / "r", {"encoder-self": [2]})
     (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(RunError, match=message) as caught:
-        load_run(path)
+        Study.open(path)
     assert "\n" not in str(caught.value)
 
 
-def test_broken_detail_tables(run: AnalysisRun) -> None:
+def test_broken_detail_tables(run: Study) -> None:
     (run.path / "positional.csv").write_text("site,layer,offset,share\nencoder-self,0,1,0.5\n")
-    with pytest.raises(RunError, match=r"bert.*positional\.csv.*no column head"):
-        _ = run.table("positional")
+    with pytest.raises(RunError, match=r"positional\.csv.*bert.*no column head"):
+        _ = run.table("positional", "head")
     (run.path / "similarity.npz").write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(RunError, match=r"bert.*similarity\.npz"):
         _ = run.similarity
@@ -103,9 +104,9 @@ def test_broken_detail_tables(run: AnalysisRun) -> None:
 
 def test_no_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="directory"):
-        load_run(tmp_path / "nowhere")
+        Study.open(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"run\.json"):
-        load_run(tmp_path)
+        Study.open(tmp_path)
     assert issubclass(MissingTable, RunError)
     assert issubclass(RunError, HeadscopeError)
 

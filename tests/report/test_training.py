@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from headscope.cli.main import app
 from headscope.errors import ConfigError
 from headscope.report.figures.training import load_history, training_figure
-from headscope.report.readers.run import RunError
+from headscope.results.study_tables import RunError
 from headscope.training.files.outputs import History
 
 HEAD = (

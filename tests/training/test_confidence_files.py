@@ -19,7 +19,7 @@ from headscope.errors import ConfigError, DataError
 from headscope.heads import Site
 from headscope.model.taps import capture
 from headscope.report.figures.confidence import confidence_figure, load_confidence
-from headscope.report.readers.run import RunError
+from headscope.results.study_tables import RunError
 from headscope.training.data.batches import collate, epoch_plan
 from headscope.training.position import TrainingPosition
 from headscope.training.trainer import train
@@ -179,7 +179,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_figure_draws_the_mean_of_every_epoch_head_by_head(watched: Path) -> None:
     run = load_confidence(watched)
-    assert run.epochs == (1, 2, 3) and "method advanced" in run.data and "epochs 1 to 3" in run.data
+    assert run.epochs == (1, 2, 3) and "method advanced" in run.last.data and "epochs 1 to 3" in run.last.data
     figure = confidence_figure(run)
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert list(panels) == ["encoder-self.0", "decoder-self.0", "decoder-self.1", "cross.0", "cross.1"]

@@ -31,7 +31,6 @@ from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.engine.fork.batches import BatchSize, fork_batches
 from headscope.engine.fork.confidence import advanced, base, pairwise, without_last_cell
-from headscope.engine.run_files import nested
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
@@ -40,6 +39,7 @@ from headscope.model.attention import AttentionCall
 from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.base import head_matrices
 from headscope.model.taps import observing
+from headscope.results.study_files import nested
 
 Rows = Literal["corpus", "batch", "generate"]
 ROWS: tuple[Rows, ...] = get_args(Rows)

@@ -16,15 +16,15 @@ from headscope.report.layout.grid import centred_limits, draw_cells, square_tick
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, RULE, TICK, Page
 from headscope.report.layout.panels import Panels
-from headscope.report.readers.fork import ForkRun
-from headscope.report.readers.run import AnalysisRun, MissingTable, RunError
+from headscope.results.study import Study
+from headscope.results.study_tables import MissingTable, RunError
 
 LEFT, ABOVE, BETWEEN, BARS, BELOW = 0.42, 0.2, 0.29, 0.42, 0.14
 COLOR = "#0072b2"
 Matrices = Mapping[tuple[str, int], NDArray[np.float64]]
 
 
-def alphas_figure(run: AnalysisRun) -> Figure:
+def alphas_figure(run: Study) -> Figure:
     """Every module's matrix on one scale centred at zero, and its singular values on one scale from zero."""
     matrices = alpha_matrices(run)
     heads = max(len(matrix) for matrix in matrices.values())
@@ -58,11 +58,12 @@ def alphas_figure(run: AnalysisRun) -> Figure:
     return page.finished()
 
 
-def alpha_matrices(run: AnalysisRun) -> Matrices:
+def alpha_matrices(run: Study) -> Matrices:
     """The matrix of every (site, layer) that has one, from a pickle of the fork or from `alphas.csv`."""
-    if isinstance(run, ForkRun):
-        keys = {key: key.split("/") for key in run.matrices}
-        return {(site, int(layer)): run.matrices[key] for key, (site, layer, _) in keys.items()}
+    if not run.has_table("alphas"):
+        keys = {key: key.split("/") for key in run.arrays if key.endswith("/alpha")}
+        if keys:
+            return {(site, int(layer)): run.arrays[key] for key, (site, layer, _) in keys.items()}
     matrices = {}
     layer: Any
     for (site, layer), table in run.table("alphas", "source", "alpha").groupby(["site", "layer"], sort=False):

@@ -22,8 +22,9 @@ from headscope.errors import CheckpointError, ConfigError, check_one_given
 from headscope.heads import HeadId, refuse_absent, select_heads
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, even_width, flow, shorten, text_width
-from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import RUN, PlotFigure
+from headscope.results.study import Study
+from headscope.results.study_tables import RunError
 
 if TYPE_CHECKING:
     from headscope.data.corpus import Sentence
@@ -42,7 +43,7 @@ class SentenceAttention:
 
 
 def sentence_attention(
-    run: AnalysisRun,
+    run: Study,
     *,
     sentence: str | None = None,
     index: int | None = None,
@@ -69,7 +70,7 @@ def sentence_attention(
 
 
 def sentence_maps(
-    run: AnalysisRun, *, sentence: str | None = None, index: int | None = None, target: str | None = None
+    run: Study, *, sentence: str | None = None, index: int | None = None, target: str | None = None
 ) -> tuple[Checkpoint, Sentence, Maps]:
     """Open the run's checkpoint and capture all heads on one sentence.
 
@@ -94,7 +95,7 @@ def sentence_maps(
     checkpoint = open_checkpoint(measured["path"], format=measured.get("format"), companions=Companions.of(options))
     if checkpoint.digest != measured.get("digest"):
         raise CheckpointError(
-            f"{checkpoint.path} is not the checkpoint that {run.path} measured (its digest differs); analyse it again"
+            f"{checkpoint.path} is not the checkpoint that {run.folder} measured (its digest differs); analyse it again"
         )
     line = _line(run, index) if index is not None else Sentence(0, sentence or "", target)
     off = select_heads(options["mask"], checkpoint.layout) if options.get("mask") else []
@@ -104,15 +105,15 @@ def sentence_maps(
     return checkpoint, line, attention_maps(checkpoint, line, limit=limit, off=off)
 
 
-def _section(run: AnalysisRun, name: str, *texts: str) -> dict[str, Any]:
+def _section(run: Study, name: str, *texts: str) -> dict[str, Any]:
     """A table of run.json; RunError where it is none, or where one of `texts` is there and is no text."""
-    section = run.meta.get(name, {})
+    section = run.record.get(name, {})
     if not isinstance(section, dict) or any(not isinstance(section.get(key) or "", str) for key in texts):
         raise RunError(f"run {run.name}: {name} in run.json is malformed; analyse again")
     return section
 
 
-def _line(run: AnalysisRun, index: int) -> Sentence:
+def _line(run: Study, index: int) -> Sentence:
     """Line `index` of the run's texts."""
     from headscope.config import TextFiles
     from headscope.data.corpus import open_text
@@ -165,7 +166,7 @@ class AttentionOptions(SentenceOptions):
 
 
 def sentence_figure(
-    run: AnalysisRun, *, heads: str, sentence: str | None = None, index: int | None = None, target: str | None = None
+    run: Study, *, heads: str, sentence: str | None = None, index: int | None = None, target: str | None = None
 ) -> Figure:
     """The weights of `heads` on one sentence, for which the run's checkpoint is opened once more."""
     chosen = select_heads(heads, run.head_layout)
@@ -183,7 +184,7 @@ def attention_figure(
     subwords_s: Sequence[str],
     names: Sequence[str],
     *,
-    run: AnalysisRun | None = None,
+    run: Study | None = None,
 ) -> Figure:
     """`weights` [n t s] of the heads `names`: queries down, keys across, one scale from 0 to 1."""
     weights = np.asarray(weights, dtype=np.float64)

@@ -33,8 +33,8 @@ from headscope.report.layout.grid import (
 from headscope.report.layout.legend import Legend, legend_entries
 from headscope.report.layout.output import widest
 from headscope.report.layout.page import BAR, GREY, LABEL, Page, flow, shorten, text_width
-from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import RUN, PlotFigure
+from headscope.results.study import Study
 
 SMALL, LARGE = 1.9, 3.2  # inches of a scatter, which is otherwise as high as its maps
 QUANTILES = 101
@@ -90,9 +90,7 @@ class Scatter:
         return LEFT + 0.1 + self.side, ABOVE + self.side + BELOW
 
 
-def compare_figure(
-    run_a: AnalysisRun, run_b: AnalysisRun, measure: str = "confidence", *, range: Sequence[float] = ()
-) -> Figure:
+def compare_figure(run_a: Study, run_b: Study, measure: str = "confidence", *, range: Sequence[float] = ()) -> Figure:
     """Site by site: run A, run B, B − A where the layouts agree, and a scatter.
 
     Both maps go over the range that the measure declares, or over `range`.
@@ -123,9 +121,7 @@ def compare_figure(
     return page.finished()
 
 
-def _parts(
-    run_a: AnalysisRun, run_b: AnalysisRun, measure: str, norm: Normalize
-) -> tuple[list[Map | Scatter], list[int]]:
+def _parts(run_a: Study, run_b: Study, measure: str, norm: Normalize) -> tuple[list[Map | Scatter], list[int]]:
     """The maps and scatters in order, and where each site starts.
 
     Sites that have no value in either run, or no head in one of them, are left out.
@@ -206,7 +202,7 @@ def _scatter_title(part: Scatter) -> str:
     return f"head against head, r = {np.corrcoef(part.x, part.y)[0, 1]:.2f}".replace("-", "−")
 
 
-def _names(*runs: AnalysisRun) -> Sequence[str]:
+def _names(*runs: Study) -> Sequence[str]:
     return [shorten(run.name, 2.0, LABEL) for run in runs]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,8 +22,9 @@ from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import Dashes, Page, Swatch
 from headscope.report.layout.panels import chart, share_limits
 from headscope.report.readers.fork import confidence_rows, confidence_run
-from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import PlotFigure, Source
+from headscope.results.study import Study
+from headscope.results.study_tables import RunError
 
 WIDTH, HEIGHT = 1.9, 1.15  # inches of the axes of one panel
 LEFT, ABOVE, BELOW = 0.46, 0.22, 0.32
@@ -43,12 +44,16 @@ class ConfidenceOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class ConfidenceHistory(AnalysisRun):
-    """The means of every epoch, from its file: `epochs` [e] and, by site and layer, `scores` [e h]."""
+class ConfidenceHistory:
+    """The means of every epoch, from its file: `epochs` [e] and, by site and layer, `scores` [e h].
 
-    epochs: tuple[int, ...] = ()
-    scores: Mapping[tuple[str, int], NDArray[np.float64]] = field(default_factory=dict)
-    files: tuple[Path, ...] = ()
+    `last` is a study of the last epoch.
+    """
+
+    last: Study
+    epochs: tuple[int, ...]
+    scores: Mapping[tuple[str, int], NDArray[np.float64]]
+    files: tuple[Path, ...]
 
     def batches(self) -> tuple[NDArray[np.float64], Mapping[tuple[str, int], NDArray[np.float64]]]:
         """Where every batch stands, in epochs [n], and its scores by site and layer [n h].
@@ -59,13 +64,6 @@ class ConfidenceHistory(AnalysisRun):
         counts = [len(next(iter(its.values()))) for its in rows]
         at = [epoch - 1 + np.arange(1, count + 1) / count for epoch, count in zip(self.epochs, counts, strict=True)]
         return np.concatenate(at), {key: np.concatenate([its[key] for its in rows]) for key in self.scores}
-
-    @property
-    def data(self) -> str:
-        """Which epochs, and whose method where the run says it."""
-        method = self.meta.get("method")
-        shown = f"epochs {self.epochs[0]} to {self.epochs[-1]}" if len(self.epochs) > 1 else f"epoch {self.epochs[0]}"
-        return ", ".join([*([f"method {method}"] if method else []), "means over training sentences", shown])
 
 
 def load_confidence(path: Path) -> ConfidenceHistory:
@@ -82,8 +80,13 @@ def load_confidence(path: Path) -> ConfidenceHistory:
     for run, (_, file) in zip(runs, files, strict=True):
         if run.layout != runs[0].layout:
             raise RunError(f"{file} has other layers or heads than {files[0][1].name}; these files are of several runs")
-    meta = {"signature": f"file:{path.name}|format:mhr", **_about(path), "layout": runs[0].layout}
     epochs = tuple(epoch for epoch, _ in files)
+    about = {"signature": f"file:{path.name}|format:mhr", **_about(path)}
+    method = [f"method {about['method']}"] if "method" in about else []
+    shown = f"epochs {epochs[0]} to {epochs[-1]}" if len(epochs) > 1 else f"epoch {epochs[0]}"
+    note = ", ".join([*method, "means over training sentences", shown])
+    record = {**about, "layout": runs[0].layout, "data": {"note": note}}
+    last = Study({"heads": runs[-1].heads}, record, folder=path)
     scores: dict[tuple[str, int], NDArray[np.float64]] = {}
     for site, counts in runs[0].layout.items():
         for layer, count in enumerate(counts):
@@ -92,7 +95,7 @@ def load_confidence(path: Path) -> ConfidenceHistory:
                 # A file of means, a vector a module, has them under its own name.
                 means = [table.drop(columns=["site", "layer", "head", "functions"]) for table in tables]
                 scores[site, layer] = np.array([each.to_numpy(float)[:, 0] for each in means])
-    return ConfidenceHistory(path, meta, runs[-1].heads, epochs, scores, tuple(file for _, file in files))
+    return ConfidenceHistory(last, epochs, scores, tuple(file for _, file in files))
 
 
 def _about(path: Path) -> dict[str, Any]:
@@ -113,8 +116,9 @@ def confidence_figure(
     """
     limits = parse_range(range)
     points, scores = (np.array(run.epochs, dtype=float), run.scores) if by == "epoch" else run.batches()
-    sites = [site for site in run.layout if any(key[0] == site for key in run.scores)]
-    layers = max(map(len, run.layout.values()))
+    layout = run.last.layout
+    sites = [site for site in layout if any(key[0] == site for key in run.scores)]
+    layers = max(map(len, layout.values()))
     wide = cell_pitch(WIDTH, len(sites), besides=len(sites) * LEFT, least=0.4)
     width = len(sites) * (LEFT + wide)
     legend = Legend.plan(_entries(run), widest(max(width, 4.6)))
@@ -122,12 +126,12 @@ def confidence_figure(
         width,
         layers * (ABOVE + HEIGHT + BELOW) + legend.height,
         title=f"Confidence of heads from {by} to {by}",
-        subtitle=f"{run.name} · {run.data}",
-        footer=run.signature,
+        subtitle=f"{run.last.name} · {run.last.data}",
+        footer=run.last.signature,
     )
     panels = []
     for column, site in enumerate(sites):
-        for layer, _ in enumerate(run.layout[site]):
+        for layer, _ in enumerate(layout[site]):
             if (site, layer) in run.scores:
                 left, top = column * (LEFT + wide) + LEFT, layer * (ABOVE + HEIGHT + BELOW) + ABOVE
                 axes = page.axes(left, top, wide, HEIGHT)

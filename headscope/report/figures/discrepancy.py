@@ -15,8 +15,8 @@ from headscope.report.layout.legend import COLORS, Entry, Legend
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import INK, Page, Swatch
 from headscope.report.layout.panels import chart
-from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import PlotFigure
+from headscope.results.study import Study
 
 WIDTH, HEIGHT = 2.3, 1.4  # inches of the axes of one panel
 LEFT, ABOVE, BELOW = 0.6, 0.26, 0.36
@@ -29,7 +29,7 @@ Changes = Mapping[str, Mapping[str, NDArray[np.float64]]]
 """By measure and site: per cent, [run layer]."""
 
 
-def discrepancy_changes(runs: Sequence[AnalysisRun]) -> Changes:
+def discrepancy_changes(runs: Sequence[Study]) -> Changes:
     """By how many per cent the summed differences of a layer's heads are more than in the first run.
 
     The sum is over all pairs of heads. The published figures are of this sum and do not say which text and which
@@ -53,7 +53,7 @@ def discrepancy_changes(runs: Sequence[AnalysisRun]) -> Changes:
     return changes
 
 
-def discrepancy_figure(runs: Sequence[AnalysisRun]) -> Figure:
+def discrepancy_figure(runs: Sequence[Study]) -> Figure:
     """A row a measure, a column a site, a group of bars a layer: a bar a run, against the first."""
     changes = discrepancy_changes(runs)
     sites = list(runs[0].layout)

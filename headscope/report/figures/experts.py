@@ -33,8 +33,9 @@ from headscope.report.layout.page import (
     text_width,
 )
 from headscope.report.layout.panels import chart, share_limits, short_number
-from headscope.report.readers.run import AnalysisRun, RunError
 from headscope.report.registry import TRAINED, PlotFigure
+from headscope.results.study import Study
+from headscope.results.study_tables import RunError
 
 LEFT, ABOVE, BELOW, ROW = 0.62, 0.22, 0.36, 0.15
 BARS, TOKENS = 1.0, 2.3  # inches of the bars of a panel, and of the tokens beside them
@@ -43,13 +44,11 @@ TIME, BAND = 2.2, 0.13  # inches of a history, and of an expert in it
 Module = tuple[str, int]
 
 
-def experts_figure(run: AnalysisRun) -> Figure:
+def experts_figure(run: Study) -> Figure:
     """A panel for every module: each expert's mean responsibility with its interval, and the tokens that go with it."""
-    table = run.module_table(
-        "experts", "expert", "lacks", "responsibility", "responsibility_low", "responsibility_high"
-    )
-    gates = run.module_table("experts_gates", "entropy", "even")
-    tokens = run.module_table("experts_tokens", "expert", "token", "pmi") if run.has_table("experts_tokens") else None
+    table = run.table("experts", "expert", "lacks", "responsibility", "responsibility_low", "responsibility_high")
+    gates = run.table("experts_gates", "entropy", "even")
+    tokens = run.table("experts_tokens", "expert", "token", "pmi") if run.has_table("experts_tokens") else None
     found = [(str(site), int(layer)) for site, layer in table[["site", "layer"]].drop_duplicates().to_numpy()]
     modules = sorted(found, key=lambda module: ([*map(str, SITES)].index(module[0]), module[1]))
     most = int(table.groupby(["site", "layer"]).size().max())
@@ -95,7 +94,7 @@ def experts_figure(run: AnalysisRun) -> Figure:
     return page.finished()
 
 
-def _gate(run: AnalysisRun, gates: pd.DataFrame, module: Module) -> pd.Series[Any]:
+def _gate(run: Study, gates: pd.DataFrame, module: Module) -> pd.Series[Any]:
     """The row of a module; RunError where it has none, or several."""
     rows = gates[(gates["site"] == module[0]) & (gates["layer"] == module[1])]
     if len(rows) != 1:

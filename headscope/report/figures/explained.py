@@ -12,7 +12,8 @@ from headscope.report.layout.legend import Entry, Legend
 from headscope.report.layout.output import widest
 from headscope.report.layout.page import LABEL, PALE, TICK, Page
 from headscope.report.layout.panels import Panels, shared_pitch
-from headscope.report.readers.run import AnalysisRun, MissingTable
+from headscope.results.study import Study
+from headscope.results.study_tables import MissingTable
 
 PARTS = {
     "position": ("position", "#0072b2"),
@@ -27,7 +28,7 @@ LEFT, ABOVE, BELOW = 0.34, 0.2, 0.4
 MEAN_GAP = 0.6  # columns between the heads and the layer's mean
 
 
-def explained_shares(run: AnalysisRun) -> Figure:
+def explained_shares(run: Study) -> Figure:
     """A bar for every head and one for the mean of its layer; the line at the end of a bar is the 95 % interval.
 
     What is above a bar only the sentence says. Parts that a group takes away (the held-out share fell) are not drawn.

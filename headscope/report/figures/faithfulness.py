@@ -28,8 +28,9 @@ from headscope.report.layout.page import (
     wrap,
 )
 from headscope.report.layout.panels import chart, share_limits, short_number
-from headscope.report.readers.run import AnalysisRun, MissingTable
 from headscope.report.registry import PlotFigure
+from headscope.results.study import Study
+from headscope.results.study_tables import MissingTable
 
 WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 1.75, 1.25, 0.5, 0.22, 0.36
 WIDEST = 9.8
@@ -55,12 +56,12 @@ class FaithfulnessFigureOptions:
     metric: str | None = option(None, "Curves of: loss (unasked), accuracy, bleu, or the objective's.", metavar="NAME")
 
 
-def faithfulness_figure(run: AnalysisRun, metric: str | None = None) -> Figure:
+def faithfulness_figure(run: Study, metric: str | None = None) -> Figure:
     """Bars of the areas on top, the best ranking first; below, a panel of curves for each ranking.
 
     A ranking has its colour in both. Grey is what random orders of heads give: mean ± 2 standard deviations.
     """
-    table, curves = run.rankings, run.faithfulness
+    table, curves = run.table("faithfulness_rankings"), run.table("faithfulness")
     metrics = list(dict.fromkeys(curves["metric"]))
     metric = metric or metrics[0]
     if metric not in metrics:

@@ -18,8 +18,8 @@ from headscope.report.layout.grid import ABOVE, BELOW, LEFT, MISSING, Grid, cell
 from headscope.report.layout.legend import Function, Legend, contrast, fit, legend_entries
 from headscope.report.layout.output import widest
 from headscope.report.layout.page import LABEL, PALE, RULE, TICK, Page, flow, text_width
-from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import PlotFigure
+from headscope.results.study import Study
 
 COUNTS, NARROW = 1.5, 0.8  # inches of the bars beside a map, and where the width is scarce
 BAND = 0.125  # inches a function needs in its cell
@@ -34,7 +34,7 @@ class FunctionsOptions:
     unsupported: bool = option(False, "Also draw functions that lack evidence, hollow; they count in no bar.")
 
 
-def functions_figure(run: AnalysisRun, *, unsupported: bool = False) -> Figure:
+def functions_figure(run: Study, *, unsupported: bool = False) -> Figure:
     """A cell per head, a coloured band per function; beside it the heads per layer by function.
 
     Of a run with `explained` heads without a function have the shade of what explains most of them. With `unsupported`
@@ -92,7 +92,7 @@ def _panel_size(grid: Grid, tall: float) -> tuple[float, float]:
     return LEFT + _reach(grid) + 0.15 + _bars(), ABOVE + layers * tall + BELOW
 
 
-def _grounds(run: AnalysisRun, grid: Grid) -> dict[tuple[int, int], tuple[str, str]]:
+def _grounds(run: Study, grid: Grid) -> dict[tuple[int, int], tuple[str, str]]:
     """By layer and head what explains most of a head, in words, and a pale shade of its colour in `explained`.
 
     Only of heads of which a description says at least half, and which have no function with evidence.

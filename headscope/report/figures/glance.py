@@ -18,8 +18,8 @@ from headscope.report.figures.attention import SentenceOptions, sentence_maps
 from headscope.report.layout.grid import ABOVE, BELOW, LEFT, tick_step
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, RULE, Page, flow, shorten
-from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import RUN, PlotFigure
+from headscope.results.study import Study
 
 WIDEST = 14.0
 BETWEEN = 12  # a matrix is so many times as wide as the gap beside it
@@ -61,7 +61,7 @@ class SiteMatrices:
 
 
 def sentence_glance(
-    run: AnalysisRun, *, sentence: str | None = None, index: int | None = None, target: str | None = None
+    run: Study, *, sentence: str | None = None, index: int | None = None, target: str | None = None
 ) -> Figure:
     """All heads on one sentence, for which the run's checkpoint is opened once more."""
     checkpoint, line, maps = sentence_maps(run, sentence=sentence, index=index, target=target)
@@ -74,7 +74,7 @@ def sentence_glance(
     return glance_figure(sites, " → ".join(filter(None, (line.source, line.target))), run=run)
 
 
-def glance_figure(sites: Sequence[SiteMatrices], sentence: str, *, run: AnalysisRun | None = None) -> Figure:
+def glance_figure(sites: Sequence[SiteMatrices], sentence: str, *, run: Study | None = None) -> Figure:
     """A grid a site, queries down and keys across in each of its matrices, one scale from 0 to 1."""
     if not sites:
         raise ConfigError("no site was seen on this sentence; give --target TEXT for an encoder-decoder")

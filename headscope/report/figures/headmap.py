@@ -32,8 +32,8 @@ from headscope.report.layout.grid import (
 from headscope.report.layout.legend import Legend, legend_entries
 from headscope.report.layout.output import widest
 from headscope.report.layout.page import BAR, LABEL, Page, flow, shorten, text_width
-from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import RUNS, PlotFigure
+from headscope.results.study import Study
 
 WIDEST = 14.5  # inches: more panels than fit start a new line
 LINES = 3  # functions that a cell writes out at most
@@ -86,7 +86,7 @@ class HeadMapPanel:
 
 
 def heads_figure(
-    run: AnalysisRun,
+    run: Study,
     measure: Sequence[str] = (),
     *,
     sort: bool = False,
@@ -121,7 +121,7 @@ def heads_figure(
     return page.finished()
 
 
-def heads_overview(run: AnalysisRun) -> list[str]:
+def heads_overview(run: Study) -> list[str]:
     """The standard measures that the run has; ConfigError when it has none at all."""
     measures = [measure for measure in overview_measures() if measure in run.measures] or run.measures[:1]
     if not measures:
@@ -129,9 +129,7 @@ def heads_overview(run: AnalysisRun) -> list[str]:
     return measures
 
 
-def _panels(
-    run: AnalysisRun, measure: str, *, sort: bool, limits: Normalize | None, unsupported: bool
-) -> list[HeadMapPanel]:
+def _panels(run: Study, measure: str, *, sort: bool, limits: Normalize | None, unsupported: bool) -> list[HeadMapPanel]:
     shown = measure_of(measure)
     every = grids_of(run, measure, sort=sort, unsupported=unsupported)
     grids = [grid for grid in every if np.isfinite(grid.values).any()] or every

@@ -15,14 +15,14 @@ from headscope.errors import ConfigError
 from headscope.report.layout.legend import COLORS, Entry, Legend
 from headscope.report.layout.output import widest
 from headscope.report.layout.page import GREY, LABEL, TICK, Page, Swatch, flow, shorten, text_width
-from headscope.report.readers.run import AnalysisRun
 from headscope.report.registry import RUNS, PlotFigure
+from headscope.results.study import Study
 
 WIDE, ROW, ABOVE, BELOW = 1.9, 0.2, 0.24, 0.42
 PALE_DOT = 0.55
 
 
-def needs_figure(runs: Sequence[AnalysisRun]) -> Figure:
+def needs_figure(runs: Sequence[Study]) -> Figure:
     """A panel per importance, a line per function: how likely a head with it is needed more than another head.
 
     A dot a run, and where there are several their mean with its 95 % interval over models.
@@ -60,7 +60,7 @@ def needs_figure(runs: Sequence[AnalysisRun]) -> Figure:
     return page.finished()
 
 
-def importances(run: AnalysisRun) -> list[Measure]:
+def importances(run: Study) -> list[Measure]:
     """The importances that a run has."""
     declared = measured_columns()
     known = [declared[name] for name in run.measures if name in declared]

@@ -16,7 +16,7 @@ from headscope.report.layout.legend import Function, Legend, functions_of
 from headscope.report.layout.output import widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import PanelLayer, Panels, shared_pitch
-from headscope.report.readers.run import AnalysisRun
+from headscope.results.study import Study
 
 REACH = 10  # offsets shown one by one at most; what is beyond goes into a tail on either side
 SEEN = 0.01  # share of all queries of a head from which on an offset is shown by itself
@@ -25,7 +25,7 @@ PITCH = 0.105  # inches of a cell: room for a head number of 6.5 points
 LEFT, ABOVE, RIGHT, BELOW = 0.36, 0.2, 0.4, 0.3
 
 
-def offset_histograms(run: AnalysisRun) -> Figure:
+def offset_histograms(run: Study) -> Figure:
     """Share of queries whose most attended key lies at each offset; positional heads are framed."""
     rows = run.most_heads
     pitch = PITCH if rows > 8 else 0.13
@@ -59,7 +59,7 @@ def offset_histograms(run: AnalysisRun) -> Figure:
     return page.finished()
 
 
-def offset_shares(run: AnalysisRun) -> dict[tuple[str, int], NDArray[np.float64]]:
+def offset_shares(run: Study) -> dict[tuple[str, int], NDArray[np.float64]]:
     """Per site and layer [h offset]: the lower tail, as far as any head looks (at most −10 … 10), the upper tail.
 
     Tails are shares of all queries, the others of those that have a key there.
@@ -99,7 +99,7 @@ def _draw(axes: Axes, shares: NDArray[np.float64], norm: Normalize, *, first: bo
         axes.set_ylabel("head", size=LABEL, labelpad=2)
 
 
-def _frame(axes: Axes, run: AnalysisRun, panel: PanelLayer, reach: int) -> None:
+def _frame(axes: Axes, run: Study, panel: PanelLayer, reach: int) -> None:
     """Frame the modal cell of positional heads and write the offset beside their row."""
     site, layer, _ = panel
     heads = run.heads_of(site, layer)

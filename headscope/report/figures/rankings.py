@@ -20,8 +20,9 @@ from headscope.errors import ConfigError
 from headscope.report.layout.legend import SITE_COLORS, Entry, Legend, contrast
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, PALE, TICK, Page, shorten, text_width
-from headscope.report.readers.run import AnalysisRun, MissingTable
 from headscope.report.registry import PlotFigure
+from headscope.results.study import Study
+from headscope.results.study_tables import MissingTable
 
 CELL, SMALLEST = 0.62, 0.42  # inches of a pair of rankings; below the smaller one intervals do not fit
 DRAWS, SEED = 1000, 1
@@ -42,7 +43,7 @@ class RankingsOptions:
     )
 
 
-def rankings_figure(run: AnalysisRun, ranking: Sequence[str] = ()) -> Figure:
+def rankings_figure(run: Study, ranking: Sequence[str] = ()) -> Figure:
     """Spearman's correlation of every two rankings above the diagonal, the ranks of all heads below it.
 
     Rankings are columns of heads.csv that say which heads matter; `ranking` chooses some. Intervals are of heads drawn
@@ -78,7 +79,7 @@ def rankings_figure(run: AnalysisRun, ranking: Sequence[str] = ()) -> Figure:
     return page.finished()
 
 
-def ranks_of(run: AnalysisRun, rankings: Sequence[str] = ()) -> Ranks:
+def ranks_of(run: Study, rankings: Sequence[str] = ()) -> Ranks:
     """The ranks of heads by each ranking that the run has; MissingTable where these are fewer than two.
 
     ConfigError for a name that is no ranking of the run. A column without a number for some head is none, nor is one
@@ -149,7 +150,7 @@ def _titles(ranks: Ranks) -> list[str]:
     return [shorten(measure_of(name).words, LONGEST, LABEL) for name in ranks.columns]
 
 
-def are_many(run: AnalysisRun) -> bool:
+def are_many(run: Study) -> bool:
     """Whether there is much to compare."""
     return len(ranks_of(run).columns) >= FEW
 

@@ -15,7 +15,8 @@ from headscope.report.layout.legend import Legend, contrast
 from headscope.report.layout.output import widest
 from headscope.report.layout.page import BAR, LABEL, TICK, Page, text_width
 from headscope.report.layout.panels import Panels, shared_pitch
-from headscope.report.readers.run import AnalysisRun, MissingTable
+from headscope.results.study import Study
+from headscope.results.study_tables import MissingTable
 
 CLEAR = 0.10  # a head is syntactic where it beats the baseline by this much
 MOST = 24  # rows of one panel; with more relations the clearest are shown
@@ -24,7 +25,7 @@ ABOVE, BELOW = 0.2, 0.36
 GAP = 0.5  # columns between the baseline and the heads
 
 
-def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
+def relation_accuracy(run: Study, *, most: int = MOST) -> Figure:
     """Accuracy of every head on every relation and direction, beside the best fixed offset's."""
     table = run.table("syntactic", "relation", "label", "count", "accuracy", "baseline", "margin")
     labels = chosen_labels(table, most)
@@ -43,7 +44,7 @@ def relation_accuracy(run: AnalysisRun, *, most: int = MOST) -> Figure:
 
 
 def _figure(
-    run: AnalysisRun,
+    run: Study,
     table: pd.DataFrame,
     labels: list[str],
     words: tuple[str, str],
@@ -81,7 +82,7 @@ def _figure(
     return page.finished()
 
 
-def aligned_words(run: AnalysisRun) -> Figure:
+def aligned_words(run: Study) -> Figure:
     """How often every cross head looks at the word that is aligned with the predicted, the fed and the next one."""
     table = run.table("alignment", "relation", "share", "baseline_diagonal")
     table = table.rename(columns={"relation": "label", "share": "accuracy", "baseline_diagonal": "baseline"})
@@ -113,7 +114,7 @@ def relation_matrix(table: pd.DataFrame, labels: list[str], heads: int, column: 
     return values
 
 
-def _supported(run: AnalysisRun, site: str, layer: int) -> set[tuple[int, str]]:
+def _supported(run: Study, site: str, layer: int) -> set[tuple[int, str]]:
     """Heads of a layer with the relations that they are labelled by."""
     heads = run.heads_of(site, layer)
     return {

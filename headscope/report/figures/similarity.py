@@ -17,12 +17,12 @@ from headscope.report.layout.grid import draw_cells, measure_limits, parse_range
 from headscope.report.layout.output import cell_pitch, widest
 from headscope.report.layout.page import BAR, LABEL, Page
 from headscope.report.layout.panels import Panels
-from headscope.report.readers.run import AnalysisRun
+from headscope.results.study import Study
 
 LEFT, ABOVE, BELOW = 0.36, 0.2, 0.3
 
 
-def similarity_matrices(run: AnalysisRun, measure: str | None = None, *, range: Sequence[float] = ()) -> Figure:
+def similarity_matrices(run: Study, measure: str | None = None, *, range: Sequence[float] = ()) -> Figure:
     """Heads × heads of every layer; cosine diverges around 0, CKA and divergence have ends, distances start at 0.
 
     Without a `measure` cosine, or the first one of a run that has no cosine. `range` is another scale.
@@ -65,13 +65,13 @@ def similarity_matrices(run: AnalysisRun, measure: str | None = None, *, range: 
     return page.finished()
 
 
-def similarity_measures(run: AnalysisRun) -> list[str]:
+def similarity_measures(run: Study) -> list[str]:
     """The measures that `similarity.npz` holds."""
     names = {key.rpartition("/")[2] for key in run.similarity}
     return sorted(name for name in names if not name.endswith(("_low", "_high")))
 
 
-def layer_matrices(run: AnalysisRun, measure: str) -> dict[tuple[str, int], NDArray[np.float64]]:
+def layer_matrices(run: Study, measure: str) -> dict[tuple[str, int], NDArray[np.float64]]:
     """Matrix of every layer that has heads; a layer that the file lacks is empty (all NaN)."""
     if measure not in similarity_measures(run):
         raise ConfigError(f"run {run.name}: {unknown('similarity', measure, similarity_measures(run))}")

@@ -24,8 +24,8 @@ from headscope.report.layout.legend import COLORS, Entry, Legend
 from headscope.report.layout.output import panel_width, widest
 from headscope.report.layout.page import INK, LABEL, Page, Swatch, flow, text_width
 from headscope.report.layout.panels import chart, share_limits
-from headscope.report.readers.run import RunError
 from headscope.report.registry import TRAINED, PlotFigure
+from headscope.results.study_tables import RunError
 
 WIDTH, HEIGHT = 2.75, 1.7  # inches of the axes of one panel
 LEFT, ABOVE, BELOW, GAP = 0.52, 0.24, 0.36, (0.22, 0.1)

@@ -16,8 +16,8 @@ from headscope.report.layout.legend import COLORS, MARKS, Entry, Legend
 from headscope.report.layout.output import panel_width, widest
 from headscope.report.layout.page import INK, Page, Swatch
 from headscope.report.layout.panels import chart
-from headscope.report.readers.run import model_name
 from headscope.report.registry import TRAINED, PlotFigure
+from headscope.results.study import model_name
 
 WIDTH, HEIGHT, LEFT, ABOVE, BELOW = 4.0, 2.4, 0.55, 0.06, 0.4
 NAMES: Mapping[str, str] = {"gates": "FTG (gates)", "gates+output": "FTG+ (gates and output projections)"}

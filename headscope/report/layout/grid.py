@@ -17,7 +17,7 @@ from headscope.errors import ConfigError
 from headscope.report.layout.legend import Function, contrast, fit, functions_of
 from headscope.report.layout.output import cell_pitch
 from headscope.report.layout.page import BAR, LABEL, PALE, RULE, TICK, text_width
-from headscope.report.readers.run import AnalysisRun
+from headscope.results.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,9 +53,7 @@ class Grid:
         return [function for row in self.functions for cell in row for function in cell]
 
 
-def grids_of(
-    run: AnalysisRun, measure: str | None = None, *, sort: bool = False, unsupported: bool = False
-) -> list[Grid]:
+def grids_of(run: Study, measure: str | None = None, *, sort: bool = False, unsupported: bool = False) -> list[Grid]:
     """One grid a site; with `sort` the heads of a layer go from the highest value to the lowest.
 
     With `unsupported` heads also have the functions that lack evidence, hollow.
@@ -203,7 +201,7 @@ def _write(axes: Axes, x: float, y: float, lines: Sequence[str], ink: str) -> No
     axes.text(x, y, "\n".join(lines), size=TICK, color=ink, ha="center", va="center", linespacing=1.1)
 
 
-def _grid(run: AnalysisRun, site: str, counts: Sequence[int], measure: str | None, *, unsupported: bool) -> Grid:
+def _grid(run: Study, site: str, counts: Sequence[int], measure: str | None, *, unsupported: bool) -> Grid:
     slots = max(counts, default=0)
     values = np.full((len(counts), slots), np.nan)
     heads = np.full((len(counts), slots), -1, dtype=np.int64)

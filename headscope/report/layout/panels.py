@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from headscope.report.layout.output import panel_width
 from headscope.report.layout.page import LABEL, RULE, TICK, Flow, Page, even_width, flow, shorten, text_width
-from headscope.report.readers.run import AnalysisRun
+from headscope.results.study import Study
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,7 +73,7 @@ def share_limits(panels: Sequence[Axes], *, axis: str = "y", room: float = 0.05)
 def shared_pitch(
     usual: float,
     cells: float,
-    run: AnalysisRun,
+    run: Study,
     *,
     left: float,
     most: float,
@@ -89,7 +89,7 @@ def shared_pitch(
     return max(wide / cells, 0.05)
 
 
-def _shown(run: AnalysisRun, only: Container[tuple[str, int]] | None) -> list[PanelLayer]:
+def _shown(run: Study, only: Container[tuple[str, int]] | None) -> list[PanelLayer]:
     return [
         (site, layer, count)
         for site, counts in run.layout.items()
@@ -115,7 +115,7 @@ class Panels:
     @classmethod
     def plan(
         cls,
-        run: AnalysisRun,
+        run: Study,
         size: tuple[float, float],
         *,
         widest: float,

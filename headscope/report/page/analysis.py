@@ -14,7 +14,8 @@ from headscope.config.declarations import Declaration, measure_of, measured_colu
 from headscope.files.tables import Bytes, Example
 from headscope.report.layout.legend import functions_of
 from headscope.report.page.numbers import rounded, rounded_all, scale
-from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable, left_out, sides_of, texts_of
+from headscope.results.study import Study, sides_of
+from headscope.results.study_tables import HEAD_COLUMNS, MissingTable
 
 REACH = 15  # offsets further than this are added up at both ends
 RELATIONS = 12  # relations of a head that are shown, those with the largest margins
@@ -24,7 +25,7 @@ DISTANCES = {"l2", "js"}
 Rows = dict[int, list[Any]]
 
 
-def analysis_data(run: AnalysisRun, *, name: str = "") -> dict[str, Any]:
+def analysis_data(run: Study, *, name: str = "") -> dict[str, Any]:
     """Everything of a run that the page shows, but importance, faithfulness, examples and findings."""
     heads = run.heads
     measured = set(heads["site"])
@@ -34,11 +35,11 @@ def analysis_data(run: AnalysisRun, *, name: str = "") -> dict[str, Any]:
         "model": run.model,
         "data": run.data,
         "signature": run.signature,
-        "complete": bool(run.meta.get("complete", True)),
+        "complete": run.complete,
         "layout": layout,
         "facts": facts(run),
-        "remarks": texts_of(run.meta.get("remarks")),
-        "left_out": left_out(run.meta.get("left_out")),
+        "remarks": run.remarks,
+        "left_out": [f"{entry.analysis}: {entry.why}" for entry in run.left_out],
         "site": [list(layout).index(site) for site in heads["site"]],
         "layer": heads["layer"].tolist(),
         "head": heads["head"].tolist(),
@@ -58,7 +59,7 @@ def labels_of(cell: object) -> list[str]:
     return [label.strip() for label in str(cell or "").split(";") if label.strip()]
 
 
-def measures(run: AnalysisRun) -> list[dict[str, Any]]:
+def measures(run: Study) -> list[dict[str, Any]]:
     """Every column of numbers with its interval, its scale, and what its analysis says of it."""
     declared = measured_columns()
     described = []
@@ -127,7 +128,7 @@ def marks(runs: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     return {label: {"family": function.family.name, "short": function.short} for label, function in named.items()}
 
 
-def offsets(run: AnalysisRun) -> Rows | None:
+def offsets(run: Study) -> Rows | None:
     """Of each head the shares of offsets with their intervals: [offset, share, low, high].
 
     The ends are added up, as shares of all queries, and have no interval.
@@ -147,7 +148,7 @@ def offsets(run: AnalysisRun) -> Rows | None:
     return rows
 
 
-def evidence(run: AnalysisRun) -> dict[str, Any] | None:
+def evidence(run: Study) -> dict[str, Any] | None:
     """Of each head the lines of labels.csv: what its labels rest on, and what others lack."""
     table = _detail(run, "labels", "label")
     if table is None:
@@ -163,7 +164,7 @@ def evidence(run: AnalysisRun) -> dict[str, Any] | None:
 RELATION_NUMBERS = ("accuracy", "accuracy_low", "accuracy_high", "baseline", "margin", "margin_low", "margin_high")
 
 
-def relations(run: AnalysisRun) -> dict[str, Any] | None:
+def relations(run: Study) -> dict[str, Any] | None:
     """Of each head the relations with the largest margins; `more` are columns of the table that others do not have."""
     table = _detail(run, "syntactic", "label", "count", "baseline_offset", *RELATION_NUMBERS)
     if table is None:
@@ -182,7 +183,7 @@ def relations(run: AnalysisRun) -> dict[str, Any] | None:
     return {"labels": labels, "more": [str(name).replace("_", " ") for name in more], "rows": rows}
 
 
-def similar(run: AnalysisRun) -> dict[str, Any] | None:
+def similar(run: Study) -> dict[str, Any] | None:
     """Of each head the most similar ones of its layer, by every kind of similarity."""
     try:
         matrices = run.similarity
@@ -211,9 +212,9 @@ def similar(run: AnalysisRun) -> dict[str, Any] | None:
     )
 
 
-def facts(run: AnalysisRun) -> list[list[str]]:
+def facts(run: Study) -> list[list[str]]:
     """What a reader of the page may want to know of the run, as pairs of words."""
-    meta = run.meta
+    meta = run.record
     checkpoint, data = _section(meta, "checkpoint"), _section(meta, "data")
     command = meta.get("command")
     entries = {
@@ -243,7 +244,7 @@ def _section(meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _detail(run: AnalysisRun, name: str, *columns: str) -> pd.DataFrame | None:
+def _detail(run: Study, name: str, *columns: str) -> pd.DataFrame | None:
     """The table of an analysis with the row of every head in `heads` as `index`; None where it was not part of it."""
     try:
         table = run.table(name, *columns)

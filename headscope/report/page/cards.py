@@ -12,7 +12,8 @@ from headscope.description.examples import WINDOW
 from headscope.description.sentences import mostly
 from headscope.report.figures.explained import PARTS
 from headscope.report.page.numbers import rounded
-from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
+from headscope.results.study import Study
+from headscope.results.study_tables import HEAD_COLUMNS, MissingTable
 
 NEAR = 3
 """Words that an example shows on either side of the query and of the key."""
@@ -23,7 +24,7 @@ Line = list[str | None]
 """Words of an example; None for those that are left out."""
 
 
-def cards_data(run: AnalysisRun) -> dict[str, Any] | None:
+def cards_data(run: Study) -> dict[str, Any] | None:
     """Of every head its sentence, shares, examples and pairs; None where no head was described.
 
     `groups` are [title, colour] of the shares, which are those of the figure; a head that has none explained has none
@@ -46,7 +47,7 @@ def cards_data(run: AnalysisRun) -> dict[str, Any] | None:
     }
 
 
-def _by_head(run: AnalysisRun, name: str, cell: Any) -> dict[int, list[Any]]:
+def _by_head(run: Study, name: str, cell: Any) -> dict[int, list[Any]]:
     """What `cell` makes of the rows of a table, by the row of their head; nothing where the run lacks the table."""
     try:
         table = run.table(name, *NEEDED[name])

@@ -13,7 +13,8 @@ from headscope.engine.evidence.function_need import function_need_sentence, need
 from headscope.engine.evidence.need import agreement_table
 from headscope.report.figures.faithfulness import METRICS
 from headscope.report.page.numbers import rounded, rounded_all, spearman
-from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, MissingTable
+from headscope.results.study import Study
+from headscope.results.study_tables import HEAD_COLUMNS, MissingTable
 
 GROUP = "importance"
 LEADING = ("ablation", "shapley", "integrated_gradients")
@@ -46,7 +47,7 @@ def needed(measure: Data) -> np.ndarray[Any, np.dtype[np.int64]]:
     return order[np.isfinite(values[order])]
 
 
-def importance_data(run: AnalysisRun, data: Data) -> dict[str, Any] | None:
+def importance_data(run: Study, data: Data) -> dict[str, Any] | None:
     """Names of the importances, Spearman's correlations of every two and their median; None where the run has none.
 
     `functions` says how much the heads of every function are needed. `zero` has, of those that were tested against
@@ -75,10 +76,10 @@ NEED = (
 )
 
 
-def _function_need(run: AnalysisRun, names: Sequence[str]) -> dict[str, Any]:
+def _function_need(run: Study, names: Sequence[str]) -> dict[str, Any]:
     """Of every importance a sentence, and rows of importance_functions.csv: kind, name, and the numbers of `NEED`."""
     try:
-        table = run.function_need
+        table = run.table("importance_functions")
     except MissingTable:
         return {}
     return {
@@ -115,7 +116,7 @@ def needs_data(analyses: Sequence[Data]) -> dict[str, Any] | None:
     return {"runs": runs, "measures": measures, "cells": cells}
 
 
-def _tests(run: AnalysisRun, names: Sequence[str]) -> dict[str, list[Any]]:
+def _tests(run: Study, names: Sequence[str]) -> dict[str, list[Any]]:
     """The column `p_adjusted` of importance.csv by measure, in the order of the heads."""
     try:
         table = run.table("importance", "measure", "p_adjusted")
@@ -130,10 +131,10 @@ def _tests(run: AnalysisRun, names: Sequence[str]) -> dict[str, list[Any]]:
     return adjusted
 
 
-def faithfulness_data(run: AnalysisRun) -> dict[str, Any] | None:
+def faithfulness_data(run: Study) -> dict[str, Any] | None:
     """The rankings, the best first, and what removing heads in their orders did; None where that was not tried."""
     try:
-        table, curves = run.rankings, run.faithfulness
+        table, curves = run.table("faithfulness_rankings"), run.table("faithfulness")
     except MissingTable:
         return None
     columns = [str(name) for name in table.columns]

@@ -19,7 +19,7 @@ from headscope.files.reading import read_object
 from headscope.report.figures.training import STEPS, TrainingHistory, load_history, quantities
 from headscope.report.page.numbers import LOSS, rounded, rounded_all
 from headscope.report.readers.pruning_runs import PruningRun, load_pruned
-from headscope.report.readers.run import RunError, texts_of
+from headscope.results.study_tables import RunError
 from headscope.signature import counted
 
 NUMBERS = ("seed", "kept", "of", "value", "low", "high", "difference", "loss")
@@ -99,7 +99,7 @@ def removal_data(path: Path) -> dict[str, Any]:
         "sizes": [row for row in sizes if row[1]],
         "times": times,
         "verified": [row for row in verified if row[1] is not None],
-        "remarks": texts_of(record.get("remarks")),
+        "remarks": record.get("remarks", []),
     }
 
 
@@ -173,7 +173,7 @@ def _run_data(run: PruningRun) -> dict[str, Any]:
         "measured": run.measured,
         "signature": str(run.meta.get("signature", "")),
         "notes": run.notes,
-        "remarks": texts_of(run.meta.get("remarks")),
+        "remarks": run.meta.get("remarks", []),
         "sites": run.sites,
         "columns": columns,
         "titles": [titled(column, COLUMNS) for column in columns],

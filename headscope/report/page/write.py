@@ -16,44 +16,44 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from headscope.files.reading import read_record
 from headscope.files.tables import Example
 from headscope.files.writing import write_atomically
 from headscope.heads import SITES
-from headscope.report.layout.legend import contrast, functions_of, method_style
+from headscope.report.layout.legend import method_style
 from headscope.report.layout.output import check_page
 from headscope.report.page.analysis import analysis_data, examples_data, functions_present, marks
 from headscope.report.page.cards import cards_data
-from headscope.report.page.findings import compared, findings, pruned, trained
+from headscope.report.page.findings import compared, pruned, trained
 from headscope.report.page.importance import (
     comparison_data,
     faithfulness_data,
     importance_data,
     needs_data,
-    numbers,
-    places_of,
 )
-from headscope.report.page.numbers import palette, palettes, words
+from headscope.report.page.numbers import palettes
 from headscope.report.page.pruning import RECORD, distinct, is_removal, pruning_data, removal_data, training_data
 from headscope.report.readers.fork import read_run
-from headscope.report.readers.run import AnalysisRun, RunError
+from headscope.results.answer import Answer
+from headscope.results.result import answer_html
+from headscope.results.result import text_html as text
+from headscope.results.study import Study
+from headscope.results.study_tables import RunError
 from headscope.version import VERSION
 
 Report = dict[str, Any]
 
 
-def gather(given: Sequence[Path | AnalysisRun], *, names: Sequence[str] = ()) -> Report:
+def gather(given: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report:
     """The report on runs of `analyze`, `prune` and `train`, in whatever order they are named.
 
     Studies in memory may be among the runs of `analyze`. `names` replace those of the directories, where all are
     analysis runs. RunError for a directory that is no run.
     """
-    analysed: list[AnalysisRun] = []
+    analysed: list[Study] = []
     others: dict[str, list[Path]] = {"pruning": [], "removal": [], "training": []}
     for run in given:
-        if isinstance(run, AnalysisRun):
+        if isinstance(run, Study):
             analysed.append(run)
         elif (kind := kind_of(run)) == "analysis":
             analysed.append(read_run(run))
@@ -87,14 +87,14 @@ def kind_of(path: Path) -> str:
     return "analysis"
 
 
-def analysis_report(run: AnalysisRun, examples: Sequence[Example], *, name: str = "") -> Report:
+def analysis_report(run: Study, examples: Sequence[Example], *, name: str = "") -> Report:
     """Everything that the page shows of one analysis run."""
     data = analysis_data(run, name=name)
     data["importance"] = importance_data(run, data)
     data["faithfulness"] = faithfulness_data(run)
     data["examples"] = examples_data(examples)
     data["cards"] = cards_data(run)
-    data["findings"] = findings(data)
+    data["findings"] = run.answers()
     return data
 
 
@@ -154,8 +154,8 @@ SCRIPTS = (
     "pruning",
     "start",
 )
+HEAD_COLUMNS_OF_ANSWERS = ("head", "which")
 HEAD_NAME = re.compile(rf"\b(?:{'|'.join(site.value for site in SITES)})\.\d+\.\d+\b")
-CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")
 
 
 def write_page(paths: Sequence[Path], out: Path, *, names: Sequence[str] = (), force: bool = True) -> Path:
@@ -211,22 +211,17 @@ def digest(content: str) -> str:
 
 def data_json(report: Mapping[str, object]) -> str:
     """JSON that ends no element: without a `<`, `>` or `&`."""
-    content = json.dumps(report, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    content = json.dumps(report, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=Answer.to_json)
     for letter in "<>&\u2028\u2029":
         content = content.replace(letter, f"\\u{ord(letter):04x}")
     return content
-
-
-def text(value: object) -> str:
-    """Text for HTML, also in attributes; control characters as the sign for what cannot be shown."""
-    return escape(CONTROL.sub("\ufffd", str(value)))
 
 
 def findings_html(report: Report) -> str:
     """The findings of every part, as lists that are there without any script; names of heads are links."""
     several = len(report["analyses"]) > 1
     blocks = [
-        (f"Run {data['name']}" if several else "", data["findings"], number)
+        (f"Run {data['name']}" if several else "", [answer for answer in data["findings"] if not answer.detail], number)
         for number, data in enumerate(report["analyses"])
     ]
     blocks += [("Runs compared", entry["findings"], 0) for entry in report["comparisons"]]
@@ -234,94 +229,24 @@ def findings_html(report: Report) -> str:
     return "\n".join(_block(title, lines, run) for title, lines, run in blocks if lines)
 
 
-def _block(title: str, lines: Sequence[str], run: int) -> str:
+def _block(title: str, lines: Sequence[Answer | str], run: int) -> str:
     heading = f"<h3>{text(title)}</h3>\n" if title else ""
-    items = "\n".join(f"<li>{_linked(line, run)}</li>" for line in lines)
+    items = "\n".join(f"<li>{_item(line, run)}</li>" for line in lines)
     return f'{heading}<ul class="findings">\n{items}\n</ul>'
 
 
-def _linked(line: str, run: int) -> str:
-    parts, end = [], 0
-    for match in HEAD_NAME.finditer(line):
-        parts.append(text(line[end : match.start()]))
-        parts.append(f'<a class="head" href="#head={run}/{match[0]}">{match[0]}</a>')
-        end = match.end()
-    return "".join([*parts, text(line[end:])])
+def _item(line: Answer | str, run: int) -> str:
+    """An answer or a sentence as the content of a list item; names of heads are links."""
+    if isinstance(line, str):
+        return _linked(text(line), run)
+    names = {name.partition(".")[2]: name for name in line.heads}
+
+    def cell_html(column: str, cell: str) -> str:
+        words = (names.get(word, word) if column in HEAD_COLUMNS_OF_ANSWERS else word for word in text(cell).split(" "))
+        return _linked(" ".join(words), run)
+
+    return answer_html(line, cell_html=cell_html)
 
 
-Data = Mapping[str, Any]
-SHOWN = 12  # rows of the table
-CELL, EDGE, TOP = 22, 26, 34  # pixels of a cell, beside and above a map
-MAPS = 2  # measures
-
-
-def compact_html(data: Data, heads: pd.DataFrame, remarks: Sequence[str]) -> str:
-    """What `Study._repr_html_` gives: inert HTML, whatever the texts and names of a run contain."""
-    findings = "".join(f"<li>{text(finding)}</li>" for finding in data["findings"])
-    lines = "".join(f"<p>{text(line)}</p>" for line in remarks)
-    maps = "".join(_maps(data, measure) for measure in _measures(data))
-    columns = [name for name in heads.columns if not str(name).endswith(("_low", "_high"))]
-    rows = (
-        heads[columns].head(SHOWN).map(lambda cell: text(cell) if isinstance(cell, str) else cell).rename(columns=text)
-    )
-    table = rows.to_html(index=False, border=0, escape=False, float_format=lambda value: f"{value:.3f}")
-    hidden = len(heads) - SHOWN
-    more = f"<p>… {hidden} more heads in <code>.heads</code></p>" if hidden > 0 else ""
-    details = f"<details><summary>table, remarks, signature</summary>{table}{more}{lines}"
-    return (
-        f"<div><ul>{findings}</ul>{maps}{details}<p><small>{text(data['signature'])}</small></p></details>"
-        "<p><small>the whole page: <code>.report('page.html')</code></small></p></div>"
-    )
-
-
-def _measures(data: Data) -> list[Data]:
-    """The first overview measures of a run, or its first one."""
-    ranked = sorted((m for m in data["measures"] if m["overview"]), key=lambda measure: measure["overview"])
-    measures: list[Data] = [*ranked, *data["measures"]]
-    return measures[: max(min(MAPS, len(ranked)), 1)]
-
-
-def _maps(data: Data, measure: Data) -> str:
-    colors, values = palette(measure["scale"]["cmap"]), numbers(measure)
-    grids = []
-    for site, counts in data["layout"].items():
-        cells = [
-            _cell(place, value, labels, measure, colors)
-            for place, value, labels in zip(places_of(data), values, data["functions"], strict=True)
-            if place[0] == site
-        ]
-        width, height = EDGE + max(counts, default=0) * CELL + 4, TOP + len(counts) * CELL + 4
-        layers = "".join(
-            f'<text x="{EDGE - 6}" y="{TOP + layer * CELL + 15}" text-anchor="end">{layer}</text>'
-            for layer in range(len(counts))
-        )
-        across = "".join(
-            f'<text x="{EDGE + head * CELL + CELL / 2:g}" y="{TOP - 5}" text-anchor="middle">{head}</text>'
-            for head in range(max(counts, default=0))
-        )
-        title = f'<text x="2" y="13" font-weight="bold">{text(measure["title"])} · {text(site)}</text>'
-        grids.append(
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
-            f'aria-label="{text(measure["title"])} of the heads at {text(site)}" font-family="sans-serif" '
-            f'font-size="10" fill="currentColor" overflow="visible">{title}{layers}{across}{"".join(cells)}</svg>'
-        )
-    return f"<p>{' '.join(grids)}</p>"
-
-
-def _cell(
-    place: tuple[str, int, int], value: float, labels: Sequence[str], measure: Data, colors: Sequence[str]
-) -> str:
-    low, high = measure["scale"]["low"], measure["scale"]["high"]
-    x, y = EDGE + place[2] * CELL, TOP + place[1] * CELL
-    color = ""
-    if value == value:
-        share = (value - low) / (high - low) if high > low else 0.5
-        color = colors[round(min(max(share, 0), 1) * (len(colors) - 1))]
-    fill = f'fill="{color}"' if color else 'fill="none" stroke="currentColor" stroke-opacity="0.3"'
-    ink = contrast(color) if color else "currentColor"
-    at = f'x="{x + CELL / 2 - 1:g}" y="{y + 14}"'
-    glyph = "".join(function.family.glyph for function in functions_of(";".join(labels))[:1])
-    mark = f'<text {at} text-anchor="middle" fill="{ink}">{text(glyph)}</text>' if glyph else ""
-    said = f"{'.'.join(map(str, place))}: {measure['title']} {words(value)}; {', '.join(labels) or 'no label'}"
-    box = f'<rect x="{x}" y="{y}" width="{CELL - 2}" height="{CELL - 2}" {fill}/>'
-    return f"<g><title>{text(said)}</title>{box}{mark}</g>"
+def _linked(html: str, run: int) -> str:
+    return HEAD_NAME.sub(lambda match: f'<a class="head" href="#head={run}/{match[0]}">{match[0]}</a>', html)

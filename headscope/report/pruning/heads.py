@@ -14,7 +14,7 @@ from headscope.report.layout.legend import SITE_COLORS as SITES
 from headscope.report.layout.legend import Entry
 from headscope.report.layout.page import INK, Swatch
 from headscope.report.readers.pruning_runs import UNPRUNED, PruningRun
-from headscope.report.readers.run import RunError
+from headscope.results.study_tables import RunError
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from headscope.report.layout.page import INK, TICK, Swatch, text_width
 from headscope.report.layout.panels import short_number
 from headscope.report.pruning.heads import Made, PruningPanel, by_method, named
 from headscope.report.readers.pruning_runs import RELABELLED, UNPRUNED, PruningRun
-from headscope.report.readers.run import RunError
+from headscope.results.study_tables import RunError
 
 METRICS = {"bleu": "BLEU", "perplexity": "perplexity", "accuracy": "accuracy"}
 SAND = "#f6ecd2"  # grey is of random choices

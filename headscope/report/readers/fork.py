@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -22,7 +20,8 @@ from headscope.bounds import MOST_HEADS, MOST_LAYERS
 from headscope.errors import DataError
 from headscope.formats.pickles import array_of, read_pickle, rows_of
 from headscope.heads import Site
-from headscope.report.readers.run import HEAD_COLUMNS, AnalysisRun, RunError, load_run
+from headscope.results.study import Study
+from headscope.results.study_tables import HEAD_COLUMNS, RunError
 
 Array = NDArray[np.float64]
 SiteLayer = tuple[str, int]
@@ -31,23 +30,7 @@ MODULES[("decoder", "enc_attn")] = Site.CROSS
 OWN_MATRICES = re.compile("similarity_(.+)_matrices")
 
 
-@dataclass(frozen=True, eq=False)
-class ForkRun(AnalysisRun):
-    """One pickle as a run: `heads` where it has scores, `matrices` where it has these."""
-
-    matrices: Mapping[str, Array] = field(default_factory=dict)
-    note: str = ""
-
-    @property
-    def data(self) -> str:
-        return self.note
-
-    @cached_property
-    def similarity(self) -> dict[str, Array]:
-        return dict(self.matrices)
-
-
-def confidence_run(path: Path) -> ForkRun:
+def confidence_run(path: Path) -> Study:
     """A confidence file, rows of scores and batch size: scores are means over sentences, batches weighted.
 
     Or any measure of headscope, a vector a module, under the name of the file.
@@ -74,7 +57,7 @@ def confidence_rows(path: Path) -> dict[SiteLayer, Array]:
     return {site_layer: rows for site_layer, (rows, _) in _modules(path, "rows of confidence scores", of).items()}
 
 
-def similarity_run(path: Path) -> ForkRun:
+def similarity_run(path: Path) -> Study:
     """A cosine or L2 file: the mean matrix of every module. The fork stores 1 + cosine; 1 is taken off here.
 
     Or similarity_MEASURE_matrices.pkl of headscope, a matrix a module.
@@ -90,7 +73,7 @@ def similarity_run(path: Path) -> ForkRun:
     return matrices_run(path, matrices, note=_means_of([count for _, count in modules.values()]))
 
 
-def alphas_run(path: Path) -> ForkRun:
+def alphas_run(path: Path) -> Study:
     """A file of alpha matrices."""
     modules = _modules(path, "alpha matrices", _square)
     return matrices_run(path, {f"{site}/{layer}/alpha": matrix for (site, layer), (matrix, _) in modules.items()})
@@ -98,7 +81,7 @@ def alphas_run(path: Path) -> ForkRun:
 
 def matrices_run(
     path: Path, matrices: Mapping[str, Array], *, note: str = "alphas", signature: str = "", model_type: str = ""
-) -> ForkRun:
+) -> Study:
     """A run of matrices [h h] by `{site}/{layer}/{measure}`; `signature` says what they are of, if not of a pickle."""
     keys = {key: key.split("/") for key in matrices}
     heads = {(site, int(layer)): len(matrices[key]) for key, (site, layer, _) in keys.items()}
@@ -114,19 +97,20 @@ def _run(
     matrices: Mapping[str, Array] | None = None,
     signature: str = "",
     model_type: str = "",
-) -> ForkRun:
+) -> Study:
     layout: dict[str, list[int]] = {}
     for (site, layer), count in heads.items():
         counts = layout.setdefault(site, [])
         counts += [0] * (layer + 1 - len(counts))
         counts[layer] = count
-    meta = {
+    record = {
         "signature": signature or f"file:{path.name}|format:mhr",
         "layout": layout,
         "checkpoint": {"path": path.name, "model_type": model_type},
+        "data": {"note": note},
     }
     empty = pd.DataFrame({"site": [], "layer": [], "head": [], "functions": []})
-    return ForkRun(path, meta, empty if table is None else table, matrices or {}, note)
+    return Study({"heads": empty if table is None else table}, record, arrays=matrices or {}, folder=path)
 
 
 def _means_of(counts: list[int]) -> str:
@@ -226,9 +210,9 @@ def format_of(path: Path) -> str | None:
 def read_run(
     path: Path,
     *,
-    from_pickle: Callable[[Path], AnalysisRun] | None = None,
-    from_checkpoint: Callable[[Path], AnalysisRun] | None = None,
-) -> AnalysisRun:
+    from_pickle: Callable[[Path], Study] | None = None,
+    from_checkpoint: Callable[[Path], Study] | None = None,
+) -> Study:
     """The run of a directory, or what the others make of a pickle of the fork and of a checkpoint.
 
     RunError where a checkpoint stands in the place of a run, saying how to make one; DataError for broken pickles.
@@ -236,7 +220,7 @@ def read_run(
     try:
         if from_pickle is not None and path.is_file() and not is_zipfile(path):  # zips may be large: no pickles
             return from_pickle(path)
-        return load_run(path)
+        return Study.open(path)
     except (RunError, DataError) as error:
         format = format_of(path)
         if format is None:
@@ -252,7 +236,7 @@ def read_run(
     )
 
 
-def checkpoint_alphas(path: Path) -> ForkRun:
+def checkpoint_alphas(path: Path) -> Study:
     """The alpha matrices of a checkpoint as a run that `alphas_figure` draws; RunError where it has none."""
     from headscope.engine.fork.pickles import fork_alphas
     from headscope.formats.base import open_checkpoint

@@ -12,7 +12,8 @@ import pandas as pd
 from headscope.files.reading import read_object, read_record, read_text
 from headscope.files.tables import read_csv
 from headscope.heads import SITES, HeadId
-from headscope.report.readers.run import AnalysisRun, RunError, load_run, model_name
+from headscope.results.study import Study, model_name
+from headscope.results.study_tables import RunError
 
 SWEEP = (
     *("method", "control", "size", "seed", "kept", "of", "metric", "value", "low", "high", "difference", "loss"),
@@ -99,11 +100,11 @@ def load_pruned(paths: Sequence[Path]) -> list[PruningRun]:
 
 def with_labels(runs: Sequence[PruningRun], functions: Path) -> list[PruningRun]:
     """The same, their heads labelled by a run of `analyze`."""
-    labels = load_run(functions)
+    labels = Study.open(functions)
     return [_labelled(run, labels) for run in runs]
 
 
-def _labelled(run: PruningRun, labels: AnalysisRun) -> PruningRun:
+def _labelled(run: PruningRun, labels: Study) -> PruningRun:
     """The labels of a run of `analyze` on heads that stay, under the numbers that they had before any went."""
     heads = labels.heads[[*HEAD_COLUMNS, "functions"]].fillna({"functions": ""})
     bare = run.survivors.drop(columns=["functions", RELABELLED], errors="ignore")
@@ -123,11 +124,11 @@ def _labelled(run: PruningRun, labels: AnalysisRun) -> PruningRun:
     return replace(run, survivors=survivors.fillna({"functions": ""}), labelled=name)
 
 
-def _checkpoints(run: PruningRun, labels: AnalysisRun) -> tuple[object, object]:
+def _checkpoints(run: PruningRun, labels: Study) -> tuple[object, object]:
     """What the records say of the checkpoint that was pruned, and of the one whose heads have labels."""
     digests = run.meta.get("digests")
     source = {"digest": digests.get("checkpoint")} if isinstance(digests, dict) else run.meta.get("source")
-    return source, labels.meta.get("checkpoint")
+    return source, labels.record.get("checkpoint")
 
 
 def _numbered(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from headscope.engine.run_files import nested
 from headscope.files.tables import write_pickle
 from headscope.heads import Site
 from headscope.model.attention import AttentionCall, tapped
+from headscope.results.study_files import nested
 from headscope.training.files.checkpoints import CONFIDENCE
 from headscope.training.position import TrainingPosition
 from headscope.training.swap_scores import SCORES, observed_heads, sides_of

@@ -248,9 +248,9 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
         write_alignment=folder, alignment_heads=3, analysis_options=options, **files,
     )  # fmt: skip
     done = run_analysis(config)
-    table = done.study.heads[done.study.heads["site"] == "cross"]
+    table = done.heads[done.heads["site"] == "cross"]
     best = table.sort_values("aligned_predicted").iloc[-1]
-    assert f"mean over cross.{best['layer']}.{best['head']}" in done.study.remarks[-1]
+    assert f"mean over cross.{best['layer']}.{best['head']}" in done.remarks[-1]
     assert int(read_model(folder).arrays["decoder/alignment_layer"][1]) == best["layer"]
     with pytest.raises(ConfigError, match="--only alignment"):
         run_analysis(replace(config, only=("entropy",), analysis_options={}, out=tmp_path / "other"))
@@ -258,7 +258,7 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
     study = hs.load(trained()).analyze(
         captions("en"), target=captions("de"), only="alignment", max_sentences=40, **more
     )
-    assert study.write_alignment(folder, heads=3) in done.study.remarks[-1]
+    assert study.write_alignment(folder, heads=3) in done.remarks[-1]
     entropy = hs.load(trained()).analyze(["A dog runs."], target=["Ein Hund rennt."], only="entropy")
     with pytest.raises(ConfigError, match="alignment"):
         entropy.write_alignment(folder)

@@ -173,7 +173,7 @@ class Asked:
     vocabulary: GgufVocabulary
     continued: list[Continuation]
 
-    def answer(self, texts: list[str] | None = None) -> llama_cpp.Answer:
+    def answer(self, texts: list[str] | None = None) -> llama_cpp.Reply:
         """What llama.cpp says of them, and how it splits texts."""
         prompts = [prompt for continuation in self.continued for prompt in continuation.prompts]
         top = min(TOP, len(self.vocabulary.tokens))
@@ -244,7 +244,7 @@ def moved(asked: Asked, proof: Proof) -> Proof:
     return Proof(measured.difference, limit, (before, f"quantised, {measured.greedy}", *proof.notes[1:]))
 
 
-def compared(continued: list[Continuation], answer: llama_cpp.Answer) -> LogitsAgreement:
+def compared(continued: list[Continuation], answer: llama_cpp.Reply) -> LogitsAgreement:
     """What llama.cpp says along a model's greedy continuations, and what the model says.
 
     CheckpointError where llama.cpp computes NaN or infinite numbers.

@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Reply:
     """The log-probabilities `{id: log p}` after every prompt (none where the server keeps them back; NaN where it
     computes no numbers), and ids by text.
     """
@@ -61,7 +61,7 @@ def installed() -> str:
     return f"llama.cpp ({PACKAGE} {version(PACKAGE)})"
 
 
-def ask(request: Request) -> Answer:
+def ask(request: Request) -> Reply:
     """Run llama.cpp; CheckpointError with the last of what it said where it does not run the file."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("request.json", "answer.json")]
@@ -73,7 +73,7 @@ def ask(request: Request) -> Answer:
         found = json.loads(paths[1].read_text(encoding="utf-8"))
     nan = float("nan")  # null in JSON
     prompts = [{int(key): nan if value is None else value for key, value in prompt} for prompt in found["prompts"]]
-    return Answer(prompts, found["ids"])
+    return Reply(prompts, found["ids"])
 
 
 @contextmanager

@@ -1,0 +1,62 @@
+"""Answers on the terminal: a heading, at most one table, one sentence each; then files and commands to type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from headscope.cli import console
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from headscope.results.answer import Answer, AnswerTable
+    from headscope.results.result import Result
+
+INDENT = "   "
+NUMBER = re.compile(r"[−-]?\d|$")
+
+
+def show_result(
+    result: Result, *, verbose: bool = False, files: Iterable[str] = (), commands: Iterable[tuple[str, str]] = ()
+) -> None:
+    """Print what a result says, where its files are, and commands that could come next, each with its purpose."""
+    from rich.text import Text
+
+    console.show(answer_lines(result.answers(), verbose=verbose, width=console.out().width))
+    if verbose:
+        console.show([Text(result.signature, style="dim")])
+    console.show([*map(Text, files), *(Text(f"{purpose}:  {command}") for purpose, command in commands)])
+
+
+def answer_lines(answers: Iterable[Answer], *, verbose: bool, width: int) -> Iterator[Text]:
+    """The lines of answers; those with details only where they are asked for."""
+    from rich.text import Text
+
+    for answer in answers:
+        if answer.detail and not verbose:
+            continue
+        heading = Text(answer.question, style="bold yellow" if answer.caution else "bold")
+        if answer.table is None:
+            separator = ": " if answer.question else ""
+            yield heading.append(separator + answer.sentence, style="not bold")
+            continue
+        columns = [name for name in answer.table.columns[1:] if name]
+        yield heading.append("   " + " · ".join(columns), style="not bold dim")
+        yield from map(Text, table_lines(answer.table, width))
+        if answer.sentence:
+            yield Text(INDENT + answer.sentence)
+
+
+def table_lines(table: AnswerTable, width: int) -> Iterator[str]:
+    """Rows in columns, numbers on the right; what does not fit the width ends in an ellipsis."""
+    columns = list(zip(*table.rows, strict=True))
+    sizes = [max(map(len, column)) for column in columns]
+    right = [place > 0 and all(NUMBER.match(cell) for cell in column) for place, column in enumerate(columns)]
+    for row in table.rows:
+        cells = (
+            cell.rjust(size) if side else cell.ljust(size) for cell, size, side in zip(row, sizes, right, strict=True)
+        )
+        line = INDENT + "   ".join(cells).rstrip()
+        yield line if len(line) <= width else line[: width - 1] + "…"

@@ -1,0 +1,64 @@
+"""An answer: one sentence to one question, the heads that it is about, and at most one short table.
+
+Numbers are rounded here and nowhere after: console, page, card and notebook print the texts of an answer as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MOST_ROWS = 12
+"""Rows of the table of an answer."""
+
+
+@dataclass(frozen=True)
+class AnswerTable:
+    """Rows of texts under names of columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a result says to one question.
+
+    `question` is a heading; the first answer of a result has none, as it says what the result is of. `heads` are the
+    full names of heads that the sentence or the table is about. An answer with `caution` is about what may be wrong or
+    missing. A `detail` is for those who want to know more: it is in files and in verbose output.
+    """
+
+    question: str
+    sentence: str = ""
+    table: AnswerTable | None = None
+    heads: tuple[str, ...] = ()
+    caution: bool = False
+    detail: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as JSON values."""
+        return asdict(self)
+
+
+def number_text(value: Any, digits: int = 3) -> str:
+    """A number with so many significant digits, 1,234 for large ones; "not measured" for NaN and infinities."""
+    number = float(value)
+    if not math.isfinite(number):
+        return "not measured"
+    text = f"{number:,.0f}" if abs(number) >= 10**digits - 0.5 else f"{number:.{digits}g}"
+    return text.replace("e-0", "e-").replace("-", "−")
+
+
+def interval_text(low: Any, high: Any) -> str:
+    """`0.31 to 0.55`; empty where there is no interval, or one without width."""
+    ends = float(low), float(high)
+    return "" if not all(map(math.isfinite, ends)) or ends[0] == ends[1] else " to ".join(map(number_text, ends))
+
+
+def list_text(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    hidden = len(names) - most
+    return " ".join(names[:most]) + (f" and {hidden:,} more" if hidden > 0 else "")

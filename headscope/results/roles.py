@@ -1,0 +1,56 @@
+"""Roles: what labels of heads say, as short noun phrases. Labels of one meaning are one role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headscope.config.declarations import head_functions
+
+SINK = "rests on first or special tokens"
+NONE = "none found"
+ROLES: Mapping[str, str] = {
+    "positional:-1": "previous token",
+    "positional:1": "next token",
+    "positional:+1": "next token",
+    "positional:0": "the token itself",
+    "previous": "previous token",
+    "duplicate": "earlier occurrences of the token",
+    "induction": "induction",
+    "rare": "rarest token",
+    "sink": SINK,
+    "aligned:predicted": "source word of the predicted token",
+    "aligned:fed": "source word of the token that was fed",
+    "massive": "tokens with massive activations",
+    "copying": "copies what it attends to",
+    "copy-suppression": "suppresses what it attends to",
+    "retrieval": "copies from far back",
+    "successor": "next one in an order",
+}
+"""Roles of labels that are no pattern."""
+
+
+def role_of(label: str) -> str:
+    """The role that a label names: `positional:-1` and `previous` are the previous token."""
+    if label in ROLES:
+        return ROLES[label]
+    kind, _, detail = label.partition(":")
+    if kind == "positional" and detail.lstrip("+-").isdigit():
+        offset = int(detail)
+        return f"{abs(offset)} tokens {'back' if offset < 0 else 'ahead'}"
+    if kind == "syntactic":
+        relation = detail.rstrip("<>")
+        return f"dependent → head ({relation})" if detail.endswith("<") else f"head → dependent ({relation})"
+    if kind == "looks":
+        return f"looks at {detail.replace('-', ' ').replace('_', ' ')}"
+    family = head_functions().get(kind)
+    meaning = family.meaning.removeprefix(f"{kind}: ") if family else kind.replace("_", " ")
+    return f"{meaning} ({detail})" if detail else meaning
+
+
+def roles_of(labels: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Names of heads by role, of labels by the name of a head; the roles that most of a text goes by come last."""
+    heads: dict[str, list[str]] = {}
+    for name, own in labels.items():
+        for role in dict.fromkeys(map(role_of, own)):
+            heads.setdefault(role, []).append(name)
+    return dict(sorted(heads.items(), key=lambda entry: (entry[0] == SINK, len(entry[1]), entry[0])))

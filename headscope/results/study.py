@@ -1,0 +1,343 @@
+"""A study: what `headscope analyze` found, in memory as in the folder that it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from headscope.config.declarations import imported, unknown_column
+from headscope.data.token_text import MARKS, Marks
+from headscope.errors import ConfigError
+from headscope.files.reading import read_json
+from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, read_examples
+from headscope.heads import SITES, HeadId, Layout, Site
+from headscope.results.answer import Answer
+from headscope.results.result import Result
+from headscope.results.study_tables import (
+    COLUMNS,
+    HEAD_COLUMNS,
+    MissingTable,
+    OnDemand,
+    RunError,
+    check_columns,
+    read_table,
+)
+
+Array = NDArray[np.float64]
+
+INTERRUPTED = "was interrupted"
+GENERIC_NAMES = {"model", "checkpoint", "last", "best", "averaged", "model.pt", "model.npz"}
+GENERIC_NAMES |= {"checkpoint_best.pt", "checkpoint_last.pt"}
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """An analysis, or a site of it, that was not measured, and why."""
+
+    analysis: str
+    why: str
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was not measured because the run was interrupted."""
+        return self.why.startswith(INTERRUPTED)
+
+
+class Study(Result):
+    """What an analysis found about every head; independent of the model.
+
+    `tables` has "heads" first: a row a head with site, layer, head, every measure with its 95 % interval (`…_low`,
+    `…_high`), `functions`, its labels, and `functions_unsupported`, those that lack evidence; and the detail of every
+    analysis, one observation a row. `arrays` are matrices [h h] such as "similarity/encoder-self/2/cka". `detail` has
+    arrays of single sentences, `examples` the sentences whose attention is kept. `record` is what run.json holds.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, pd.DataFrame],
+        record: dict[str, Any],
+        *,
+        arrays: Mapping[str, Array] | Callable[[], Mapping[str, Array]] = {},  # noqa: B006  never changed
+        examples: Sequence[Example] | Callable[[], Sequence[Example]] = (),
+        detail: Mapping[str, Mapping[str, Array]] | None = None,
+        pickles: Mapping[str, Any] | None = None,
+        files: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.tables, self.record, self.folder = tables, record, folder
+        self.detail, self.pickles, self.files = detail or {}, pickles or {}, files or {}
+        self._arrays, self._examples = arrays, examples
+
+    @classmethod
+    def open(cls, folder: str | PathLike[str]) -> Study:
+        """The study in a folder that `save` or `headscope analyze --out` wrote; RunError for another folder."""
+        path = Path(folder)
+        if not path.is_dir():
+            raise RunError(f"{path} is not a directory; name one that `headscope analyze --out DIR` wrote")
+        for name in ("run.json", "heads.csv"):
+            if not (path / name).is_file():
+                raise RunError(f"{path} is not a run: it has no {name}; make one with `headscope analyze --out DIR`")
+        record = read_json(path / "run.json", error=RunError, name=f"run {path.name}: run.json")
+        if lacking := [key for key in ("signature", "layout") if not isinstance(record, dict) or key not in record]:
+            raise RunError(f"run {path.name}: run.json has no {' and no '.join(lacking)}; analyse again")
+        record = {key: value for key, value in record.items() if key not in ("kind", "files")}
+        names = dict.fromkeys(["heads", *sorted(file.stem for file in path.glob("*.csv"))])
+        tables = OnDemand({name: partial(read_table, path / f"{name}.csv") for name in names})
+        assert len(tables["heads"].columns), "it is read at once, so that a broken run is refused here"
+        return cls(
+            tables,
+            record,
+            arrays=partial(read_arrays, path / SIMILARITY, RunError),
+            examples=partial(read_examples, path / EXAMPLES, RunError),
+            detail=OnDemand(
+                {file.stem: partial(read_arrays, file, RunError) for file in sorted(path.glob("detail/*.npz"))}
+            ),
+            folder=path,
+        )
+
+    @property
+    def heads(self) -> pd.DataFrame:
+        """One row per head."""
+        return self.tables["heads"]
+
+    @cached_property
+    def arrays(self) -> Mapping[str, Array]:
+        """Matrices between the heads of a layer, `{site}/{layer}/{measure}` to an array [h h]."""
+        found = self._arrays() if callable(self._arrays) else self._arrays
+        return {name: np.asarray(array, dtype=np.float64) for name, array in found.items()}
+
+    @cached_property
+    def examples(self) -> Sequence[Example]:
+        """The sentences whose attention the run keeps, in order."""
+        return self._examples() if callable(self._examples) else self._examples
+
+    def answers(self) -> list[Answer]:
+        """What the study says, most asked first."""
+        answers: list[Answer] = imported("headscope.results.study_answers:study_answers")(self)
+        return answers
+
+    def interrupt(self, name: str, why: str = INTERRUPTED) -> None:
+        """Note in the record that work was interrupted, and what is left out for it."""
+        self.record["complete"] = False
+        self.record["left_out"].append({"analysis": name, "why": why})
+
+    @property
+    def path(self) -> Path:
+        """The folder of a study that was saved."""
+        if self.folder is None:
+            raise ConfigError("this study is in memory only; save it first")
+        return self.folder
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.resolve().name if self.folder else "study"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole text was measured."""
+        return bool(self.record.get("complete", True))
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentences that were measured."""
+        return int(self._section("data").get("sentences") or 0)
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        """Analyses that did not run, and why."""
+        return [LeftOut(**entry) for entry in self.record.get("left_out", ())]
+
+    @property
+    def remarks(self) -> list[str]:
+        """Remarks on the numbers, such as the share of unknown subwords."""
+        return list(self.record.get("remarks", ()))
+
+    @property
+    def model(self) -> str:
+        """`all-MiniLM-L6-v2 (bert)`: the checkpoint's last path component and its model type."""
+        checkpoint = self._section("checkpoint")
+        name, kind = model_name(checkpoint.get("path")), checkpoint.get("model_type")
+        return f"{name} ({kind})" if kind else name
+
+    @property
+    def marks(self) -> Marks:
+        """How the vocabulary marks words; "" where run.json does not say it."""
+        own = self._section("checkpoint").get("marks")
+        return next((mark for mark in MARKS if mark == own), "")
+
+    @property
+    def data(self) -> str:
+        """`train.en → train.de, 1,000 sentences`; the parses where they are all; says if interrupted."""
+        data = self._section("data")
+        if note := data.get("note"):
+            return str(note)
+        data = {**data, **dict.fromkeys(self._section("options").get("typed") or (), "typed in")}
+        text = " → ".join(filter(None, (_last_part(data.get(side)) for side in ("source", "clean", "target"))))
+        parts = [text or _last_part(data.get("parse")) or "data"]
+        if isinstance(data.get("sentences"), int):
+            parts.append(f"{data['sentences']:,} sentence{'s' * (data['sentences'] != 1)}")
+        return ", ".join([*parts, *([] if self.complete else ["interrupted"])])
+
+    @property
+    def analyses(self) -> frozenset[str] | None:
+        """The analyses that ran; None if run.json does not say it."""
+        signatures = self.record.get("signatures")
+        return frozenset(signatures) if isinstance(signatures, dict) else None
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        section = self.record.get(name)
+        return section if isinstance(section, dict) else {}
+
+    @property
+    def layout(self) -> dict[str, list[int]]:
+        """Heads per layer of every site, in the order of `SITES`; sites without layers are left out."""
+        layout: Mapping[str, list[int]] = self.record["layout"]
+        return {str(site): list(layout[site]) for site in map(str, SITES) if layout.get(site)}
+
+    @property
+    def most_heads(self) -> int:
+        """The largest number of heads of a layer."""
+        return max((count for counts in self.layout.values() for count in counts), default=1)
+
+    @property
+    def head_layout(self) -> Layout:
+        """The layout as `headscope.heads.select_heads` takes it."""
+        return {
+            (Site(site), layer): count for site, counts in self.layout.items() for layer, count in enumerate(counts)
+        }
+
+    @property
+    def labels(self) -> dict[HeadId, list[str]]:
+        """The labels of the heads that have any."""
+        return self._texts_by_head("functions")
+
+    @property
+    def unsupported(self) -> dict[HeadId, list[str]]:
+        """Labels that the estimates alone would give, each with what its evidence lacks; `labels` table has both."""
+        return self._texts_by_head("functions_unsupported")
+
+    def _texts_by_head(self, column: str) -> dict[HeadId, list[str]]:
+        if column not in self.heads:
+            return {}
+        rows = self.heads[[*HEAD_COLUMNS, column]].itertuples(index=False)
+        return {HeadId(Site(site), layer, head): texts.split(";") for site, layer, head, texts in rows if texts}
+
+    @property
+    def measures(self) -> list[str]:
+        """Columns of `heads.csv` that hold one number per head (bounds of intervals are not counted)."""
+        bounds = {f"{name}_{side}" for name in self.heads.columns for side in ("low", "high")}
+        numeric = self.heads.select_dtypes("number").columns
+        return [str(name) for name in numeric if name not in bounds and name not in HEAD_COLUMNS]
+
+    def heads_of(self, site: str, layer: int) -> pd.DataFrame:
+        """The heads of one layer."""
+        return self.heads[(self.heads["site"] == site) & (self.heads["layer"] == layer)]
+
+    def require(self, measure: str) -> str:
+        """The measure's name if the study has it; else ConfigError with the nearest one."""
+        if measure not in self.measures:
+            raise ConfigError(f"run {self.name}: {unknown_column(measure, self.measures)}")
+        return measure
+
+    def short_name(self, head: str) -> str:
+        """`3.1` where the model has attention at one site, else the full name."""
+        return HeadId.parse(head).name(self.layout)
+
+    def has_table(self, name: str) -> bool:
+        """Whether an analysis that writes the table ran."""
+        return name in self.tables
+
+    def table(self, name: str, *columns: str) -> pd.DataFrame:
+        """The table of an analysis, with these columns; MissingTable where the analysis was not part of the study."""
+        if name not in self.tables:
+            option = "--" + name.partition("_")[0] if name.startswith(("faithful", "importance")) else f"--also {name}"
+            raise MissingTable(f"run {self.name} has no {name}.csv{self._why(name, f'; analyze with {option}')}")
+        table = self.tables[name]
+        check_columns(table, (*COLUMNS.get(name, ()), *columns), f"{name}.csv of run {self.name}")
+        return table
+
+    @property
+    def similarity(self) -> Mapping[str, Array]:
+        """`arrays`; MissingTable where the analysis was not part of the study."""
+        if not self.arrays:
+            why = self._why("similarity", "; analyze with --only similarity")
+            raise MissingTable(f"run {self.name} has no similarity.npz{why}")
+        return self.arrays
+
+    def _why(self, name: str, otherwise: str) -> str:
+        """What the record says of an analysis that did not write its table."""
+        said = [f"{entry.analysis}: {entry.why}" for entry in self.left_out]
+        return next((f" ({line})" for line in [*said, *self.remarks] if line.startswith(f"{name}: ")), otherwise)
+
+    def save(
+        self, folder: str | PathLike[str], *, figures: bool = True, report: bool = False, force: bool = False
+    ) -> Path:
+        """Write the files that `headscope analyze --out FOLDER` writes, and return the folder; `report` the page too.
+
+        OutputError where the folder is not empty, unless `force` allows to replace a run in it, and where it is or
+        contains an input of the study. An incomplete study goes to FOLDER.new rather than replace a run.
+        """
+        write_study = imported("headscope.results.study_files:write_study")
+        written: Path = write_study(self, Path(folder), figures=figures, report=report, force=force)
+        return written
+
+    def plot(self, name: str = "heads", **options: Any) -> Any:
+        """Draw a matplotlib Figure: heads, functions, faithfulness, or that of an analysis (positional, similarity, …).
+
+        `options` are those of `headscope plot NAME`: `measure=["confidence", "sink"]` and `sort=True` for heads,
+        `measure="cka"` for similarity, `metric="bleu"` for faithfulness, `heads=` and `sentence=` for attention; and
+        those of `headscope.plot`: `out="heads.pdf"` writes the figure. ConfigError for another name or option, and
+        where the analysis that a figure shows did not run.
+        """
+        return imported("headscope.api.plot:plot")(self, name, **options)
+
+    def report(self, out: str | PathLike[str], *, force: bool = False) -> Path:
+        """Write the page that `headscope plot report` makes of a run: one HTML file, which needs nothing else.
+
+        With `analyze(…, report=True)` it shows the attention on example sentences, too.
+        """
+        page: Path = imported("headscope.api.plot:plot")(self, "report", out=out, force=force)
+        return page
+
+    def write_alignment(self, model: str | PathLike[str], *, heads: int = 6, force: bool = False) -> str:
+        """Name the cross heads that align in the settings of a model, as `headscope analyze --write-alignment` does.
+
+        model: a folder of transformers or of CTranslate2; `heads`: the most that are named. Returns which, and where.
+        Heads that the folder names stay unless `force`, where no links show that others are better.
+        ConfigError where the folder has no place for them or has other heads, and where `alignment` did not run.
+        """
+        cross = self.heads[self.heads["site"] == Site.CROSS.value]
+        if "alignment_score" not in cross or cross["alignment_score"].isna().all():
+            raise ConfigError("this study has no alignment of cross heads; analyse with only='alignment' and a target")
+        layout = {(Site.CROSS, int(str(layer))): len(rows) for layer, rows in cross.groupby("layer")}
+        imported("headscope.pruning.engines.alignment:check_alignment_model")(Path(model), layout)
+        write = imported("headscope.pruning.engines.alignment:write_measured")
+        return str(write(Path(model), cross, heads, force=force))
+
+
+def _last_part(path: object) -> str:
+    return str(path).replace("\\", "/").rstrip("/").rpartition("/")[2] if path else ""
+
+
+def model_name(path: object) -> str:
+    """The last component, with the one before it where the last says nothing: `bert-small/model`."""
+    name = _last_part(path)
+    if name.lower() in GENERIC_NAMES:
+        folder = _last_part(str(path).rstrip("/").removesuffix(name))
+        return f"{folder}/{name}" if folder else name
+    return name or "model"
+
+
+def sides_of(site: str, subwords: Mapping[str, Any]) -> tuple[str, str]:
+    """The sides of queries and keys of a site."""
+    text = "target" if "target" in subwords else "source"
+    return ("source" if site == "encoder-self" else text, text if site == "decoder-self" else "source")

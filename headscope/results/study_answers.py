@@ -1,0 +1,269 @@
+"""What a study says: one function a question, most asked first.
+
+Which heads matter is answered by ablation, or by the best estimate that was measured. Measures that are shares within a
+layer order no heads across layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headscope.config.declarations import Measure, measure_of
+from headscope.description.sentences import mostly
+from headscope.heads import HeadId, Site
+from headscope.results.answer import Answer, AnswerTable, interval_text, list_text, number_text
+from headscope.results.roles import NONE, SINK, role_of, roles_of
+from headscope.signature import counted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from headscope.results.study import Study
+
+MEASURED = ("ablation", "shapley", "integrated_gradients", "taylor")
+"""Importances in the order in which they answer: those by taking heads out before those that are estimated."""
+LEVEL = 0.05
+MOST_NEEDED, MOST_ROLES, MOST_NAMES = 5, 8, 8
+
+
+def study_answers(study: Study) -> list[Answer]:
+    """All answers of a study; those with `detail` last."""
+    questions = (subject, needed, prompts, roles, explained, sharpest, rankings, unmeasured, cautions)
+    details = (unsupported, agreement, alike, remarks)
+    return [answer for question in (*questions, *details) for answer in question(study)]
+
+
+def subject(study: Study) -> Iterator[Answer]:
+    """Which model was measured, on what."""
+    shape = "; ".join(
+        f"{site} {len(counts)} × {'/'.join(map(str, dict.fromkeys(counts)))}" for site, counts in study.layout.items()
+    )
+    text = f"{study.model}: {counted(len(study.heads), 'head')} ({shape}), {study.data}"
+    yield Answer("", text, caution=not study.complete)
+
+
+def main_importance(study: Study, table: str = "importance") -> Measure | None:
+    """The measure that says which heads matter; None where none was measured that compares heads of all layers."""
+    if not study.has_table(table):
+        return None
+    rows = study.tables[table].dropna(subset=["value"])
+    names = [name for name in dict.fromkeys(rows["measure"]) if not measure_of(name).within_layer]
+    ordered = [*(name for name in MEASURED if name in names), *names]
+    return measure_of(ordered[0]) if ordered else None
+
+
+def ranked_rows(study: Study, measure: str, table: str = "importance") -> pd.DataFrame:
+    """The rows of a table about a measure, the head that is needed most first."""
+    rows = study.tables[table]
+    return rows[(rows["measure"] == measure) & rows["value"].notna()].sort_values("rank", kind="stable")
+
+
+def needed(study: Study) -> Iterator[Answer]:
+    """Which heads the model needs, by ablation within the budget, or by an estimate that says so."""
+    measure = main_importance(study)
+    if measure is None:
+        return
+    ranked = ranked_rows(study, measure.name)
+    kind = "" if measure.name == "ablation" else " (estimated)" if measure.name not in MEASURED[:3] else ""
+    columns = ("head", measure.label, "95 %", "what it does")
+    tested = ranked["p_adjusted"].dropna()
+    zero = int((tested > LEVEL).sum())
+    sentence = f"{zero} of {len(tested)} heads cannot be told from zero, each off by itself" if len(tested) else ""
+    yield _head_table(study, f"Which heads the model needs{kind}", ranked, columns, sentence)
+
+
+def prompts(study: Study) -> Iterator[Answer]:
+    """Which heads move the answers to prompts."""
+    if not study.has_table("patching"):
+        return
+    names = list(dict.fromkeys(study.tables["patching"].dropna(subset=["value"])["measure"]))
+    if not names:
+        return
+    measure = measure_of("patching" if "patching" in names else names[0])
+    ranked = ranked_rows(study, measure.name, "patching")
+    told = ranked[ranked["p_adjusted"] <= LEVEL]
+    if not len(told):
+        yield Answer(
+            "Which heads the answers need",
+            f"no head can be told from zero with {counted(study.sentences, 'prompt')}; give more prompts",
+            caution=True,
+        )
+        return
+    strongest = told.reindex(told["value"].abs().sort_values(ascending=False, kind="stable").index)
+    against = int((told["value"] < 0).sum())
+    sentence = f"{len(told)} of {len(ranked)} heads can be told from zero; {against} of them speak against the answer"
+    columns = ("head", measure.label, "95 %", "what it does")
+    yield _head_table(study, "Which heads the answers need", strongest, columns, sentence)
+
+
+def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[str, ...], sentence: str) -> Answer:
+    """The first heads of ranked rows with value, interval and roles."""
+    labels = {str(head): own for head, own in study.labels.items()}
+    first = rows.head(MOST_NEEDED).to_dict("records")
+    names = [f"{row['site']}.{row['layer']}.{row['head']}" for row in first]
+    cells = tuple(
+        (
+            study.short_name(name),
+            number_text(row["value"], 2),
+            interval_text(row["value_low"], row["value_high"]),
+            ", ".join(dict.fromkeys(map(role_of, labels.get(name, [])))) or "no known role",
+        )
+        for name, row in zip(names, first, strict=True)
+    )
+    return Answer(question, sentence, AnswerTable(columns, cells), tuple(names))
+
+
+def roles(study: Study) -> Iterator[Answer]:
+    """What the heads do: one row a role, with what its heads together are worth."""
+    if "functions" not in study.heads or not study.has_table("labels"):
+        return
+    labels = {str(head): own for head, own in study.labels.items()}
+    by_role = roles_of(labels)
+    together = _together(study)
+    columns = ("role", "heads", "which", *(["off together"] if together else []))
+    rows = []
+    for role, names in by_role.items():
+        shown = list_text([study.short_name(name) for name in names], MOST_NAMES)
+        rows.append((role, str(len(names)), shown, *([together.get(role, "")] if together else [])))
+    hidden = len(rows) - MOST_ROLES
+    if hidden > 0:
+        rows = rows[: MOST_ROLES - 1] + rows[-1:]
+    bare = len(study.heads) - len(labels)
+    if bare:
+        rows.append((NONE, str(bare), "", *([""] if together else [])))
+    sentence = f"{counted(hidden + 1, 'more role')} in heads.csv" if hidden > 0 else ""
+    heads = tuple(dict.fromkeys(name for role, names in by_role.items() if role != SINK for name in names))
+    yield Answer("What the heads do", sentence, AnswerTable(columns, tuple(rows)), heads)
+
+
+def _together(study: Study) -> dict[str, str]:
+    """What the loss rises by with all heads of a role off, and the range of random sets, by role."""
+    if not study.has_table("roles"):
+        return {}
+    rows = study.tables["roles"].dropna(subset=["value"]).to_dict("records")
+    return {
+        row["role"]: f"{number_text(row['value'], 2)} (random {number_text(row['random_low'], 2)} to "
+        f"{number_text(row['random_high'], 2)})"
+        for row in rows
+    }
+
+
+def explained(study: Study) -> Iterator[Answer]:
+    """What explains the weights of heads, heads of one group together."""
+    if "explained" not in study.heads:
+        return
+    groups: dict[str, list[dict[Any, Any]]] = {}
+    for row in study.heads.dropna(subset=["explained"]).to_dict("records"):
+        groups.setdefault(mostly(row), []).append(row)
+    rows = []
+    for name, members in sorted(groups.items(), key=lambda entry: -len(entry[1])):
+        clearest = max(members, key=lambda row: float(row["explained"]))
+        head = study.short_name(str(HeadId(Site(clearest["site"]), int(clearest["layer"]), int(clearest["head"]))))
+        share = f"{np.median([row['explained'] for row in members]):.2f}"
+        rows.append((name, str(len(members)), share, f"{head} {clearest['description']}"))
+    columns = ("mostly", "heads", "median share", "the clearest")
+    yield Answer("What explains their weights", "", AnswerTable(columns, tuple(rows)))
+
+
+def sharpest(study: Study) -> Iterator[Answer]:
+    """The sharpest heads that are not sinks, where nothing was measured about importance."""
+    if "sharpness" not in study.heads or study.has_table("importance") or study.has_table("patching"):
+        return
+    sinks = study.heads["functions"].str.split(";").map(lambda labels: "sink" in labels)
+    ranked = study.heads[~sinks].dropna(subset=["sharpness"]).nlargest(MOST_NEEDED, "sharpness")
+    if not len(ranked):
+        return
+    names = {f"sharpness{end}": f"value{end}" for end in ("", "_low", "_high")}
+    rows = ranked[["site", "layer", "head", *names]].rename(columns=names)
+    columns = ("head", measure_of("sharpness").label, "95 %", "what it does")
+    yield _head_table(study, "The sharpest heads (without sinks)", rows, columns, "")
+
+
+def rankings(study: Study) -> Iterator[Answer]:
+    """Which ranking removal bears out best."""
+    if not study.has_table("faithfulness_rankings"):
+        return
+    rows = [
+        (
+            str(row["ranking"]),
+            number_text(row["area"]),
+            interval_text(row["area_low"], row["area_high"]),
+            f"{number_text(row['area_random'])} ± {number_text(row['area_random_sd'], 2)}",
+        )
+        for row in study.tables["faithfulness_rankings"].head(MOST_NEEDED).to_dict("records")
+    ]
+    columns = ("ranking", "area between its curves", "95 %", "random orders")
+    yield Answer("Which ranking removal bears out", "", AnswerTable(columns, tuple(rows)))
+
+
+def unmeasured(study: Study) -> Iterator[Answer]:
+    """What could have been measured with more to go by."""
+    asked = {entry.analysis: entry.why for entry in study.left_out if "needs" in entry.why and "--" in entry.why}
+    if asked:
+        parts = [f"{name} ({why})" for name, why in asked.items()]
+        yield Answer("Not measured", "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else ""))
+
+
+def cautions(study: Study) -> Iterator[Answer]:
+    """What is missing in the numbers: an interruption, sentences that were cut or not aligned."""
+    data = study.record.get("data", {})
+    if not study.complete:
+        done = f"{study.sentences} of {data.get('in_corpus')} sentences"
+        yield Answer("Interrupted", f"the numbers are of {done}", caution=True)
+    if data.get("truncated"):
+        cut = counted(data["truncated"], "sentence")
+        yield Answer("Cut off", f"{cut} at the length limit (--max-length, --long)", caution=True)
+    for reason, count in (data.get("unaligned") or {}).items():
+        yield Answer("Left out of syntactic", f"{counted(count, 'sentence')} ({reason})", caution=True)
+
+
+def unsupported(study: Study) -> Iterator[Answer]:
+    """Labels that the estimates alone would give."""
+    rows = []
+    for head, texts in study.unsupported.items():
+        for text in texts:
+            label, _, missing = text.partition(" (")
+            rows.append((study.short_name(str(head)), role_of(label), missing.removesuffix(")")))
+    if rows:
+        table = AnswerTable(("head", "role", "missing"), tuple(rows[:MOST_ROLES]))
+        sentence = f"{counted(len(rows), 'label')} in all; labels.csv has the evidence"
+        yield Answer("Not enough evidence", sentence, table, detail=True)
+
+
+def agreement(study: Study) -> Iterator[Answer]:
+    """How the rankings of heads agree."""
+    for name in ("importance_agreement", "patching_agreement"):
+        if not study.has_table(name):
+            continue
+        pairs = study.tables[name].dropna(subset=["spearman"])
+        if len(pairs):
+            rows = pairs.sort_values("spearman", ascending=False, kind="stable").head(MOST_ROLES).to_dict("records")
+            cells = tuple((row["first"], row["second"], f"{row['spearman']:.2f}") for row in rows)
+            sentence = f"{len(pairs)} pairs in {name}.csv"
+            table = AnswerTable(("ranking", "and", "Spearman"), cells)
+            yield Answer("How the rankings agree", sentence, table, detail=True)
+
+
+def alike(study: Study) -> Iterator[Answer]:
+    """The two heads most alike within a layer."""
+    best: tuple[float, str, str] | None = None
+    for key, matrix in study.arrays.items():
+        site, layer, kind = key.split("/")
+        if kind == "cka" and len(matrix) > 1:
+            upper = np.where(np.triu(np.ones_like(matrix), 1) > 0, matrix, -np.inf)
+            one, other = np.unravel_index(int(np.nanargmax(upper)), matrix.shape)
+            if np.isfinite(upper[one, other]) and (best is None or upper[one, other] > best[0]):
+                best = float(upper[one, other]), f"{site}.{layer}.{one}", f"{site}.{layer}.{other}"
+    if best:
+        names = " and ".join(map(study.short_name, best[1:]))
+        yield Answer("Most alike in a layer", f"{names} (CKA {number_text(best[0])})", heads=best[1:], detail=True)
+
+
+def remarks(study: Study) -> Iterator[Answer]:
+    """Remarks of analyses, and why others did not run."""
+    reasons: Sequence[str] = [f"left out: {entry.analysis} ({entry.why})" for entry in study.left_out]
+    for line in (*study.remarks, *reasons):
+        yield Answer("", line, detail=True)

@@ -1,0 +1,147 @@
+"""The files of a study: `run.json`, `heads.csv`, a table an analysis, arrays, pickles, detail, figures, the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from headscope.config.declarations import imported
+from headscope.errors import OutputError
+from headscope.files.folders import Build
+from headscope.files.output_checks import OutputKind, inputs_of
+from headscope.files.tables import EXAMPLES, SIMILARITY, as_arrays, write_arrays, write_csv, write_pickle
+from headscope.files.writing import deferred, write_atomically, write_json
+from headscope.heads import SITES, Site
+
+if TYPE_CHECKING:
+    from headscope.results.study import Study
+
+Array = NDArray[np.float64]
+
+PAGE = "report.html"
+EXPORTED = ("retrieval/*.json", "streaming/*.tsv", "streaming/*.json")
+"""Files that analyses write for other programs (`AnalysisReport.files`)."""
+STUDY = OutputKind(
+    "analysis",
+    "run of `headscope analyze`",
+    "run.json",
+    ("*.csv", SIMILARITY, EXAMPLES, PAGE, "pickles/*.pkl", "detail/*.npz", "figures/*.png", *EXPORTED),
+)
+_LOCATION = {Site.ENCODER_SELF: ("encoder", "self_attn"), Site.DECODER_SELF: ("decoder", "self_attn")}
+
+
+def write_study(study: Study, folder: Path, *, figures: bool, report: bool, force: bool) -> Path:
+    """Write a study to a folder of its own, which is returned (see `Study.save`)."""
+    inputs = inputs_of({**study.record["options"], "checkpoint": str(study.record["checkpoint"]["path"])})
+    with Build(folder, STUDY, inputs=inputs, force=force) as build:
+        return build_study(study, build, figures=figures, report=report)
+
+
+def build_study(study: Study, build: Build, *, figures: bool, report: bool) -> Path:
+    """Write a study into a folder that is being built; a study that was interrupted replaces nothing.
+
+    Where a figure or the page fails for other reasons than the disk, the numbers are kept without it.
+    """
+    began, seconds = time.monotonic(), study.record["seconds"]
+    with build.writing() as temporary, suppress(KeyboardInterrupt), deferred():
+        write_tables(temporary, study)
+
+    def finish() -> Path:
+        study.record["seconds"] = round(seconds + time.monotonic() - began, 3)
+        study.folder = build.finish(study.record, partial=not study.complete)
+        return study.folder
+
+    with build.writing() as temporary:
+        try:
+            with finishing(study, "figures"):
+                if figures:
+                    imported("headscope.report.registry:draw_standard")(temporary)
+            with finishing(study, "report"):
+                if report:
+                    write_page = imported("headscope.report.page.write:write_page")
+                    write_page([temporary], temporary / PAGE, names=[build.out.resolve().name])
+        except (OutputError, OSError):
+            raise
+        except Exception:
+            finish()
+            raise
+    return finish()
+
+
+@contextmanager
+def finishing(study: Study, name: str) -> Iterator[Callable[[], bool]]:
+    """Within the block, work that follows a study: where that, or the work, is interrupted, `name` is left out.
+
+    The value says whether to do it; call it only for work that was asked for.
+    """
+
+    def wanted() -> bool:
+        if not study.complete:
+            raise KeyboardInterrupt
+        return True
+
+    try:
+        yield wanted
+    except KeyboardInterrupt:
+        study.interrupt(name)
+
+
+def write_tables(folder: Path, study: Study) -> None:
+    """Write everything but the figures and the page."""
+    for name, frame in study.tables.items():
+        write_csv(folder / f"{name}.csv", frame)
+    if study.arrays:
+        write_arrays(folder / SIMILARITY, study.arrays)
+    if study.examples:
+        write_arrays(folder / EXAMPLES, as_arrays(study.examples))
+    pickles = {f"{measure}.pkl": value for measure, value in nested_measures(study).items()}
+    for name, value in {**pickles, **study.pickles}.items():
+        write_pickle(folder / "pickles" / name, value)
+    for measure, arrays in study.detail.items():
+        write_arrays(folder / "detail" / f"{measure}.npz", arrays)
+    for name, text in study.files.items():
+        write_atomically(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+    write_json(folder / "run.json", study.record)
+
+
+def nested_measures(study: Study) -> dict[str, Any]:
+    """Every numeric measure, and every similarity matrix, in the nesting of the MHR fork's pickles.
+
+    `{"encoder": [{"self_attn": [h]}], "decoder": [{"self_attn": [h], "enc_attn": [h]}]}` of plain numpy
+    arrays, a list entry a layer.
+    """
+    numeric = [name for name in study.heads.columns if pd.api.types.is_float_dtype(study.heads[name])]
+    measures = [name for name in numeric if not name.endswith(("_low", "_high"))]
+    pickles = {name: nested(dict(_by_place(study.heads, name))) for name in measures}
+    kinds: dict[str, dict[tuple[Site, int], Array]] = {}
+    for key, array in study.arrays.items():
+        site, layer, kind = key.split("/")
+        if not kind.endswith(("_low", "_high")):
+            kinds.setdefault(kind, {})[Site(site), int(layer)] = array
+    return pickles | {f"similarity_{kind}_matrices": nested(kinds[kind]) for kind in sorted(kinds)}
+
+
+def _by_place(heads: pd.DataFrame, name: str) -> list[tuple[tuple[Site, int], Array]]:
+    grouped: Any = heads.groupby(["site", "layer"], sort=False)[name]
+    return [((Site(site), int(layer)), np.array(column, dtype=float)) for (site, layer), column in grouped]
+
+
+def nested(attention_sites: Mapping[tuple[Site, int], Array]) -> dict[str, list[dict[str, Array]]]:
+    """Arrays by (site, layer) in the MHR nesting; cross attention is called `enc_attn` there."""
+    stacks: dict[str, list[dict[str, Array]]] = {"encoder": [], "decoder": []}
+    for site in SITES:
+        stack, kind = _LOCATION.get(site, ("decoder", "enc_attn"))
+        layers = {layer: array for (array_site, layer), array in attention_sites.items() if array_site is site}
+        for layer in range(max(layers, default=-1) + 1):
+            while len(stacks[stack]) <= layer:
+                stacks[stack].append({})
+            if layer in layers:
+                stacks[stack][layer][kind] = layers[layer]
+    return stacks

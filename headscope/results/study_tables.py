@@ -1,0 +1,93 @@
+"""Tables of a study as its folder has them: read when they are asked for, with the columns that a reader relies on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pandas as pd
+
+from headscope.errors import HeadscopeError, reason_of
+from headscope.files.tables import is_cut_off, read_csv
+
+T = TypeVar("T")
+
+HEAD_COLUMNS = ("site", "layer", "head")
+COLUMNS = {
+    "heads": (*HEAD_COLUMNS, "functions"),
+    "faithfulness": ("ranking", "order", "removed", "share", "metric", "harm", "harm_low", "harm_high"),
+    "faithfulness_rankings": ("place", "ranking", "area", "area_low", "area_high", "area_random", "area_random_sd"),
+    "importance_functions": (
+        *("kind", "name", "measure", "heads", "mean", "mean_low", "mean_high", "others", "others_mean"),
+        *("difference", "difference_low", "difference_high", "first", "of_first", "p_first"),
+    ),
+}
+"""Columns of numbers and texts that readers of a table rely on."""
+TEXTS = (
+    *("site", "relation", "direction", "label", "ranking", "order", "metric", "measure", "missing"),
+    *("token", "lacks", "functions", "functions_unsupported", "syntactic_relation"),
+    *("kind", "name", "query", "key", "query_text", "key_text", "description"),
+)
+"""Columns of texts, in which an empty cell is an empty text."""
+WHOLE = ("layer", "head", "offset", "count", "sentence", "query_position", "key_position", "removed")
+"""Columns that hold a whole number in every row, where a reader asks for them."""
+
+
+class RunError(HeadscopeError):
+    """A directory is not a run of `headscope analyze`, or one of its files is broken."""
+
+
+class MissingTable(RunError):
+    """The run is fine but the analysis that writes this table was not part of it."""
+
+
+class OnDemand(Mapping[str, T]):
+    """Values by name, each read when it is first asked for."""
+
+    def __init__(self, readers: Mapping[str, Callable[[], T]]) -> None:
+        self._readers, self._values = readers, dict[str, T]()
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._values:
+            self._values[name] = self._readers[name]()
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """A table of a study; RunError where it is cut off or malformed."""
+    name = f"run {path.parent.name}: {path.name}"
+    if is_cut_off(path):
+        raise RunError(f"{name} is cut off; analyse again")
+    columns = COLUMNS.get(path.stem, ())
+    return read_csv(path, columns=columns, texts=TEXTS, error=RunError, name=name, advice="analyse again")
+
+
+def check_columns(table: pd.DataFrame, columns: Sequence[str], name: str) -> None:
+    """RunError unless a table has these columns, and whole numbers in those that need them."""
+    if lacking := [column for column in columns if column not in table]:
+        raise RunError(f"{name} has no column {', '.join(lacking)}; analyse again")
+    for column in [column for column in columns if column in WHOLE]:
+        if len(table) and not (table[column] % 1 == 0).all():
+            raise RunError(f"{name} is malformed: column {column} must hold whole numbers; analyse again")
+
+
+@contextmanager
+def files_of(runs: Sequence[Path]) -> Iterator[None]:
+    """RunError in one line where what is drawn of runs stumbles over what their files hold.
+
+    Readers check names of columns; headscope wrote the rest, so that only a file that was changed since is otherwise.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        names = ", ".join(str(run) for run in runs)
+        problem = f"{type(error).__name__}: {reason_of(error, most=120)}"
+        raise RunError(f"{names} cannot be drawn ({problem}); a file was changed or cut: make the run again") from error
