@@ -355,7 +355,7 @@ class UnknownSubwords:
 
     def warnings(self, reader: Advisor) -> list[str]:
         """A warning with the likely cause for each side with more than 2 %."""
-        lost = shortlist(map(str, self.nothing)) if self.nothing else ""
+        lost = shortlist([*map(str, self.nothing)]) if self.nothing else ""
         empty = [f"warning: the tokenizer makes nothing of source lines {lost}; they are treated as empty"]
         return empty[: bool(lost)] + [
             f"warning: {self.share(side):.1%} of the {side}'s subwords are unknown to the vocabulary; "

@@ -143,7 +143,7 @@ class HuggingFaceCheckpoint(Predicting):
 
     def _encoded(self, texts: Sequence[str], coded: Sequence[TokenIds], side: SideName) -> list[Encoded]:
         size, unknown_id = self.vocabularies[side == "target"], self._of_side(side).unk_token_id
-        special_ids, encoded = self._special[side], []
+        special_ids, encoded = self._special[side], list[Encoded]()
         for text, (ids, length, segments) in zip(texts, coded, strict=True):
             if not ids:
                 raise NothingReadError(text, len(encoded))
