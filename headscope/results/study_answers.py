@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headscope.config.declarations import Measure, measure_of
-from headscope.description.sentences import mostly
+from headscope.config.declarations import Measure, imported, measure_of
 from headscope.heads import HeadId, Site
 from headscope.results.answer import Answer, AnswerTable, interval_text, list_text, number_text
 from headscope.results.roles import NONE, SINK, role_of, roles_of
@@ -155,6 +154,7 @@ def explained(study: Study) -> Iterator[Answer]:
     """What explains the weights of heads, heads of one group together."""
     if "explained" not in study.heads:
         return
+    mostly = imported("headscope.description.sentences:mostly")
     groups: dict[str, list[dict[Any, Any]]] = {}
     for row in study.heads.dropna(subset=["explained"]).to_dict("records"):
         groups.setdefault(mostly(row), []).append(row)
