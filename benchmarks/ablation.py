@@ -29,8 +29,8 @@ from headscope.attribution.objectives.representation import Representation
 from headscope.data.batching import batches
 from headscope.data.corpus import open_corpus
 from headscope.data.encoded import Batch
-from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint, open_checkpoint
+from headscope.model.forward import mean_pooled
 from headscope.model.interface import through_attend
 from headscope.model.prefix_cache import LayerIndex, resumable_layers
 

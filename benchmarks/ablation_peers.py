@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from headscope.data.encoded import Batch
-from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint
+from headscope.model.forward import mean_pooled
 from headscope.model.interface import through_attend
 
 Side = Callable[[Batch], Tensor]

@@ -1,8 +1,9 @@
 """How far the final states of a model are from those of the intact model: what an encoder without a head loses.
 
 Of two vectors v (intact) and v' the cosine is v · v' / ‖v‖ ‖v'‖, the l2 distance ‖v' − v‖ / ‖v‖: relative, so that
-models can be compared. Vectors are the mean of a sentence's states, special tokens included, as sentence encoders
-pool, or the states of its tokens one by one, of which the mean over all tokens of the corpus is taken.
+models can be compared. Vectors are the mean of a sentence's states, special tokens included, or what the files of a
+sentence-transformers model make of them. Or they are the states of its tokens one by one, of which the mean over all
+tokens of the corpus is taken.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from headscope.evaluation.likelihood import LikelihoodOptions
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId
 from headscope.model.attention import is_tapped, untapped
+from headscope.model.forward import Pool, mean_pooled
 from headscope.model.taps import masked
 from headscope.model.threads import threads_for_pass
 
@@ -51,12 +53,6 @@ class StateComparison:
     complete: bool = True
 
 
-def mean_pooled(states: Tensor, real: Tensor) -> Tensor:
-    """Mean of states [b t d] over real positions [b t]: [b d]."""
-    weights = real.to(states.dtype)
-    return (weights[:, None] @ states)[:, 0] / weights.sum(dim=-1, keepdim=True)
-
-
 def cosine(intact: Tensor, altered: Tensor) -> Tensor:
     """Cosine of vectors [… d]: […]."""
     similarity: Tensor = torch.nn.functional.cosine_similarity(intact, altered, dim=-1)
@@ -70,9 +66,9 @@ def relative_l2(intact: Tensor, altered: Tensor) -> Tensor:
     return distance
 
 
-def state_distances(intact: Tensor, altered: Tensor, real: Tensor) -> StateDistances:
+def state_distances(intact: Tensor, altered: Tensor, real: Tensor, pool: Pool = mean_pooled) -> StateDistances:
     """Both measures of states [b t d] at real positions [b t]."""
-    first, other = mean_pooled(intact, real), mean_pooled(altered, real)
+    first, other = pool(intact, real), pool(altered, real)
     tokens = [(measure(intact, altered) * real).sum(dim=-1) for measure in (cosine, relative_l2)]
     return StateDistances(cosine(first, other), relative_l2(first, other), *tokens)
 
@@ -135,6 +131,6 @@ def _of_batch(
         if altered.shape != intact.shape:
             widths = f"their widths are {altered.shape[-1]} and {intact.shape[-1]}"
             raise ConfigError(f"states of {checkpoint.path} and {whole.path} cannot be compared: {widths}")
-        columns.append(torch.stack(state_distances(intact, altered, real), dim=-1))  # [b 4]
+        columns.append(torch.stack(state_distances(intact, altered, real, whole.pooled), dim=-1))  # [b 4]
     distances = torch.stack(columns, dim=1)
     return distances[..., :2], distances[..., 2:], real.sum(dim=-1)

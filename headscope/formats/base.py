@@ -30,6 +30,7 @@ from headscope.formats.exports import SavedFiles as SavedFiles
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Layout, Site
 from headscope.model.discovery import AttentionSites, find_attention
+from headscope.model.forward import mean_pooled
 from headscope.model.nonfinite import refuse_damaged_model
 from headscope.model.projections import Projections, projections
 from headscope.model.removal_plan import RemovalPlan
@@ -241,6 +242,8 @@ class Checkpoint(ABC):
     def states(self, batch: Batch) -> Tensor:
         """Final states [b n d] of the last stack that runs: the decoder, or the encoder where there is no target."""
 
+    pooled = staticmethod(mean_pooled)
+
     def class_scores(self, batch: Batch) -> Tensor:
         """Logits [b classes] of a classifier; CheckpointError for models that are none."""
         raise CheckpointError(f"{self.path} is no classifier")
@@ -292,8 +295,7 @@ class CheckpointFormat(ABC, Generic[C]):
 
     `takes`: the companions (fields of `Companions`) that mean something for it; `exports`: ways to write a checkpoint
     without some heads, the default first (`export_names`: as literals, for --help); `kind`: what `save` leaves in a
-    directory; `converts`: `convert` writes native Transformers of other formats so; `spreads`: `load` also takes a
-    `device_map` ("auto", or a JSON file), which says where each module goes.
+    directory; `converts`: `convert` writes native Transformers of others so; `spreads`: `load` takes a `device_map`.
     """
 
     name: ClassVar[str]
@@ -356,8 +358,7 @@ def open_checkpoint(
     """Open a checkpoint: a file, a directory or a hub id; the format is found from content.
 
     `format` overrides that; `device_map` is "auto" or a JSON file of modules and their devices. CheckpointError where
-    no format fits, and naming the weights that are NaN or infinite; ConfigError for an unknown format, device or dtype,
-    or for a companion file that the format has no use for.
+    no format fits, and naming weights that are NaN or infinite; ConfigError for what the format has no use for.
     """
     companions = companions or Companions()
     if dtype not in DTYPES:

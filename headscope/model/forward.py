@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -233,3 +233,13 @@ def reference(checkpoint: Runnable, heads: Iterable[HeadId], batch: ModelInputs)
         if not is_finite(logits, masked=True):
             refuse_overflow(checkpoint, lambda: outputs(checkpoint.model, batch))
         return logits
+
+
+Pool: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""From final states [b t d] and which positions are real [b t] to one vector each [b d]."""
+
+
+def mean_pooled(states: Tensor, real: Tensor) -> Tensor:
+    """Mean of states [b t d] over real positions [b t]: [b d]."""
+    weights = real.to(states.dtype)
+    return (weights[:, None] @ states)[:, 0] / weights.sum(dim=-1, keepdim=True)

@@ -27,10 +27,9 @@ from transformers import (
     ViTConfig,
 )
 
-from headscope.config import Companions
 from headscope.errors import CheckpointError
-from headscope.formats.base import open_checkpoint, write_checkpoint
-from headscope.formats.huggingface.folder import ADAPTER
+from headscope.formats.base import open_checkpoint
+from headscope.formats.huggingface.companions.folder import ADAPTER
 from headscope.heads import Site
 from headscope.model.discovery import find_attention
 from tests.contracts.architectures import BY_NAME, build
@@ -83,20 +82,6 @@ def test_the_encoder_of_a_sentence_transformer_opens(bert: Path, tmp_path: Path)
     plain = open_checkpoint(str(bert), device="cpu")
     assert found.digest == plain.digest and found.layout == plain.layout
     assert found.path == str(tmp_path / "st" / "0_Transformer")
-
-
-@pytest.mark.parametrize("inner", [True, False])
-def test_a_copy_of_the_encoder_says_that_pooling_stayed_behind(bert: Path, tmp_path: Path, inner: bool) -> None:
-    """SentenceTransformer would take the mean of states, whatever the model was trained with, and say so in a log."""
-    folder = sentence_transformer(bert, tmp_path / "st", "0_Transformer" if inner else "")
-    if not inner:
-        shutil.copytree(folder / "0_Transformer", folder, dirs_exist_ok=True)
-    (tmp_path / "copy").mkdir()
-    (note,) = write_checkpoint(open_checkpoint(str(folder), device="cpu"), tmp_path / "copy", Companions()).notes
-    does = "put the folder in place of 0_Transformer" if inner else "copy modules.json and 1_Pooling of it into"
-    assert "for what st says instead" in note and does in note and str(tmp_path) not in note
-    (tmp_path / "plain").mkdir()
-    assert not write_checkpoint(open_checkpoint(str(bert), device="cpu"), tmp_path / "plain", Companions()).notes
 
 
 @pytest.mark.parametrize("first", ["../bert", "/etc", "", "..", "none"])

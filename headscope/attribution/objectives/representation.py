@@ -9,9 +9,10 @@ from torch import Tensor
 
 from headscope.attribution.objectives.base import Objective, ObjectiveOutput, objective
 from headscope.data.encoded import Batch
-from headscope.evaluation.states import cosine, mean_pooled, relative_l2
+from headscope.evaluation.states import cosine, relative_l2
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
+from headscope.model.forward import Pool
 
 
 class FinalStates(Objective):
@@ -32,10 +33,11 @@ class FinalStates(Objective):
     def evaluate(
         self, checkpoint: Checkpoint, output: Tensor, batch: Batch, aim: Tensor | None = None
     ) -> ObjectiveOutput:
-        return self.projected(precise(output), (batch.source if batch.target is None else batch.target).real, aim)
+        real = (batch.source if batch.target is None else batch.target).real
+        return self.projected(precise(output), real, aim, checkpoint.pooled)
 
     @abstractmethod
-    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None) -> ObjectiveOutput:
+    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
         """The projection of what is compared on its own direction, which is held constant, or on `aim`."""
 
 
@@ -43,8 +45,8 @@ class FinalStates(Objective):
 class Representation(FinalStates):
     """The mean-pooled final state of a sentence, for models that predict nothing.
 
-    The mean is over all real positions, special ones too, as sentence encoders pool. The value is the
-    projection of the mean on its own direction, which is held constant: its gradient is that of the norm. The
+    The mean is over all real positions, special ones too; a sentence-transformers model pools as its files say. The
+    value is the projection of that vector on its own direction, which is held constant: its gradient is the norm's. The
     damage is the cosine distance to the intact vector, 1 − cos, in [0, 2]; with the intact direction as `aim`
     [b d] an altered model's value is the projection of its mean on that.
     """
@@ -53,8 +55,8 @@ class Representation(FinalStates):
     summary = "mean-pooled final state: its length along its own direction, cosine distance for ablations"
     compares = True
 
-    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None) -> ObjectiveOutput:
-        mean = mean_pooled(states, real)
+    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
+        mean = pool(states, real)
         direction = torch.nn.functional.normalize(mean.detach(), dim=-1) if aim is None else aim
         values = (mean * direction).sum(dim=-1)
         return ObjectiveOutput(values, torch.ones_like(values), direction, mean)
@@ -77,12 +79,12 @@ class StateDistance(FinalStates):
     zero.
     """
 
-    def compared(self, states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    def compared(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
         """What is compared [b n d] of final states [b t d] at real positions [b t], and how many they are [b]."""
         return states * real[..., None], real.sum(dim=-1)
 
-    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None) -> ObjectiveOutput:
-        states, counts = self.compared(states, real)
+    def projected(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
+        states, counts = self.compared(states, real, pool)
         directions = torch.nn.functional.normalize(states.detach(), dim=-1) if aim is None else aim
         return ObjectiveOutput((states * directions).sum(dim=(1, 2)), counts, directions, states=states)
 
@@ -102,8 +104,8 @@ class RepresentationL2(StateDistance):
     name = "representation-l2"
     summary = "mean-pooled final state, relative l2 distance for ablations"
 
-    def compared(self, states: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-        return mean_pooled(states, real)[:, None], real.any(dim=-1).long()
+    def compared(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
+        return pool(states, real)[:, None], real.any(dim=-1).long()
 
 
 @objective

@@ -8,14 +8,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from headscope.data.encoded import Encoded, NothingReadError
 from headscope.data.offsets import subword_spans
 from headscope.errors import CheckpointError, ConfigError
 from headscope.formats.base import LONGEST, SideName
+from headscope.formats.huggingface.companions.languages import TOKENISING, in_target_language, languages
+from headscope.formats.huggingface.companions.sentences import SentenceEncoder
 from headscope.formats.huggingface.generation import Predicting
-from headscope.formats.huggingface.languages import TOKENISING, in_target_language, languages
 from headscope.formats.huggingface.merging import pooled_model
 from headscope.formats.huggingface.selfcontained import is_narrowed, stored_types
 from headscope.formats.huggingface.shrink import shrink_model, zeroed_model
@@ -41,13 +42,21 @@ class HuggingFaceCheckpoint(Predicting):
     """A transformers model with its tokenizer (None where there is none; `without` says why)."""
 
     def __init__(
-        self, *, path: str, model: nn.Module, tokenizer: Any, digest: str | None, without: str = "there is none"
+        self,
+        *,
+        path: str,
+        model: nn.Module,
+        tokenizer: Any,
+        digest: str | None,
+        without: str = "there is none",
+        sentences: SentenceEncoder | None = None,
     ) -> None:
         config: Any = model.config
         self.config = config
         super().__init__(path=path, format="huggingface", model=model, model_type=self.config.model_type, digest=digest)
         self.tokenizer = tokenizer
         self._without = without
+        self.sentences = sentences
         self.exclusive_labels = getattr(config, "problem_type", None) != "multi_label_classification"
         self.reads_sound = reads_sound(model)
         self.rereads = self.two_sided and self.predicts == "classes"
@@ -102,9 +111,10 @@ class HuggingFaceCheckpoint(Predicting):
     def context(self) -> int | None:
         if self._reads != "input_ids":
             return None
+        own = self.sentences and self.sentences.max_length  # SentenceTransformer takes it instead of the tokenizer's
         sides = (text_config(self.config, target=target) for target in (False, True))
         named = [getattr(side, "max_position_embeddings", None) for side in sides]
-        lengths = [self.limit, getattr(self.tokenizer, "model_max_length", None), *named]
+        lengths = [self.limit, own or getattr(self.tokenizer, "model_max_length", None), *named]
         return min((int(length) for length in lengths if length and 0 < length < 10**9), default=None)
 
     def reads(self, longest: int | None) -> int:
@@ -116,7 +126,15 @@ class HuggingFaceCheckpoint(Predicting):
 
     def encode(self, texts: Sequence[str], *, side: SideName, limit: int) -> list[Encoded]:
         if side == "source":
-            return self._encoded(texts, self._ids({"text": list(texts)}, limit), side)
+            prompt = "" if self.sentences is None else self.sentences.prompt
+            encoded = self._encoded(texts, self._ids({"text": [prompt + text for text in texts]}, limit), side)
+            if not prompt:
+                return encoded
+            begin = self._of_side(side)(prompt)["input_ids"]
+            for each in encoded:
+                own = next((n for n, id in enumerate(begin) if each.ids[n : n + 1] != [id]), len(begin))
+                each.special[:own] = [True] * own
+            return encoded
         with in_target_language(self._of_side(side), self.model, self.path):
             return self._encoded(texts, self._ids({"text_target": list(texts)}, limit), side)
 
@@ -186,9 +204,23 @@ class HuggingFaceCheckpoint(Predicting):
 
     def spans(self, text: str, ids: Sequence[int], *, side: SideName) -> list[tuple[int, int] | None] | None:
         begun = side == "target" and self.two_sided and list(ids[:1]) == [self._start_id()]
+        prompt = self.sentences.prompt if self.sentences is not None and side == "source" else ""
         with TOKENISING:  # the start may have the id of a subword of the target
-            found = subword_spans(self._of_side(side), text, ids[begun:])
-        return found if found is None else [*[None] * begun, *found]
+            found = subword_spans(self._of_side(side), prompt + text, ids[begun:])
+        if found is None:
+            return None
+        n = len(prompt)
+        own = [span and ((max(span[0] - n, 0), span[1] - n) if span[1] > n or not n else None) for span in found]
+        return [*[None] * begun, *own]
+
+    def pooled(self, states: Tensor, real: Tensor) -> Tensor:
+        if self.sentences is None:
+            return super().pooled(states, real)
+        return self.sentences.pooled(states, real, prompt=self._prompt_length)
+
+    @cached_property
+    def _prompt_length(self) -> int:
+        return 0 if self.sentences is None else self.sentences.prompt_length(self._of_side("source"))
 
     def subwords(self, ids: Sequence[int], *, side: SideName) -> list[str]:
         subwords: list[str] = self._of_side(side).convert_ids_to_tokens(list(ids))

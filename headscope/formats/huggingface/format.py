@@ -15,7 +15,13 @@ from headscope.errors import DataError
 from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, SavedFiles
 from headscope.formats.exports import SAME, Conversion, Probe
-from headscope.formats.huggingface.folder import CONFIG, is_adapter, model_folder, pooling_note
+from headscope.formats.huggingface.companions.folder import (
+    CONFIG,
+    is_adapter,
+    local_folder,
+    model_folder,
+    sentence_home,
+)
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 from headscope.model.removal_plan import RemovalPlan
 
@@ -98,7 +104,11 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
         from headscope.formats.huggingface.selfcontained import plain_name, write_folder
 
         own_code = write_folder(checkpoint, folder)
-        name, notes = plain_name(checkpoint.model), pooling_note(checkpoint.path)
+        name, source = plain_name(checkpoint.model), local_folder(checkpoint.path)
+        notes: tuple[str, ...] = ()
+        if source is not None and sentence_home(source) is not None:
+            trust = ", trust_remote_code=True" if own_code else ""
+            notes = (f"opens with SentenceTransformer(folder{trust}): modules, prompts and settings are copied",)
         if not own_code:
             opens = (
                 f"transformers, without any code of its own: class {name}",

@@ -16,8 +16,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 from headscope.data.encoded import IGNORED, SIDE_NAMES, Batch, Encoded, Side, SideName, pad_side
 from headscope.errors import CheckpointError, ConfigError, NumericalError, reason_of
 from headscope.formats.base import Checkpoint, Predicts
-from headscope.formats.huggingface.folder import CLOSED
-from headscope.formats.huggingface.languages import in_target_language, of_side, special_ids, target_language
+from headscope.formats.huggingface.companions.folder import CLOSED
+from headscope.formats.huggingface.companions.languages import in_target_language, of_side, special_ids, target_language
+from headscope.formats.huggingface.companions.sentences import SentenceEncoder
 from headscope.formats.translate_options import TranslateOptions, Translation
 from headscope.heads import Site
 from headscope.model.discovery import base_of, text_config, vocabulary_size
@@ -36,13 +37,15 @@ class Predicting(Checkpoint):
 
     config: Any
     tokenizer: Any
+    sentences: SentenceEncoder | None
 
     @abstractmethod
     def _tokenizer(self) -> Any: ...
 
     @cached_property
     def _sides(self) -> dict[SideName, Any]:
-        return {side: of_side(self.tokenizer, side) for side in SIDE_NAMES}
+        read = self.tokenizer if self.sentences is None else self.sentences.tokenizer(self.tokenizer)
+        return {side: of_side(read, side) for side in SIDE_NAMES}
 
     def _of_side(self, side: SideName) -> Any:
         """The tokenizer with the vocabulary of a side."""

@@ -33,22 +33,26 @@ from headscope.files.reading import file_digest, is_lfs_pointer, read_object, si
 from headscope.formats.diagnosis import VOCABULARIES
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
-from headscope.formats.huggingface.folder import (
+from headscope.formats.huggingface.companions.folder import (
     ADAPTER,
+    COMPANIONS,
     CONFIG,
-    PROCESSORS,
+    MODULE_WEIGHTS,
+    SENTENCE_FILES,
     is_adapter,
+    json_object,
     local_folder,
     model_folder,
-    read_if_json,
+    parts,
 )
+from headscope.formats.huggingface.companions.languages import check_source_language, set_languages
+from headscope.formats.huggingface.companions.sentences import sentence_encoder
+from headscope.formats.huggingface.companions.spoken import set_spoken
 from headscope.formats.huggingface.head_parts import check_kept_heads
-from headscope.formats.huggingface.languages import check_source_language, set_languages
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.formats.huggingface.placement import check_devices, check_quantisation, placement
 from headscope.formats.huggingface.selfcontained import is_narrowed, narrowed_class
 from headscope.formats.huggingface.speech import SpeechCheckpoint
-from headscope.formats.huggingface.spoken import set_spoken
 from headscope.formats.weight_names import check_weights, common_prefix, forget_renamings
 from headscope.model.interface import reads_sound
 from headscope.model.stored_weights import keep_differentiable
@@ -113,7 +117,10 @@ def open_model(
     of_sound = reads_sound(model)
     (set_spoken if of_sound else set_languages)(tokenizer, model, companions, path)
     kind = SpeechCheckpoint if of_sound else HuggingFaceCheckpoint
-    opened = kind(path=path, model=model, tokenizer=tokenizer, digest=_digest(folder), without=without)
+    around = sentence_encoder(path)
+    opened = kind(
+        path=path, model=model, tokenizer=tokenizer, digest=_digest(folder), without=without, sentences=around
+    )
     opened.prefix = prefix
     if is_narrowed(config):
         check_kept_heads(model, path, opened.attention_sites)
@@ -148,8 +155,7 @@ def refuse_adapter(folder: Path) -> None:
     """CheckpointError for a folder with an adapter, which says what it is and how to get the model that it makes."""
     if not is_adapter(folder):
         return
-    stored = read_if_json(folder / ADAPTER)
-    adapter: dict[str, Any] = stored if isinstance(stored, dict) else {}
+    adapter = json_object(folder / ADAPTER)
     base = str(adapter.get("base_model_name_or_path") or adapter.get("model_name") or "its base model")[:100]
     kind = str(adapter.get("peft_type") or "")[:40].upper()
     merge = (
@@ -321,9 +327,14 @@ def _fetched(path: str, options: dict[str, bool]) -> Path:
     if not os.path.isdir(path):
         from transformers.utils.hub import cached_file
 
-        for name in PROCESSORS:
-            with suppress(OSError):  # most models have none
-                cached_file(path, name, local_files_only=options["local_files_only"])
+        def fetch(*names: str) -> None:
+            for name in names:
+                with suppress(OSError):  # most models have none
+                    cached_file(path, name, local_files_only=options["local_files_only"])
+
+        fetch(*(name for name in COMPANIONS if "*" not in name), *SENTENCE_FILES)
+        if (found := local_folder(path)) is not None:
+            fetch(*(f"{part}/{name}" for part in parts(found) for name in (CONFIG, *MODULE_WEIGHTS)))
     folder = local_folder(path)
     assert folder is not None  # its config.json was read
     return folder

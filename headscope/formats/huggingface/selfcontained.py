@@ -13,7 +13,6 @@ import copy
 import inspect
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,7 +29,7 @@ from headscope.errors import CheckpointError, ConfigError, reason_of
 from headscope.files.writing import write_failure
 from headscope.formats.base import Checkpoint
 from headscope.formats.huggingface import narrowing
-from headscope.formats.huggingface.folder import PROCESSORS, local_folder
+from headscope.formats.huggingface.companions.folder import copy_companions, local_folder
 from headscope.formats.huggingface.narrowing import Narrowed, narrow
 from headscope.formats.huggingface.native_models.from_native import quiet_transformers
 from headscope.model.attention import attend
@@ -138,9 +137,7 @@ def write_folder(checkpoint: Checkpoint, folder: Path) -> bool:
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
     if (source := local_folder(checkpoint.path)) is not None:
-        for name in PROCESSORS:
-            if (source / name).is_file():
-                shutil.copyfile(source / name, folder / name)
+        copy_companions(source, folder)
     settings = folder / "tokenizer_config.json"
     if settings.is_file():
         content = json.loads(settings.read_text(encoding="utf-8"))

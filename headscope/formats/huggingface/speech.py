@@ -23,7 +23,7 @@ from headscope.errors import CheckpointError, ConfigError, DataError, one_line
 from headscope.files.npz import native_numbers
 from headscope.formats.base import SideName
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint, TokenIds
-from headscope.formats.huggingface.spoken import Prompts
+from headscope.formats.huggingface.companions.spoken import Prompts
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
 from headscope.model.interface import features_shape
@@ -54,6 +54,10 @@ class SpeechCheckpoint(HuggingFaceCheckpoint):
     @property
     def limit(self) -> int:
         return int(self.config.max_target_positions)
+
+    @property
+    def context(self) -> int:
+        return self.limit
 
     @cached_property
     def _extractor(self) -> Any:

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from headscope.attribution.objectives.base import predicting
 from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
-from headscope.evaluation.states import mean_pooled
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
 from headscope.model.attention import precise_type
 from headscope.model.discovery import eval_mode
+from headscope.model.forward import Pool, mean_pooled
 from headscope.model.threads import MOST, parallel_map
 from headscope.relevance.rulesets import (
     Explanation,
@@ -73,7 +73,8 @@ def model_output(checkpoint: Checkpoint, batch: Batch, quantity: str) -> Tensor:
 def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, quantity: str) -> Tensor | OutputUnits:
     """The relevance that an output starts with."""
     if quantity == "representation":
-        return projection_shares(output, (batch.source if batch.target is None else batch.target).real)
+        real = (batch.source if batch.target is None else batch.target).real
+        return projection_shares(output, real, checkpoint.pooled)
     if quantity == "classes":
         return torch.nn.functional.one_hot(output.argmax(dim=-1), output.shape[-1])[None].to(precise_type(output.dtype))
     side, counted = predicting(batch, decodes=checkpoint.decodes)
@@ -92,12 +93,12 @@ def output_units(classes: Tensor, counted: Tensor, dtype: torch.dtype) -> Output
     return OutputUnits(tokens, torch.where(counted, classes, 0).T, counted.T.to(dtype))
 
 
-def projection_shares(states: Tensor, real: Tensor) -> Tensor:
-    """What each neuron [1 b t d] contributes to the projection of the mean state on its own direction."""
-    states = states.to(precise_type(states.dtype))
-    direction = torch.nn.functional.normalize(mean_pooled(states, real), dim=-1)  # [b d]
-    weights = real.to(states.dtype) / real.sum(dim=-1, keepdim=True)  # [b t]
-    return (states * direction[:, None] * weights[..., None])[None]
+def projection_shares(states: Tensor, real: Tensor, pool: Pool = mean_pooled) -> Tensor:
+    """What each neuron [1 b t d] contributes to the length of the pooled vector: itself times the length's gradient."""
+    with torch.inference_mode(False), torch.enable_grad():
+        own = states.to(precise_type(states.dtype)).detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(pool(own, real.clone()).norm(dim=-1).sum(), own)
+    return (own.detach() * gradient)[None]
 
 
 BLOCK_BYTES = 2**28

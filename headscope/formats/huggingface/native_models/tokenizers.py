@@ -15,7 +15,7 @@ from typing import Any
 
 from headscope.assets import sample
 from headscope.data.vocabulary import Vocabulary
-from headscope.formats.huggingface.folder import CLOSED
+from headscope.formats.huggingface.companions.folder import CLOSED
 from headscope.formats.transformer_checkpoint import TransformerCheckpoint
 
 BPE, UNIGRAM = 2, 1  # sentencepiece_model.proto, TrainerSpec.ModelType

@@ -1,0 +1,197 @@
+"""What SentenceTransformer does around an encoder: it changes texts, pools states, and goes on with the vectors.
+
+Its files lie beside the weights: `modules.json` lists folders, `sentence_bert_config.json` cuts and lower-cases texts,
+`config_sentence_transformers.json` puts a prompt before them.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from tokenizers import normalizers
+from torch import Tensor, nn
+
+from headscope.errors import CheckpointError, CheckpointWarning, reason_of
+from headscope.formats.huggingface.companions.folder import (
+    CONFIG,
+    MODULE_WEIGHTS,
+    SENTENCES,
+    encoder_settings,
+    json_object,
+    local_folder,
+    modules_of,
+    sentence_home,
+)
+from headscope.model.forward import Pool, mean_pooled
+
+LEGACY = {
+    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}  # fmt: skip
+"""How a folder of before 2026 names the ways of pooling; several are concatenated in this order."""
+
+Stage = Callable[[Tensor], Tensor]
+
+
+def _sum(states: Tensor, weights: Tensor) -> Tensor:
+    """Σ of states [b t d] times weights [b t]: [b d]."""
+    return (weights.to(states.dtype)[:, None] @ states)[:, 0]
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    """States [b t d] at one position [b] of each row: [b d]."""
+    return states[torch.arange(len(states), device=states.device), places]
+
+
+def _weighted_mean(states: Tensor, real: Tensor) -> Tensor:
+    """Mean with the numbers of positions, from 1 on, as weights (SGPT)."""
+    weights = real.to(states.dtype) * torch.arange(1, real.shape[1] + 1, device=real.device)
+    return _sum(states, weights) / weights.sum(dim=-1, keepdim=True)
+
+
+POOLINGS: Mapping[str, Pool] = {
+    "cls": lambda states, real: _at(states, real.int().argmax(dim=1)),
+    "max": lambda states, real: states.masked_fill(~real[..., None], -torch.inf).amax(dim=1),
+    "mean": mean_pooled,
+    "mean_sqrt_len_tokens": lambda states, real: (
+        _sum(states, real) / real.to(states.dtype).sum(-1, keepdim=True).sqrt()
+    ),
+    "weightedmean": _weighted_mean,
+    "lasttoken": lambda states, real: _at(states, real.shape[1] - 1 - real.flip(1).int().argmax(dim=1)),
+}
+
+
+@dataclass(frozen=True)
+class SentenceEncoder:
+    """Settings of a sentence-transformers model around its encoder.
+
+    `stages` follow pooling, but for a normalisation at the end.
+    """
+
+    max_length: int | None
+    lower_case: bool
+    prompt: str
+    poolings: tuple[str, ...]
+    pools_prompt: bool
+    stages: tuple[Stage, ...]
+
+    def tokenizer(self, tokenizer: Any) -> Any:
+        """The tokenizer as it reads texts: with lower-casing before all else where the settings ask for it."""
+        if not self.lower_case:
+            return tokenizer
+        lowered = copy.deepcopy(tokenizer)
+        backend = lowered.backend_tokenizer
+        kept = [] if backend.normalizer is None else [backend.normalizer]
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *kept])
+        return lowered
+
+    def prompt_length(self, tokenizer: Any) -> int:
+        """How many ids the prompt has: a special one behind it is none of them."""
+        if not self.prompt:
+            return 0
+        ids = tokenizer(self.prompt)["input_ids"]
+        return len(ids) - (ids[-1] in tokenizer.all_special_ids)
+
+    def pooled(self, states: Tensor, real: Tensor, *, prompt: int) -> Tensor:
+        """Vectors [b d] of final states [b t d] at real positions [b t], before a normalisation at the end."""
+        if prompt and not self.pools_prompt:
+            real = real & (torch.arange(real.shape[1], device=real.device) >= prompt)
+        vectors = torch.cat([POOLINGS[name](states, real) for name in self.poolings], dim=-1)
+        for stage in self.stages:
+            vectors = stage(vectors)
+        return vectors
+
+
+def sentence_encoder(path: str) -> SentenceEncoder | None:
+    """What lies around the encoder in a folder; None where it is no part of a sentence-transformers model.
+
+    Modules that headscope does not run are named in a warning. CheckpointError for settings that are malformed.
+    """
+    if (folder := local_folder(path)) is None or (home := sentence_home(folder)) is None:
+        return None
+    settings, config = encoder_settings(folder), json_object(home / SENTENCES)
+    longest, name = settings.get("max_seq_length"), config.get("default_prompt_name")
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise CheckpointError(f"{path}: max_seq_length is {str(longest)[:40]!r}; make it a whole number from 1 on")
+    prompts = config.get("prompts")
+    prompt = (prompts if isinstance(prompts, dict) else {}).get(name, None if name else "")
+    if not isinstance(prompt, str):
+        raise CheckpointError(f"{path}: default_prompt_name {str(name)[:40]!r} is none of its prompts; correct it")
+    poolings, pools_prompt, stages, unknown = _around(home)
+    if unknown:
+        text = f"SentenceTransformer goes on with {', '.join(unknown)}; headscope compares the vectors before it"
+        warnings.warn(f"{path}: {text}", CheckpointWarning, stacklevel=2)
+    return SentenceEncoder(longest, settings.get("do_lower_case") is True, prompt, poolings, pools_prompt, stages)
+
+
+def _around(home: Path) -> tuple[tuple[str, ...], bool, tuple[Stage, ...], tuple[str, ...]]:
+    """Ways of pooling, whether these take in the prompt, what follows, and the modules that are not run."""
+    (kind, pooling), *behind = [(kind, home / folder) for kind, folder in modules_of(home)][1:] or [("", home)]
+    config = json_object(pooling / CONFIG) if kind == "Pooling" else {}
+    named = config.get("pooling_mode") or [mode for key, mode in LEGACY.items() if config.get(key)] or "mean"
+    poolings = (named,) if isinstance(named, str) else tuple(map(str, named))
+    if not config or not {*poolings} <= {*POOLINGS}:
+        return ("mean",), True, (), tuple(name for name in (kind, *(name for name, _ in behind)) if name)
+    stages: list[Stage] = []
+    while behind and (stage := _stage(*behind[0])) is not None:
+        stages.append(stage)
+        behind = behind[1:]
+    while stages and stages[-1] in (_normalized, _unchanged):
+        stages.pop()
+    return poolings, config.get("include_prompt") is not False, tuple(stages), tuple(name for name, _ in behind)
+
+
+def _unchanged(vectors: Tensor) -> Tensor:
+    return vectors
+
+
+def _normalized(vectors: Tensor) -> Tensor:
+    return nn.functional.normalize(vectors, dim=-1)
+
+
+def _stage(kind: str, folder: Path) -> Stage | None:
+    """What a module does to vectors; None for one that headscope does not run."""
+    if kind in ("Normalize", "Dropout"):
+        return _normalized if kind == "Normalize" else _unchanged
+    if kind not in ("Dense", "LayerNorm"):
+        return None
+    config, weights = json_object(folder / CONFIG), _weights(folder)
+    if kind == "LayerNorm":
+        return lambda x: nn.functional.layer_norm(
+            x, x.shape[-1:], weights["norm.weight"].to(x), weights["norm.bias"].to(x)
+        )
+    named = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    activation = getattr(nn, named.rpartition(".")[2], None) if named.startswith("torch.nn.") else None
+    inner = {config.get(f"module_{side}_name") for side in ("input", "output")} - {None, "sentence_embedding"}
+    if inner or not (inspect.isclass(activation) and issubclass(activation, nn.Module)):
+        return None
+    return partial(_dense, weights=weights, activation=activation(), residual=config.get("use_residual") is True)
+
+
+def _dense(vectors: Tensor, *, weights: dict[str, Tensor], activation: nn.Module, residual: bool) -> Tensor:
+    own = {name: weight.to(vectors) for name, weight in weights.items()}
+    out: Tensor = activation(nn.functional.linear(vectors, own["linear.weight"], own.get("linear.bias")))
+    if not residual:
+        return out
+    return out + (nn.functional.linear(vectors, own["residual.weight"]) if "residual.weight" in own else vectors)
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """Weights of a module; CheckpointError where there are none, or broken ones."""
+    try:
+        if (file := folder / MODULE_WEIGHTS[0]).is_file():
+            return load_file(file)
+        stored: dict[str, Tensor] = torch.load(folder / MODULE_WEIGHTS[1], map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever safetensors and torch raise at broken files
+        raise CheckpointError(f"{folder}: its weights cannot be read ({reason_of(error)}); fetch it again") from error
+    return stored
