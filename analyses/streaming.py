@@ -80,10 +80,11 @@ class Streaming(Analysis):
     label.
 
     streaming/ has `full_attention_heads.tsv` (a line a layer, a column a key/value head) and `config.json`, which
-    DuoAttention's own loader and kvpress read: heads whose α is below a quantile get a streaming cache. Deviations
-    from the authors' program: it takes the full term from the unchanged model's stream, here both terms come from the
-    stream that is mixed, as in the paper; its texts are up to 32,000 subwords long. Each step holds the attention
-    weights of its text for the backward pass. Decoder-only models.
+    DuoAttention's own loader reads: heads whose α is below a quantile get a streaming cache. (kvpress reads no such
+    files: it fetches the patterns of six models by their names.) Deviations from the authors' program: it takes the
+    full term from the unchanged model's stream, here both terms come from the stream that is mixed, as in the paper;
+    its texts are up to 32,000 subwords long. Each step holds the attention weights of its text for the backward pass.
+    Decoder-only models.
     """
 
     name = "streaming"

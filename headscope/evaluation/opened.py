@@ -237,7 +237,7 @@ def recorded(options: CheckpointOptions) -> Intact:
     record = read_record(folder / RECORD)
     output, source = record.get("output"), record.get("source")
     is_its = isinstance(output, Mapping) and output.get("file") in (".", path.name)
-    if record.get("kind") != "removal" or not is_its or not isinstance(source, Mapping):
+    if record.get("kind") not in ("removal", "shrink") or not is_its or not isinstance(source, Mapping):
         return Intact()
     return made_of(source, options, beside=folder.resolve().parent)
 

@@ -129,12 +129,18 @@ def workplace(
 ) -> Iterator[Workplace]:
     """The directory for a new run, or of one to `resume` (see `to_resume`); it exists and is locked by this process.
 
-    OutputError as of `check_folder`. Files that match `leftover`, of a run that could not begin, may be in `out`.
+    OutputError as of `check_folder`, and where OUT.new would be resumed and replace what `out` holds without `force`.
+    Files that match `leftover`, of a run that could not begin, may be in `out`.
     """
     new = replacing_folder(out)
     for folder in (out, new):
         recover(folder, kind)
     path = resume or out
+    if path == new and not force and contents(out, kind):
+        raise OutputError(
+            f"{new} holds an interrupted run that would replace what {out} holds; give --force to go on with it, or "
+            "another output"
+        )
     if resume is not None and _holds_run_of(contents(path, kind), kind):
         check_inputs(path, inputs)
     else:

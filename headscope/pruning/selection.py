@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,12 @@ CHOICE = OutputKind(
     ),
     unfinished=(STATE,),
 )
+"""A choice of heads, by whichever command."""
+
+
+def choice_by(command: str) -> OutputKind:
+    """The choice of one command, which its --force may replace."""
+    return replace(CHOICE, name=f"{CHOICE.name} by {command}", title=f"run of `headscope prune {command}`")
 
 
 @dataclass

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.evaluation.non_inferiority import FEWEST, OPEN, NonInferiority, bounded, established, why_open
 from headscope.files.folders import Build, replacing_folder, workplace
 from headscope.files.hub import hub_target
-from headscope.files.output_checks import OutputKind, check_folder, check_inputs, inputs_of
+from headscope.files.output_checks import OutputKind, check_folder, check_inputs, contents, inputs_of
 from headscope.files.reading import read_objects, read_record
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export
@@ -55,7 +54,7 @@ from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.export import export_for
 from headscope.pruning.removal.record import Removed, Shrunk, pushed
-from headscope.pruning.removal.remove import RECORD, REMOVAL, Destination, shrink, write_shrunk
+from headscope.pruning.removal.remove import RECORD, Destination, shrink, write_shrunk
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.selection import OpenedSelection, open_selection
 from headscope.pruning.sweep.cell_files import CELLS, SCORES, SWEEP, Record, finished_cells, write_cell
@@ -264,9 +263,8 @@ def _none_is_as_good(opened: Opened, baseline: Record, largest: Record) -> str:
 
 
 SIZES, PAGE = "sizes", "page.html"
-SMALL = ("keep", "fraction", "max_drop")
 SHRINK = OutputKind(
-    REMOVAL.name,
+    "shrink",
     "run of `headscope prune shrink`",
     RECORD,
     (*MODEL_FILES, PAGE, *SWEEP.in_folder(SIZES)),
@@ -285,19 +283,22 @@ def run_shrink(
     """
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
     inputs, to, begun = inputs_of(config), Destination.of(config, "prune shrink"), None
-    for folder in [replacing_folder(config.out)] if config.force else [config.out, replacing_folder(config.out)]:
-        if begun is None and (folder / SIZES / SWEEP_RECORD).is_file() and not (folder / RECORD).is_file():
-            begun = folder  # of an interrupted run
+    replaces = config.force or not contents(config.out, SHRINK)
+    folder = replacing_folder(config.out) if replaces else config.out
+    if (folder / SIZES / SWEEP_RECORD).is_file() and not (folder / RECORD).is_file():
+        begun = folder  # of an interrupted run
     if begun is None:
         check_folder(config.out, SHRINK, inputs=inputs, force=config.force)
     check_inputs(config.out, inputs)
     opened = open_shrink(config, config.out / SIZES)
     if begun is not None and (why := _difference(begun / SIZES, opened)):
-        raise ConfigError(f"{why}; give the same, another --out, or --force to begin anew")
+        if not config.force:
+            raise ConfigError(f"{why}; give the same, another --out, or --force to begin anew")
+        begun = None
     with workplace(config.out, SHRINK, inputs=inputs, force=config.force, resume=begun) as place:
         sizes = place.path / SIZES
         opened.put_sizes(sizes)
-        write_json(sizes / SWEEP_RECORD, SWEEP.described(sweep_record(opened.sizes) | {"shrink": _identity(config)}))
+        write_json(sizes / SWEEP_RECORD, SWEEP.described(sweep_record(opened.sizes) | {"shrink": identity(config)}))
         try:
             done = small_model(opened, progress=progress)
         except HeadscopeError as error:
@@ -377,14 +378,9 @@ def _as_written(made: Checkpoint) -> Checkpoint:
     return rounded
 
 
-def _identity(config: ShrinkConfig) -> dict[str, Any]:
-    """The options that shape what is measured of a size; how small the model gets may be said anew."""
-    return {name: value for name, value in identity(config).items() if name not in SMALL}
-
-
 def _difference(folder: Path, opened: Opened) -> str:
     """In what an interrupted run differs from this one; empty: in nothing."""
-    saved, now = read_record(folder / SWEEP_RECORD), _identity(opened.config)
+    saved, now = read_record(folder / SWEEP_RECORD), identity(opened.config)
     options = saved.get("shrink")
     if not isinstance(options, dict):
         return f"{folder / SWEEP_RECORD} cannot be read"

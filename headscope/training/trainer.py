@@ -76,8 +76,6 @@ def train(
     the other errors are about options, text and checkpoints.
     """
     check_options(variant.options)
-    if resume and force:
-        raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
     with process_group() as processes, ExitStack() as stack:
         workspace = training_workspace(config, variant.options, processes, stack, resume=resume, force=force)
         working = replace(config, out=workspace.path)

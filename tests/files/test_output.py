@@ -34,6 +34,9 @@ from headscope.files.writing import (
     write_errors,
     write_failure,
 )
+from headscope.pruning.removal.remove import REMOVAL
+from headscope.pruning.selection import choice_by
+from headscope.pruning.shrink import SHRINK
 from tests.faults.faults import small_files
 
 KIND = OutputKind("test", "test", "run.json", ("*.csv", "figures/*.png", "state.pt"), unfinished=("state.pt",))
@@ -317,7 +320,13 @@ def test_a_run_that_replaces_another_is_made_beside_it(tmp_path: Path) -> None:
         assert place.path == tmp_path / "run.new" == replacing_folder(out)
         (place.path / "state.pt").write_text("half")
     assert files(out) == before and to_resume(out, KIND) == place.path
-    with workplace(out, KIND, force=False, resume=to_resume(out, KIND)) as place:
+    with (
+        pytest.raises(OutputError, match=r"run\.new holds an interrupted run that would replace .*--force"),
+        workplace(out, KIND, force=False, resume=to_resume(out, KIND)),
+    ):
+        pass
+    assert files(out) == before and (place.path / "state.pt").is_file()
+    with workplace(out, KIND, force=True, resume=to_resume(out, KIND)) as place:
         assert (place.path / "state.pt").read_text() == "half"
         place.seal({})
         place.finish()
@@ -430,3 +439,20 @@ def test_a_table_that_may_not_be_read_is_not_called_malformed(tmp_path: Path, mo
     monkeypatch.setattr("pandas.read_csv", denied)
     with pytest.raises(DataError, match=r"heads\.csv cannot be read: Permission denied$"):
         read_csv(tmp_path / "heads.csv", advice="analyse again")
+
+
+KINDS = [SHRINK, REMOVAL, *map(choice_by, ("rank", "l0", "subset"))]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_force_replaces_results_of_the_same_command_alone(tmp_path: Path, kind: OutputKind) -> None:
+    """Whatever their records are called: all of these write pruning.json."""
+    for other in KINDS:
+        out = tmp_path / other.name
+        with Build(out, other) as made:
+            made.finish({})
+        if other.name == kind.name:
+            check_folder(out, kind, force=True)
+        else:
+            with pytest.raises(OutputError, match=f"another kind \\({other.name}\\), which --force does not replace"):
+                check_folder(out, kind, force=True)

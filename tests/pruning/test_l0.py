@@ -358,7 +358,6 @@ def test_a_run_that_was_killed_goes_on_exactly(tmp_path: Path, monkeypatch: pyte
         (["--lambda", "1", "--lambda-as", "mean"], "--lambda-as 'mean'.*paper.*code"),
         (["--lambda", "1", "--protect", "cross.9.*"], r"'cross\.9\."),
         (["--lambda", "1", "--updates", "0"], "--updates 0.*1"),
-        (["--lambda", "1", "--resume", "--force"], "--resume"),
     ],
 )
 def test_bad_options_are_one_line(options: list[str], message: str, tmp_path: Path) -> None:

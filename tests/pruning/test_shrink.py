@@ -154,6 +154,8 @@ def test_an_interrupted_run_goes_on(
     stops[0] = 99
     status, _, error = command(*asked(folder, *search, "--seed", 2, "--out", out))
     assert status == 2 and "seed" in error and "--force" in error
+    status, _, error = command(*asked(folder, *search, "--max-drop", "10%", "--out", out))
+    assert status == 2 and "--max-drop 20%, now 10%" in error, error
     monkeypatch.setattr(cells, "write_scores", lambda *_: pytest.fail("heads were scored again"))
     status, _, error = command(*asked(folder, *search, "--out", out))
     assert status == 0, error
@@ -161,6 +163,12 @@ def test_an_interrupted_run_goes_on(
     status, _, error = command(*asked(folder, *search, "--out", out))
     assert status == 2 and "already holds" in error and "--resume" not in error
     stopped = shutil.copytree(out, tmp_path / "stopped")
+    new = out.with_name("small.new")
+    shutil.copytree(out / "sizes", new / "sizes")
+    status, _, error = command(*asked(folder, *search, "--out", out))
+    assert status == 2 and "already holds" in error, error
+    assert {path.name for path in new.iterdir()} == {"sizes"}
+    shutil.rmtree(new)
     status, _, error = command(*asked(folder, *search, "--out", out, "--force"))
     assert status == 0 and not out.with_name("small.new").exists(), error
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}

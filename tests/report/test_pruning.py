@@ -94,7 +94,7 @@ def choice(folder: Path, keep: int, strength: float, *, seed: int = 1) -> Path:
     kept = {
         site: {"kept": sum(name.startswith(site) for name in names[-keep:]), "of": of} for site, of in SITES.items()
     }
-    record = {"kind": "choice", "method": "l0", "signature": "m:prune.l0", "heads": 72, "kept": keep}
+    record = {"kind": "choice by l0", "method": "l0", "signature": "m:prune.l0", "heads": 72, "kept": keep}
     record |= {"kept_per_site": kept, "removed": names[:-keep], "options": {"seed": seed}, "source": {"path": "x/m"}}
     record |= {"learning": {"lambda_paper": strength, "lambda_searched": False}}
     (folder / "pruning.json").write_text(json.dumps(record))

@@ -36,7 +36,14 @@ from headscope.pruning.learning.finetuning import Recipe, Tuner, default_freeze,
 from headscope.pruning.learning.learner import GateLearner
 from headscope.pruning.options.learn import LearnConfig
 from headscope.pruning.options.shared import Freeze, PruningOptions
-from headscope.pruning.selection import CHOICE, STATE, Selection, open_selection, selection_signature, write_selection
+from headscope.pruning.selection import (
+    STATE,
+    Selection,
+    choice_by,
+    open_selection,
+    selection_signature,
+    write_selection,
+)
 from headscope.training.files.checkpoints import load_record, restoring
 
 POINTS = 50  # of the trajectory
@@ -54,7 +61,7 @@ def run_learning(config: LearnConfig, *, progress: Progress = no_progress, proce
         workspace = processes.on_main(lambda: stack.enter_context(_workplace(config)))
         choice, checkpoint = _learnt(config, workspace.path, progress if processes.main else no_progress, processes)
         if processes.main:
-            with Build(config.out, CHOICE, inputs=inputs_of(config), force=True) as build:
+            with Build(config.out, choice_by(config.learner.name), inputs=inputs_of(config), force=True) as build:
                 write_selection(choice, checkpoint, config, build)
             if workspace.path != config.out:
                 workspace.discard()
@@ -66,8 +73,9 @@ def _workplace(config: LearnConfig) -> Iterator[Workplace]:
     """Where the run is made; ConfigError where it is complete."""
     if config.resume and finished(config):
         raise ConfigError(f"the run in {config.out} is complete; nothing is left to resume (--force learns anew)")
-    resumed = to_resume(config.out, CHOICE) if config.resume else None
-    with workplace(config.out, CHOICE, inputs=inputs_of(config), force=config.force, resume=resumed) as workspace:
+    kind = choice_by(config.learner.name)
+    resumed = to_resume(config.out, kind) if config.resume else None
+    with workplace(config.out, kind, inputs=inputs_of(config), force=config.force, resume=resumed) as workspace:
         yield workspace
 
 
@@ -76,11 +84,11 @@ def finished(config: LearnConfig) -> Mapping[str, Any]:
 
     What a killed process left there without having begun is removed. ConfigError where it was of other options.
     """
-    out = config.out
-    run = contents(out, CHOICE)
-    if resumable(out) or run.kind != CHOICE.name:
+    out, kind = config.out, choice_by(config.learner.name)
+    run = contents(out, kind)
+    if resumable(out) or run.kind != kind.name:
         return {}
-    clear_killed(out, CHOICE)
+    clear_killed(out, kind)
     free = {"out", "resume", "force", "save_every", "device"}
     settings = {name: value for name, value in config.settings().items() if name not in free}
     _check_same(config, settings, run.record.get("options") or settings)

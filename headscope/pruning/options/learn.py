@@ -77,8 +77,6 @@ class LearnConfig(SelectionConfig):
         super().__post_init__()
         if not self.has_text:
             raise ConfigError("no text to learn from: give --source FILE, and --target FILE for translation")
-        if self.resume and self.force:
-            raise ConfigError("--resume goes on with the run that is there, --force replaces it; give one of them")
 
     def settings(self) -> dict[str, Any]:
         """The options as plain JSON values."""

@@ -45,9 +45,9 @@ from headscope.pruning.ranking.ranking import Ranked, check_keep, nearest_keep, 
 from headscope.pruning.ranking.scoring import measured_scores, moments_of, orders_of, refitted_checkpoint
 from headscope.pruning.scores_file import other_weights, read_heads, read_scores, scores_in
 from headscope.pruning.selection import (
-    CHOICE,
     OpenedSelection,
     Selection,
+    choice_by,
     open_selection,
     pass_tokens,
     selection_signature,
@@ -103,7 +103,7 @@ def run_shared_ranking(config: RankConfig, *, progress: Progress = no_progress) 
     with process_group() as processes:
         if processes.main:
             return run_ranking(config, progress=progress, processes=processes)
-        check_folder(config.out, CHOICE, inputs=inputs_of(config), force=config.force)
+        check_folder(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force)
         _ranked(config, open_selection(config, trains=config.tune_updates > 0), no_progress, processes)
         return None
 
@@ -113,7 +113,7 @@ def run_ranking(config: RankConfig, *, progress: Progress = no_progress, process
 
     HeadscopeError for whatever the user can fix. The input is only read.
     """
-    with Build(config.out, CHOICE, inputs=inputs_of(config), force=config.force) as build:
+    with Build(config.out, choice_by("rank"), inputs=inputs_of(config), force=config.force) as build:
         choice, checkpoint = _chosen(config, progress, processes)
         write_selection(choice, checkpoint, config, build)
     return choice

@@ -55,7 +55,7 @@ COLUMNS = {"cell": "run", "of": "of all", "low": "95 % from", "high": "to", "los
 def is_removal(path: Path) -> bool:
     """Whether a directory is what `headscope prune remove` wrote."""
     try:
-        return read_object(path / RECORD, error=RunError).get("kind") == "removal"
+        return read_object(path / RECORD, error=RunError).get("kind") in ("removal", "shrink")
     except HeadscopeError:
         return False
 

@@ -135,7 +135,7 @@ def _numbered(heads: pd.DataFrame, checkpoint: Path) -> pd.DataFrame:
     """Heads of a model without some, by the numbers that the `pruning.json` beside it gives them."""
     record = read_record((checkpoint if checkpoint.is_dir() else checkpoint.parent) / "pruning.json")
     kept, output = record.get("kept"), record.get("output")
-    if record.get("kind") != "removal" or not isinstance(kept, dict) or not isinstance(output, dict):
+    if record.get("kind") not in ("removal", "shrink") or not isinstance(kept, dict) or not isinstance(output, dict):
         return heads
     try:
         if output.get("export") == "masked":
@@ -171,7 +171,7 @@ def _selections(paths: Sequence[Path]) -> PruningRun:
     gates: dict[str, Path] = {}
     metas, names = [_json(path / "pruning.json") for path in paths], _cell_names(paths)
     for number, (path, meta, cell) in enumerate(zip(paths, metas, names, strict=True)):
-        if meta.get("kind") != "choice":
+        if not str(meta.get("kind")).startswith("choice by"):
             raise RunError(
                 f"{path} is no run that chose heads; name what `headscope prune l0`, `subset` or `rank` wrote"
             )
