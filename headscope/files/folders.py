@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headscope.errors import OutputError
+from headscope.files.digests import digests_of
 from headscope.files.output_checks import (
     Contents,
     Input,
@@ -83,7 +84,7 @@ class Build:
         out = replacing_folder(self.out) if partial and contents(self.out, self.kind) else self.out
         with self.writing() as temporary, deferred():
             self._check(out)
-            seal(temporary, self.kind, dict(record), out)
+            seal(temporary, self.kind, dict(record) | digests_of(temporary), out)
             swap_in(temporary, out, self.kind)
         return out
 

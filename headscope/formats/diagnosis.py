@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from headscope.errors import CheckpointError, shortlist
+from headscope.files.digests import OPENED
 from headscope.files.output_checks import RECORDS
 from headscope.files.reading import LFS_POINTER, is_lfs_pointer, read_record, similar_file
 from headscope.files.zips import first_member
@@ -29,8 +30,6 @@ VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*
 """Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word."""
 ENCODER = "0_Transformer"
 """The folder of the model in one of sentence-transformers."""
-OPENED = ("model*.safetensors", "pytorch_model*.bin")
-"""Weights as transformers reads them."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.msgpack", "*.h5", "*.ckpt", "*.index", "*.gguf", "*.npz")
 """Weights under whatever name."""
 PROGRAM = "give a checkpoint of transformers or fairseq"

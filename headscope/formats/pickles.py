@@ -24,6 +24,7 @@ from torch import Tensor
 from headscope.errors import CheckpointError, DataError, reason_of
 from headscope.files.npz import native_numbers
 from headscope.files.reading import read_bytes
+from headscope.files.zips import has_checksums, zip_damage
 from headscope.formats.safe_pickle import BROKEN, MOST_STEPS, Machine, Refused, Storage, StoredTensor, StubType
 
 MOST_MATRICES = 2 << 30  # batches of matrices between heads grow with the corpus
@@ -138,6 +139,11 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, *BROKEN)
 def _read_zip(path: Path) -> Any:
     archive = zipfile.ZipFile(path)  # stays open as long as tensors may be asked for
     members = {info.filename: info for info in archive.infolist()}
+    if damage := zip_damage(path):
+        raise Refused(f"it is truncated or broken ({damage}); copy it again")
+    if not has_checksums(members.values()):
+        for info in members.values():
+            del info.CRC  # else zipfile would compare with zero
     if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in members.values()):
         raise Refused("it is a compressed or encrypted zip, which torch never writes; unpack it and zip it stored")
     size = path.stat().st_size

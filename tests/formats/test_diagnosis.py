@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from headscope.data.lines import raw_lines
 from headscope.errors import CheckpointError, DataError
 from headscope.files.reading import read_text
 from headscope.formats.base import FORMATS, open_checkpoint
+from headscope.formats.convert import convert
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.fairseq_layouts import MADE, computed
 from tests.oracles import fairseq
@@ -293,3 +294,71 @@ def test_a_dictionary_with_another_form_of_its_name(tmp_path: Path) -> None:
     (tmp_path / f"dict.{DECOMPOSED}.txt").write_text("a 1\n")
     with pytest.raises(CheckpointError, match=re.escape(ascii(f"dict.{DECOMPOSED}.txt"))):
         open_it(path).encode(["a"], side="source", limit=9)
+
+
+# Damage that checksums tell
+
+
+def flipped(path: Path, *, times: int = 10) -> Iterator[None]:
+    """Flip a bit at each of some places, evenly over the file, one at a time."""
+    whole = path.read_bytes()
+    for place in range(len(whole) // (2 * times), len(whole), len(whole) // times):
+        bad = bytearray(whole)
+        bad[place] ^= 0x10
+        path.write_bytes(bad)
+        yield
+    path.write_bytes(whole)
+
+
+def refused_flips(opened: Path, file: Path) -> int:
+    refused = 0
+    for _ in flipped(file):
+        with pytest.raises(CheckpointError) as caught:
+            open_it(opened)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+        refused += 1
+    open_it(opened)
+    return refused
+
+
+def test_flipped_bits_of_torch_files_are_refused(copied: Copied, tmp_path: Path) -> None:
+    folder = copied()
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert refused_flips(folder, folder / "pytorch_model.bin") >= 10
+    options = MADE["post-norm, tied"]
+    path = fairseq.write(tmp_path / "c.pt", options, fairseq.state(options))
+    torch.save(torch.load(path, weights_only=False) | {"last_optimizer_state": torch.ones(5000)}, path)
+    assert refused_flips(path, path) >= 10
+
+
+def test_torch_files_without_checksums_open(copied: Copied, tmp_path: Path) -> None:
+    folder, options = copied(), MADE["post-norm, tied"]
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(weights, folder / "pytorch_model.bin")
+        path = fairseq.write(tmp_path / "c.pt", options, fairseq.state(options))
+    finally:
+        torch.serialization.set_crc32_options(True)
+    name = "bert.embeddings.word_embeddings.weight"
+    assert torch.equal(open_it(folder).model.state_dict()[name], weights[name])
+    assert open_it(path).model
+
+
+def test_folders_that_were_written_are_held_against_their_record(tmp_path: Path) -> None:
+    options = MADE["post-norm, tied"]
+    source = open_it(fairseq.write(tmp_path / "c.pt", options, fairseq.state(options)))
+    folder = convert(source, tmp_path / "out", goal="huggingface").path
+    assert refused_flips(folder, folder / "model.safetensors") >= 10
+    record = folder / "conversion.json"
+    bad = bytearray((folder / "model.safetensors").read_bytes())
+    bad[-7] ^= 1
+    (folder / "model.safetensors").write_bytes(bad)
+    with pytest.raises(CheckpointError, match=r"take the entry `sha256` out of \S+conversion.json if you changed it"):
+        open_it(folder)
+    entries = json.loads(record.read_text())
+    del entries["sha256"]
+    record.write_text(json.dumps(entries))
+    open_it(folder)

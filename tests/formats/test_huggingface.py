@@ -441,7 +441,7 @@ def emptied_index(folder: Path) -> None:
 
 
 NO_FORMAT = r"is no checkpoint that headscope knows \(.*huggingface: a directory with config.json"
-TRUNCATED = r"its weights file is truncated or broken \(.*\); fetch it again$"
+TRUNCATED = r"(its weights file|\.bin) is truncated or broken \(.*\); fetch it again$"
 OTHER_SIZE = r"of another size than config.json says: .*{}.* must agree$"
 
 BROKEN: dict[str, tuple[Break, str]] = {

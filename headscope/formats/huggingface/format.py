@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headscope.config import Companions
 from headscope.errors import DataError
+from headscope.files.digests import OPENED
 from headscope.files.reading import read_json
 from headscope.formats.base import FORMATS, MASKED, CheckpointFormat, Export, SavedFiles
 from headscope.formats.exports import SAME, Conversion, Probe
@@ -28,8 +29,6 @@ from headscope.model.removal_plan import RemovalPlan
 if TYPE_CHECKING:
     from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 
-SAVED = ("pytorch_model*.bin", "model*.safetensors")
-"""Weights as transformers names them."""
 OPENS_OWN_CODE = (
     "transformers, with the modelling file beside the weights: `from_pretrained(FOLDER, trust_remote_code=True)`",
     "headscope, which runs no code of the folder",
@@ -87,7 +86,7 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
             config = read_json(config_file)
         except DataError:
             return True  # not JSON: `load` says so
-        weights = any(file for name in SAVED for file in config_file.parent.glob(name))
+        weights = any(file for name in OPENED for file in config_file.parent.glob(name))
         return isinstance(config, dict) and ("model_type" in config or weights)  # `load` says what is missing
 
     def recognise_name(self, name: str) -> bool:

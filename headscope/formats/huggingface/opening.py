@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig,
 from headscope.bounds import MOST_LAYERS
 from headscope.config import Companions
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
+from headscope.files.digests import refuse_changed_weights
 from headscope.files.hub import is_cached
 from headscope.files.reading import file_digest, is_lfs_pointer, read_object, similar_file
 from headscope.formats.diagnosis import VOCABULARIES
@@ -79,6 +80,8 @@ def open_model(
     CheckpointError for a broken one, ConfigError for languages that it does not know.
     """
     path, options = located(path)
+    if (known := local_folder(path)) is not None:
+        refuse_changed_weights(known)
     with _quiet(path), ExitStack() as stack:
         config, absent = _config(path, options)
         _check_depth(config)
