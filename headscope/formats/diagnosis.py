@@ -26,6 +26,7 @@ STATE = "state.pt"
 HEAD = 1 << 20
 """Bytes of a file that are looked at; torch.save writes the names of entries and classes first."""
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
+CONFIGS = (CONFIG, ADAPTER, "config.toml")
 VOCABULARIES = ("tokenizer.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken", "tekken.json")
 """Files that hold a vocabulary; without any, transformers 5 makes up a tokenizer that knows no word."""
 ENCODER = "0_Transformer"
@@ -201,7 +202,7 @@ def _other_weights(path: Path, formats: Formats) -> str | None:
 
 
 def _without_config(path: Path, formats: Formats) -> str | None:
-    if path.is_dir() and not (path / CONFIG).exists() and (names := _matching(path, OPENED)):
+    if path.is_dir() and not _matching(path, CONFIGS) and (names := _matching(path, OPENED)):
         return f"{path} holds weights ({shortlist(names)}) without {CONFIG}; put that of its architecture beside them"
     return None
 
