@@ -13,6 +13,7 @@ from headscope.engine.base import ANALYSES, Analysis
 from headscope.errors import ConfigError
 from headscope.evaluation.metrics.base import fitting_metrics
 from headscope.formats.base import Checkpoint
+from headscope.formats.size import cache_bytes
 from headscope.heads import SITES, Site
 from headscope.model.discovery import AttentionSite
 from headscope.model.mixing.base import mixing_name, mixings_of
@@ -55,6 +56,7 @@ def checkpoint_overview(checkpoint: Checkpoint) -> dict[str, Any]:
         "sites": sites,
         "mixing": _mixing(checkpoint),
         "parameters": parameters_by_part(checkpoint.model),
+        "cache": dict(zip(("own", "cross"), cache_bytes(checkpoint), strict=True)),
         "labels": list(checkpoint.label_names),
         "metrics": [{"name": name, "needs": needs} for name, needs in fitting_metrics(checkpoint).items()],
         "objectives": _objectives(checkpoint),

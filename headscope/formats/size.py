@@ -49,7 +49,7 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
     model = checkpoint.model
     kept = model.state_dict()
     tensors = [pair for pair in (*model.named_parameters(), *model.named_buffers()) if pair[0] in kept]
-    own, cross = _cache(checkpoint)
+    own, cross = cache_bytes(checkpoint)
     weights = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
     rows, layer = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
     table, read = getattr(rows, "weight", None), weights
@@ -142,7 +142,7 @@ def _embedding(model: nn.Module, getter: str) -> nn.Module | None:
     return found
 
 
-def _cache(checkpoint: Checkpoint) -> tuple[int, int]:
+def cache_bytes(checkpoint: Checkpoint) -> tuple[int, int]:
     """Bytes of keys and values per token: of self attention in the decoder, of attention to the encoder."""
     width = torch.tensor([], dtype=checkpoint.dtype).element_size()
     sums = dict.fromkeys(Site, 0)

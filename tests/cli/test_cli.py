@@ -119,22 +119,22 @@ def test_show_describes_and_show_json_is_json(headscope: Command) -> None:
 def test_show_says_which_layers_share_weights(headscope: Command, tmp_path: Path) -> None:
     build(BY_NAME["albert"]).save_pretrained(tmp_path)
     shown = headscope("show", tmp_path)[1]
-    assert "encoder-self: layers 0, 1, 2 share one set of weights: a head goes from all of them or from none" in shown
+    assert "Shared weights: encoder-self: layers 0 1 2; a head goes from all of them or from none" in shown
 
 
 def test_show_says_which_layers_see_a_window(headscope: Command, tmp_path: Path) -> None:
     """Mistral's config says it of all layers, Qwen2's says from which layer on, and may say that there is none."""
     off, on = {"use_sliding_window": False}, {"use_sliding_window": True, "max_window_layers": 1}
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("mistral", {}, "0, 1, 2"),
+        ("mistral", {}, "0 1 2"),
         ("qwen2", off, ""),
-        ("qwen2", on, "1, 2"),
+        ("qwen2", on, "1 2"),
     ]
     for number, (kind, more, layers) in enumerate(cases):
         folder = decoders.saved(tmp_path / str(number), kind, sliding_window=1007, **more)
         shown = headscope("show", folder)[1]
-        said = f"decoder-self: layers {layers} see a sliding window of 1,007 tokens"
-        assert (said in shown) if layers else ("window of" not in shown)
+        said = f"Sliding window: decoder-self: 1,007 tokens in layers {layers}"
+        assert (said in shown) if layers else ("window" not in shown)
 
 
 def refused(ran: Ran, pattern: str) -> None:
@@ -221,7 +221,7 @@ def test_a_vision_model_is_shown_but_reads_no_text(headscope: Command, text: Pat
     sizes: dict[str, Any] = {"hidden_size": 15, "num_hidden_layers": 2, "num_attention_heads": 3}
     ViTModel(ViTConfig(**sizes, intermediate_size=17, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
     status, shown, _ = headscope("show", tmp_path / "vit")
-    assert status == 0 and "encoder-self   2        3" in shown
+    assert status == 0 and "encoder-self   2   3" in shown
     ran = headscope("analyze", tmp_path / "vit", "--source", text, "--out", tmp_path / "run")
     refused(ran, r"model type 'vit'\) takes pixel_values, not text")
     refused(

@@ -1,0 +1,134 @@
+"""An overview: what `headscope show` says of a checkpoint, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import pandas as pd
+
+from headscope.results.answer import Answer, AnswerTable, list_text
+from headscope.results.result import Result
+from headscope.signature import counted
+
+LABELS, LAYERS = 12, 12
+
+
+class Overview(Result):
+    """Format, architecture, attention by site, size, and what of the metrics, objectives and analyses fits.
+
+    `record` is what `headscope show --json` prints.
+    """
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.tables: Mapping[str, pd.DataFrame] = {}
+
+    def answers(self) -> list[Answer]:
+        """What the checkpoint is, what its heads are worth, and what can be measured."""
+        questions = (subject, mixing, sites, size, peculiar, text, fitting, details)
+        return [answer for question in questions for answer in question(self.record)]
+
+
+Record = Mapping[str, Any]
+
+
+def subject(record: Record) -> Iterator[Answer]:
+    """What it is, in one line."""
+    heads = sum(sum(site["heads"]) for site in record["sites"])
+    kind = f"{record['architecture']} ({record['model_type']}), {record['format']}, {record['dtype']}"
+    yield Answer("", f"{PurePath(record['path']).name}: {counted(heads, 'head')}, {kind}")
+
+
+def sites(record: Record) -> Iterator[Answer]:
+    """Layers, heads and widths of every site."""
+    rows = tuple(
+        tuple(_short(site[name]) for name in ("site", "layers", "heads", "width", "groups")) for site in record["sites"]
+    )
+    yield Answer("Attention", "", AnswerTable(("site", "layers", "heads", "width", "key/value groups"), rows))
+
+
+def size(record: Record) -> Iterator[Answer]:
+    """How large the model is, and what removing heads can save at most."""
+    parameters, cache = record["parameters"], record["cache"]
+    total, attention = parameters["total"], parameters.get("attention", 0)
+    parts = ", ".join(f"{name} {count:,}" for name, count in parameters.items() if name != "total")
+    yield Answer("Parameters", f"{total:,} ({parts})")
+    if total and attention:
+        share = 100 * attention / total
+        saved = f"attention is {share:.0f} % of the parameters: half of the heads save {share / 2:.0f} % at most"
+        yield Answer("What heads can save", saved)
+    kept = [f"{cache['own']:,} bytes a token"] * bool(cache["own"])
+    kept += [f"{cache['cross']:,} bytes a source token"] * bool(cache["cross"])
+    if kept:
+        yield Answer("Key/value cache", f"{' and '.join(kept)}; half of the key/value heads save half of it")
+
+
+def mixing(record: Record) -> Iterator[Answer]:
+    """How the model mixes its heads, where it does."""
+    by_kind: dict[tuple[str, str], list[str]] = {}
+    for place in record["mixing"]:
+        by_kind.setdefault((place["mixing"], place["summary"]), []).append(place["site"])
+    for (name, summary), where in by_kind.items():
+        yield Answer("Mixing", f"{name}: at {' and '.join(where)} every attention module has {summary}", caution=True)
+    if by_kind:
+        yield Answer("", "Analyses see heads before they are mixed; masks and importances act on the mixed contexts.")
+
+
+def peculiar(record: Record) -> Iterator[Answer]:
+    """What must be known of the heads of this model: layers without attention, windows, shared weights."""
+    for site in record["sites"]:
+        if site["numbers"] != list(range(site["layers"])):
+            layers = list_text(list(map(str, site["numbers"])), LAYERS)
+            yield Answer("Layers with attention", f"{site['site']}: {layers}")
+        for window in site["windows"]:
+            layers = list_text(list(map(str, window["layers"])), LAYERS)
+            yield Answer("Sliding window", f"{site['site']}: {window['tokens']:,} tokens in layers {layers}")
+        for shared in site["shared"]:
+            layers = list_text(list(map(str, shared)), LAYERS)
+            why = "a head goes from all of them or from none"
+            yield Answer("Shared weights", f"{site['site']}: layers {layers}; {why}")
+    if record.get("mask"):
+        yield Answer("Mask", list_text(record["mask"], LABELS))
+
+
+def text(record: Record) -> Iterator[Answer]:
+    """What the model reads and writes."""
+    tokenizer = record["tokenizer"]
+    said = f"{tokenizer['class']}, {tokenizer['vocabulary']:,} subwords" if tokenizer else "no tokenizer"
+    limit = f"; at most {record['limit']:,} tokens" if record["limit"] else ""
+    yield Answer("Text", said + limit)
+    if tokenizer and (spoken := tokenizer.get("languages")):
+        yield Answer("Languages", f"reads {spoken['reads']}, writes {spoken['writes'] or '?'}; {spoken['known']} known")
+    if record["labels"]:
+        yield Answer("Labels", list_text(record["labels"], LABELS))
+
+
+def fitting(record: Record) -> Iterator[Answer]:
+    """Names of the metrics, objectives and analyses that fit."""
+    metrics = ", ".join(dict.fromkeys(metric["name"] for metric in record["metrics"]))
+    yield Answer("Metrics", metrics or "none fits")
+    yield Answer("Objectives", ", ".join(each["name"] for each in record["objectives"] if each["fits"]) or "none fits")
+    yield Answer("Analyses", ", ".join(each["name"] for each in record["analyses"] if each["fits"]) or "none fits")
+
+
+def details(record: Record) -> Iterator[Answer]:
+    """What each metric and objective needs, and why an analysis does not fit."""
+    needs = tuple((metric["name"], metric["needs"]) for metric in record["metrics"])
+    if needs:
+        yield Answer("What metrics need", "", AnswerTable(("metric", "needs"), needs), detail=True)
+    rows = tuple((each["name"], each["needs"], each["summary"]) for each in record["objectives"] if each["fits"])
+    if rows:
+        yield Answer("What objectives are", "", AnswerTable(("objective", "needs", "what"), rows), detail=True)
+    columns = ("analysis", "what it measures")
+    measured = tuple((each["name"], each["why"] or each["summary"]) for each in record["analyses"])
+    yield Answer("What analyses measure", "", AnswerTable(columns, measured), detail=True)
+    yield Answer("Digest", str(record["digest"]), detail=True)
+
+
+def _short(value: Any) -> str:
+    """A value, or those of all layers: one where they are the same."""
+    if not isinstance(value, list):
+        return str(value)
+    return "/".join(map(str, value[:1] if len(set(value)) == 1 else value))
