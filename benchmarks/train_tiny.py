@@ -26,6 +26,7 @@ from headscope.bootstrap import Bootstrap
 from headscope.data.lines import read_lines
 from headscope.distributed import process_group
 from headscope.evaluation.quality import text_score
+from headscope.evaluation.text_mode import TOKENISED
 from headscope.evaluation.translation import translate_lines
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, open_checkpoint
@@ -110,7 +111,7 @@ def bleu(model: Checkpoint, sides: tuple[Sequence[str], Sequence[str]]) -> dict[
     translated = translate_lines(model, sides[0], options=TranslateOptions(beam=5, power=1.0), tokens=4096)
     hypotheses = [each[0].text for each in translated]
     bootstrap = Bootstrap(seed=1, replicates=1000)
-    score = text_score("bleu", hypotheses, sides[1], text="tokenised-lowercase", bootstrap=bootstrap)
+    score = text_score("bleu", hypotheses, sides[1], text=TOKENISED, bootstrap=bootstrap)
     return {"bleu": score.value, "low": score.low, "high": score.high, "signature": score.signature}
 
 

@@ -201,6 +201,7 @@ class Model(ScoredModel):
         valid: Text | None = None,
         metric: str = "",
         margin: str | None = None,
+        bleu_tokenize: str | None = None,
         export: str | Iterable[str] | None = None,
         pad: bool = False,
     ) -> SmallModel:
@@ -220,6 +221,7 @@ class Model(ScoredModel):
         valid: that text; default: the last fifth of `text`. `hs.Texts(…, labels=…)` has what belongs to it.
         metric, margin: what it is measured by before and after, and the loss that counts as none ("0.5", "1%"), as
             `quality` of the result says; default: accuracy of labels, perplexity, or the cosine of states, and 1%.
+        bleu_tokenize: how BLEU splits text, as sacreBLEU calls it; default: as the language that is written needs.
         export: how the copy will be saved, where it must be built accordingly: "masked" keeps all sizes and sets the
             output of the heads to zero (for models whose heads cannot be removed one by one); "native" is a plain
             class; with "gguf" a refit adds no bias that llama.cpp could not read.
@@ -244,6 +246,7 @@ class Model(ScoredModel):
             held_out=texts_of(valid),
             metric=metric,
             margin=margin,
+            bleu_tokenize=bleu_tokenize,
             pad=pad,
         )
         return SmallModel(done, companions=self._companions, whole=self.checkpoint)

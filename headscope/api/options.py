@@ -131,6 +131,7 @@ class FileMore(TypedDict, total=False):
 class EvaluateMore(TypedDict, total=False):
     """Further options of `Model.evaluate`; `headscope.config.EvaluateOptions` says what they mean."""
 
+    bleu_tokenize: str | None
     hiding: Literal["each", "random"]
     expert: str | None
     beam: int | None

@@ -56,6 +56,7 @@ def shrunk_copy(
     held_out: Texts,
     metric: str = "",
     margin: str | None = None,
+    bleu_tokenize: str | None = None,
     pad: bool = False,
     merge: Merge | None = None,
 ) -> Shrunk:
@@ -86,6 +87,7 @@ def shrunk_copy(
             calibration=calibration,
             metric=metric,
             margin=margin,
+            bleu_tokenize=bleu_tokenize,
         )
 
 

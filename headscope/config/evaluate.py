@@ -8,6 +8,7 @@ from typing import Literal
 
 from headscope.config.inputs import (
     OUTPUT,
+    BleuOption,
     CheckpointOptions,
     ExpertOption,
     SearchOptions,
@@ -21,7 +22,7 @@ SCORES, EACH = "Metrics", "Each head off"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateOptions(ExpertOption, SearchOptions, TextOptions):
+class EvaluateOptions(ExpertOption, BleuOption, SearchOptions, TextOptions):
     """How a model is scored, whatever the checkpoint and the text.
 
     `metrics` empty: all that fit the model (with `each_head` those that need no translation); of models that predict

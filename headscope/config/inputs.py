@@ -259,6 +259,23 @@ class TextOptions(MaskedHeads, BatchTokens):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BleuOption:
+    """How BLEU splits text into words."""
+
+    bleu_tokenize: (
+        Literal[
+            "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "spBLEU-1K", "none"
+        ]
+        | None
+    ) = option(
+        None,
+        "BLEU's tokenizer, as sacreBLEU calls it; default: that of the language which the model writes, where its "
+        "files or --tgt-lang name one, else 13a.",
+        panel=SEARCH,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SearchOptions:
     """How translations are found; None: as the checkpoint says."""
 

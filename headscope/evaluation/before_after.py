@@ -15,8 +15,17 @@ from headscope.data.encoded import count_unknown
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import LikelihoodOptions, default_positions
 from headscope.evaluation.margin import MARGIN, Margin
-from headscope.evaluation.metrics.base import METRICS, Floor, Metric, ValidationText, choose_metric, resampled_sums
+from headscope.evaluation.metrics.base import (
+    METRICS,
+    Floor,
+    Metric,
+    ValidationText,
+    choose_metric,
+    reference_texts,
+    resampled_sums,
+)
 from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, bounded, judge, why_open
+from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.signature import counted
@@ -92,6 +101,7 @@ class Question:
     metric: str
     corpus: Corpus
     margin: Margin
+    bleu_tokenize: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +109,8 @@ class QualityChange:
     """The metric of both models with 95 % intervals, `loss` in nats (None where the metric says as much).
 
     `verdict` is the test of non-inferiority; None where the first model is no baseline, as `why` says. `unread` warns
-    of a text many of whose subwords the vocabulary lacks.
+    of a text many of whose subwords the vocabulary lacks, or whose words BLEU does not tell apart. `signature` is that
+    of the library that counts.
     """
 
     metric: str
@@ -113,13 +124,21 @@ class QualityChange:
     verdict: NonInferiority | None
     why: str = ""
     unread: tuple[str, ...] = ()
+    signature: str = ""
 
     def record(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
 
 
-def question(checkpoint: Checkpoint, corpus: Corpus, *, metric: str = "", margin: str | None = None) -> Question:
+def question(
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    *,
+    metric: str = "",
+    margin: str | None = None,
+    bleu_tokenize: str | None = None,
+) -> Question:
     """What to ask of a checkpoint on a text.
 
     The metric is by default the accuracy of what has labels, the perplexity of what predicts words, else the cosine of
@@ -133,7 +152,9 @@ def question(checkpoint: Checkpoint, corpus: Corpus, *, metric: str = "", margin
     if checkpoint.predicts == "nothing" and checkpoint.two_sided and not corpus.has_target:
         raise ConfigError(f"a model of type {checkpoint.model_type!r} needs --target, which the decoder is to read")
     chosen = choose_metric(name, checkpoint, **corpus.comes_with)
-    return Question(chosen, corpus, Margin.parse(MARGIN if margin is None else margin))
+    if bleu_tokenize is not None and chosen != "bleu":
+        raise ConfigError(f"--bleu-tokenize is about --metric bleu, and {chosen} needs none; leave it out")
+    return Question(chosen, corpus, Margin.parse(MARGIN if margin is None else margin), bleu_tokenize)
 
 
 def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> QualityChange:
@@ -142,7 +163,11 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
     limits = [sentence_limit(each) for each in (before, after)]
     reading = LikelihoodOptions(default_positions(before), min(limits), "truncate", "random", SEED)
     numbered = replace(corpus, read=lambda: (line._replace(number=n) for n, line in enumerate(corpus.read())))
-    data = ValidationText(numbered, reading, TranslateOptions(), "raw", intact=before)
+    text, said = RAW, list[str]()
+    if metric.reads == "translations":
+        text, said = text_mode(before, "raw", asked.bleu_tokenize)
+        said += text_remarks(reference_texts(before, corpus), text) if metric.name == "bleu" else []
+    data = ValidationText(numbered, reading, TranslateOptions(), text, intact=before)
     scores = [metric.score(checkpoint, data) for checkpoint in (before, after)]
     bootstrap = Bootstrap(seed=SEED, replicates=REPLICATES)
     first, second = (each.sums for each in scores)
@@ -166,7 +191,8 @@ def quality_change(before: Checkpoint, after: Checkpoint, asked: Question) -> Qu
         margin=str(asked.margin),
         verdict=verdict,
         why=why or "",
-        unread=() if unread is None else tuple(unread.warnings(before)),
+        unread=(*said, *([] if unread is None else unread.warnings(before))),
+        signature=metric.signature(text),
     )
 
 

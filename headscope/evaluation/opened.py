@@ -32,6 +32,7 @@ from headscope.evaluation.metrics.base import (
     metrics_in_order,
 )
 from headscope.evaluation.sides import check_sides
+from headscope.evaluation.text_mode import RAW, TextMode, text_mode
 from headscope.files.hub import is_cached
 from headscope.files.reading import read_record
 from headscope.formats.base import Checkpoint, detect_format, open_configured
@@ -78,6 +79,7 @@ class OpenedEvaluation:
     unknown: UnknownSubwords = field(default_factory=UnknownSubwords)
     processes: Processes = ALONE
     intact: Checkpoint | None = None
+    text: TextMode = RAW
 
     @contextmanager
     def as_asked(self) -> Iterator[None]:
@@ -146,10 +148,22 @@ def matched(
     )
     check_search_options(config, metrics)
     check_hiding(config, checkpoint, metrics)
+    text, said = RAW, list[str]()
     if metrics_in_order(metrics, reads="translations"):
         checkpoint.search_facts(translate_options)
+        text, said = text_mode(checkpoint, config.text, config.bleu_tokenize)
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
-    opened = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
+    opened = OpenedEvaluation(
+        config,
+        checkpoint,
+        corpus,
+        metrics,
+        masked_heads,
+        likelihood_options,
+        translate_options,
+        remarks=said,
+        text=text,
+    )
     if opened.asked("states"):
         _find_intact(opened, against, altered=altered or bool(masked_heads or config.expert) or config.each_head)
     return opened

@@ -4,8 +4,9 @@ BLEU and chrF of its translations, perplexity and accuracy on the references; of
 of the labels; of encoders without a head how near its states are to those of the intact model.
 
 BLEU and chrF are sacreBLEU's, with its signatures; their intervals come from the same resamples of sentences as all
-others. "raw" compares detokenised texts with sacreBLEU's tokenisation; "tokenised-lowercase" takes texts as already
-tokenised and ignores case, as fairseq's and story-of-heads' numbers do. Scores of the second kind are labelled as such.
+others. "raw" compares detokenised texts with sacreBLEU's tokenisation of the language; "tokenised-lowercase" takes
+texts as already tokenised and ignores case, as fairseq's and story-of-heads' numbers do. Scores of the second kind are
+labelled as such.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from headscope.data.corpus import check_predictions
 from headscope.data.encoded import UnknownSubwords
 from headscope.errors import ConfigError, DataError
 from headscope.evaluation.likelihood import Likelihood, hides_tokens, likelihood
-from headscope.evaluation.metrics.base import METRICS, Metric, TextMode, Translations, reference_texts
+from headscope.evaluation.metrics.base import METRICS, Metric, Translations, reference_texts
 from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.states import StateComparison, compare_states
+from headscope.evaluation.text_mode import RAW, TextMode, text_remarks
 from headscope.evaluation.translation import translate_lines
 from headscope.heads import HeadId
 from headscope.model.taps import masked
@@ -117,14 +119,14 @@ def _translate(
 ) -> None:
     """Add the metrics of translations under each mask; nothing where that is interrupted."""
     references, metrics = reference_texts(opened.checkpoint, opened.corpus), opened.asked("translations")
-    opened.remarks += tokenised_remark(references, opened.config.text)
+    opened.remarks += text_remarks(references, opened.text)
     sums: dict[str, list[Array]] = {metric.name: [] for metric in metrics}
     for heads in masks:
         with masked(opened.checkpoint.model, heads):
             hypotheses = translate_corpus(opened, report)
         found.hypotheses = found.hypotheses or hypotheses
         for metric in metrics:
-            sums[metric.name].append(metric.sums(Translations(hypotheses, references, opened.config.text)))
+            sums[metric.name].append(metric.sums(Translations(hypotheses, references, opened.text)))
     found.sums |= {name: np.concatenate(parts, axis=1) for name, parts in sums.items()}
 
 
@@ -154,17 +156,6 @@ def translate_corpus(opened: OpenedEvaluation, step: Callable[[int], None]) -> l
         remark = f"translated from their first {limit} pieces: {len(cut)} sentences (--max-length, --long)"
         opened.remarks += [remark] if remark not in opened.remarks else []
     return texts
-
-
-def tokenised_remark(references: Sequence[str], mode: TextMode) -> list[str]:
-    """A remark where "raw" is asked of references that look tokenised."""
-    spaced = sum(text.endswith((" .", " ?", " !")) for text in references)
-    if mode == "raw" and spaced > len(references) / 2:
-        return [
-            "the references look tokenised, so raw BLEU and chrF cannot be compared with published ones; give "
-            "detokenised text, or --text tokenised-lowercase"
-        ]
-    return []
 
 
 @dataclass(frozen=True)
@@ -216,7 +207,7 @@ def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) 
     began = time.monotonic()
     with opened.as_asked():
         found = measure(opened, [()], progress)
-    bootstrap, text = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap), opened.config.text
+    bootstrap, text = Bootstrap(seed=opened.config.seed, replicates=opened.config.bootstrap), opened.text
     scored, checkpoint = found.scored, opened.checkpoint
     return Evaluation(
         scores=[
@@ -238,7 +229,7 @@ def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) 
 
 def score_of(metric: Metric, sums: Array, bootstrap: Bootstrap, *, title: str, text: TextMode) -> Score:
     """The score of a model from sums by group of sentences [g c]."""
-    if metric.reads == "translations" and text != "raw":
+    if metric.reads == "translations" and not text.raw:
         title = f"{title} (tokenised, lower-case)"
     found = metric.estimate(sums, bootstrap)
     value, low, high = (float(end) for end in (found.value, found.low, found.high))
@@ -250,7 +241,7 @@ def text_score(
     hypotheses: Sequence[str],
     references: Sequence[str],
     *,
-    text: TextMode = "raw",
+    text: TextMode = RAW,
     bootstrap: Bootstrap | None = None,
 ) -> Score:
     """A metric of translations, "bleu" or "chrf", of texts; its interval means something with a `bootstrap`."""
@@ -281,7 +272,7 @@ def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -
     hidden = {"hide": config.hiding} if hides_tokens(checkpoint) else {"eos": "incl"} if checkpoint.two_sided else {}
     search = {}
     if opened.asked("translations"):
-        search = checkpoint.search_facts(opened.translate_options) | {"text": config.text}
+        search = checkpoint.search_facts(opened.translate_options) | {"text": config.text, "tok": opened.text.tokenize}
     return signature_of(
         {
             "m": "+".join(opened.metrics) or "none",

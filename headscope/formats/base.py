@@ -277,6 +277,11 @@ class Checkpoint(ABC):
     def joined(self, text: str) -> str:
         """A reference as translations are written: where texts are given split into subwords, put together."""
 
+    @property
+    def writes(self) -> str | None:
+        """The language that it writes, as its files call it. Returns None if nothing says."""
+        return None
+
     @abstractmethod
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:
         """Translations of texts, all in one batch, best first; CheckpointError where the model cannot."""

@@ -129,7 +129,8 @@ def opened_with(
             "heads would get wider as they get fewer; take self-contained"
         )
     text, judged = divided(corpus, valid, config)
-    asked = question(checkpoint, judged, metric=config.metric, margin=config.margin)
+    tokenize = config.bleu_tokenize
+    asked = question(checkpoint, judged, metric=config.metric, margin=config.margin, bleu_tokenize=tokenize)
     objective = OBJECTIVES.get(choose_objective(config.objective, checkpoint, **corpus.comes_with))
     by = config.by or ("obs" if objective.compares else "obs-task")  # about what the model predicts, where it does
     sizes = SweepContext(
@@ -177,7 +178,8 @@ def _asked_elsewhere(checkpoint: Checkpoint, corpus: Corpus, config: ShrinkConfi
     second, foretold = second_text(checkpoint, corpus, as_text(config.check) if config.check else (), seed=config.seed)
     for metric in (asked.metric, "") if foretold else ("cosine",):
         try:
-            return question(checkpoint, second, metric=metric, margin=str(asked.margin))
+            tokenize = asked.bleu_tokenize if metric == "bleu" else None
+            return question(checkpoint, second, metric=metric, margin=str(asked.margin), bleu_tokenize=tokenize)
         except ConfigError:
             continue
     return None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from headscope.bounds import BEAM, SEED
 from headscope.config import check_options, flag, option, plain_options
+from headscope.config.inputs import BleuOption
 from headscope.errors import ConfigError
 
 DATA, TEXT, MODEL, OPTIMISATION, RUN, MACHINE = (
@@ -24,7 +25,7 @@ Normalise = Literal["none", "lowercase", "moses", "moses-lowercase"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(BleuOption):
     """The shared options; those of the variant are in its own class. Help texts say what each means."""
 
     out: Path = option(Path("run"), "Directory of the run.", metavar="DIR", panel=RUN, written=True, common=True)
@@ -209,6 +210,8 @@ class TrainConfig:
             raise ConfigError(f"--betas {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98")
         if self.save_confidence != "none" and self.compile:
             raise ConfigError("--save-confidence looks at attention weights, which --compile hides; leave one out")
+        if self.bleu_tokenize is not None and self.normalise.startswith("moses"):
+            raise ConfigError("--bleu-tokenize is about detokenised text; leave it out, or --normalise moses")
         if self.best_by == "bleu" and self.bleu_every != 1:
             raise ConfigError(f"--best-by bleu needs BLEU at every validation; --bleu-every is {self.bleu_every}")
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from headscope.evaluation.metrics.base import TextMode
 from headscope.evaluation.metrics.perplexity import perplexity
 from headscope.evaluation.quality import text_score
+from headscope.evaluation.text_mode import DEFAULT, TOKENISED, TextMode
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.translate_options import TranslateOptions
+from headscope.training.config import TrainConfig
 from headscope.training.data.batches import Numbers, TrainingBatch, collate, epoch_plan
 from headscope.training.files import checkpoints
 from headscope.training.files.checkpoints import Progress, checkpoint, save_state
@@ -61,7 +62,7 @@ def validate(run: TrainingRun, *, number: int) -> Validation:
 
 
 def validation_bleu(run: TrainingRun) -> float:
-    """BLEU of the validation text: of raw text as it is, or of text that `--normalise moses` has tokenised."""
+    """BLEU of the validation text (see `bleu_mode`)."""
     assert run.data.valid_texts is not None
     sources, references = (texts[: run.config.bleu_sentences] for texts in run.data.valid_texts)
     run.model.eval()
@@ -71,8 +72,12 @@ def validation_bleu(run: TrainingRun) -> float:
     low = run.config.normalise in ("lowercase", "moses-lowercase")
     if low:
         hypotheses, references = [text.lower() for text in hypotheses], [text.lower() for text in references]
-    mode: TextMode = "tokenised-lowercase" if run.config.normalise.startswith("moses") else "raw"
-    return text_score("bleu", hypotheses, references, text=mode).value
+    return text_score("bleu", hypotheses, references, text=bleu_mode(run.config)).value
+
+
+def bleu_mode(config: TrainConfig) -> TextMode:
+    """How validation compares translations: as they are, or as text that `--normalise moses` has tokenised."""
+    return TOKENISED if config.normalise.startswith("moses") else TextMode(tokenize=config.bleu_tokenize or DEFAULT)
 
 
 Reason = Literal["updates", "epochs", "patience", "interrupted"]

@@ -20,6 +20,7 @@ from headscope.config import check_options, plain_options
 from headscope.config.option import identity
 from headscope.distributed import Processes, pick_device, process_group
 from headscope.errors import ConfigError, HeadscopeError
+from headscope.evaluation.text_mode import text_remarks
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.model.threads import threads_for_pass
@@ -31,7 +32,7 @@ from headscope.training.files.checkpoints import Progress, check_settings, load_
 from headscope.training.files.outputs import TRAINING, History, cleaned, training_workspace
 from headscope.training.position import TrainingPosition
 from headscope.training.run_state import TrainingLoss, TrainingRun
-from headscope.training.train_loop import Listener, Loop, Reason, Silent
+from headscope.training.train_loop import Listener, Loop, Reason, Silent, bleu_mode
 from headscope.training.variant import Variant
 from headscope.version import VERSION
 
@@ -117,6 +118,9 @@ def _train(
         write_json(config.out / "run.json", TRAINING.described(about | {"status": "running"}))
         for text in run.data.unknown.warnings(run.data):
             listener.remarked(text)
+        if config.bleu_every and run.data.valid_texts is not None:
+            for text in text_remarks(run.data.valid_texts[1], bleu_mode(config)):
+                listener.remarked(text)
     begun_at = run.position.update
     loop = Loop(run, variant, progress, settings, history, listener, interrupted)
     threads = threads_for_pass(run.model, config.max_tokens) if config.threads is None else nullcontext()

@@ -83,9 +83,7 @@ def test_every_metric_is_the_same_wherever_it_is_measured(kind: str, tmp_path: P
     found = run_evaluation(EvaluateConfig(**options, metrics=metrics, mask=HEADS[kind]))
     assert [score.metric for score in found.scores] == fitting
     table = run_each_head(EvaluateConfig(**options, metrics=metrics, each_head=True, heads=HEADS[kind])).table
-    text = ValidationText(
-        opened.corpus, opened.likelihood_options, opened.translate_options, "raw", intact=opened.checkpoint
-    )
+    text = ValidationText(opened.corpus, opened.likelihood_options, opened.translate_options, intact=opened.checkpoint)
     with masked(opened.checkpoint.model, [HeadId.parse(HEADS[kind])]):
         for score in found.scores:
             metric = METRICS.get(score.metric)

@@ -21,6 +21,7 @@ from headscope.attribution.objectives import base as objectives
 from headscope.bootstrap import Bootstrap
 from headscope.cli import main
 from headscope.config import EvaluateConfig
+from headscope.data.corpus import open_corpus
 from headscope.data.encoded import IGNORED, Batch, pad_side
 from headscope.errors import ConfigError, DataError, OutputError
 from headscope.evaluation import each_head, opened, quality
@@ -29,6 +30,7 @@ from headscope.evaluation.before_after import quality_change, question
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood, token_sums
 from headscope.evaluation.quality import Evaluation, text_score
 from headscope.evaluation.run import run_each_head, run_evaluation
+from headscope.evaluation.text_mode import RAW, TOKENISED, TextMode, text_mode, text_remarks
 from headscope.formats.native import NATIVE
 from headscope.heads import HeadId, Site, all_heads, select_heads
 from headscope.model import forward
@@ -76,17 +78,48 @@ def value(found: Evaluation, metric: str) -> float:
 # BLEU and chrF.
 
 
-@pytest.mark.parametrize(("mode", "tokenizer", "lower"), [("raw", "13a", False), ("tokenised-lowercase", "none", True)])
-def test_bleu_and_chrf_are_sacrebleus(mode: Any, tokenizer: str, lower: bool) -> None:
+@pytest.mark.parametrize(
+    ("mode", "tokenizer", "lower"),
+    [
+        (RAW, "13a", False),
+        (TOKENISED, "none", True),
+        *((TextMode(tokenize=n), n, False) for n in ("zh", "char", "intl")),
+    ],
+)
+def test_bleu_and_chrf_are_sacrebleus(mode: TextMode, tokenizer: str, lower: bool) -> None:
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    bleu, chrf = (text_score(name, HYPOTHESES, REFERENCES, text=mode) for name in ("bleu", "chrf"))
+    hypotheses, references = [*HYPOTHESES, "我今天在學校看書。"], [*REFERENCES, "我今天去學校看書。"]
+    bleu, chrf = (text_score(name, hypotheses, references, text=mode) for name in ("bleu", "chrf"))
     theirs = BLEU(tokenize=tokenizer, lowercase=lower), CHRF(lowercase=lower)
-    expected = [metric.corpus_score(HYPOTHESES, [REFERENCES]).score for metric in theirs]
+    expected = [metric.corpus_score(hypotheses, [references]).score for metric in theirs]
     assert [bleu.value, chrf.value] == expected
     assert [bleu.signature, chrf.signature] == [str(metric.get_signature()) for metric in theirs]
     assert ("lower-case" in bleu.name) is lower and ("lower-case" in chrf.name) is lower
+
+
+@pytest.mark.parametrize(
+    "language", ["zh", "zho_Hans", "zh_CN", "jpn_Jpan", "ja_XX", "ko", "tha_Thai", "jav_Latn", "de"]
+)
+def test_bleus_tokenizer_is_that_of_the_language(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As sacreBLEU chooses for its own test sets, whatever a model calls the language."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    code = {"zho": "zh", "jpn": "ja"}.get(language[:3], language[:2] if language != "jav_Latn" else "jv")
+    monkeypatch.setattr(type(its := checkpoints.small()), "writes", language)
+    if code == "th":
+        assert text_mode(its) == (TextMode(tokenize="char"), [])
+    elif code in ("ja", "ko"):
+        mode, said = text_mode(its)  # MeCab is not installed here
+        assert mode.tokenize == "char" and f"sacrebleu[{code}]" in said[0] and BLEU._TOKENIZER_MAP[code] in said[0]
+        with pytest.raises(ConfigError, match=rf"^--bleu-tokenize {code}-mecab: .*sacrebleu\[{code}\]"):
+            text_mode(its, tokenize=f"{code}-mecab")
+    else:
+        assert text_mode(its) == (TextMode(tokenize=BLEU._TOKENIZER_MAP.get(code, "13a")), [])
+    assert text_mode(its, tokenize="intl")[0].tokenize == "intl"
+    with pytest.raises(ConfigError, match=r"^--bleu-tokenize"):
+        text_mode(its, "tokenised-lowercase", "zh")
 
 
 @pytest.mark.parametrize("name", ["bleu", "chrf"])
@@ -107,9 +140,38 @@ def test_intervals_are_percentiles_of_resampled_corpora(name: str) -> None:
 
 
 def test_references_that_look_tokenised_are_remarked_on_in_raw_mode() -> None:
-    assert quality.tokenised_remark(["a b .", "c d ."], "raw")
-    assert not quality.tokenised_remark(["a b .", "c d ."], "tokenised-lowercase")
-    assert not quality.tokenised_remark(["a b.", "c d ."], "raw")
+    assert text_remarks(["a b .", "c d ."], RAW)
+    assert not text_remarks(["a b .", "c d ."], TOKENISED)
+    assert not text_remarks(["a b.", "c d ."], RAW)
+
+
+def test_references_without_spaces_are_remarked_on_where_words_end_at_spaces() -> None:
+    texts = ["我今天去學校看書。", "你好", "a b"]
+    assert "--bleu-tokenize" in text_remarks(texts, RAW)[0] and text_remarks(texts, TOKENISED)
+    assert not text_remarks(texts, TextMode(tokenize="zh")) and not text_remarks([*texts, "c d", "e f"], RAW)
+
+
+def test_the_language_decides_wherever_bleu_is_measured(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sacrebleu.metrics.bleu import BLEU
+
+    monkeypatch.setattr(type(its := checkpoints.small()), "writes", "tha_Thai")
+    hypotheses = list(run(its, SOURCES, TARGETS, metrics=("bleu",)).sentences.hypothesis)
+    references = [text.replace(" ", "", 1) for text in hypotheses]  # other words, the same characters
+    found = run(its, SOURCES, references, metrics=("bleu",))
+    by_characters, by_words = (BLEU(tokenize=name).corpus_score(hypotheses, [references]) for name in ("char", "13a"))
+    assert value(found, "bleu") == by_characters.score != by_words.score and "tok:char" in found.scores[0].signature
+    heads = run(its, SOURCES, references, metrics=("bleu",), each_head=True, heads="cross.0.0")
+    assert heads.table.bleu[0] == by_characters.score and "tok:char" in str(heads.signature)
+    asked = {"metrics": ("bleu",), "bleu_tokenize": "13a"}
+    assert value(run(its, SOURCES, references, **asked), "bleu") == by_words.score
+    pairs = open_corpus(SOURCES, target=references)
+    for tokenize, expected in ((None, by_characters), ("13a", by_words)):
+        change = quality_change(its, its, question(its, pairs, metric="bleu", bleu_tokenize=tokenize))
+        assert change.before.value == expected.score and f"tok:{tokenize or 'char'}" in change.signature
+    with pytest.raises(ConfigError, match="--bleu-tokenize"):
+        question(its, pairs, metric="perplexity", bleu_tokenize="zh")
+    with pytest.raises(ConfigError, match="--bleu-tokenize is about translations"):
+        run(its, SOURCES, TARGETS, metrics=("accuracy",), bleu_tokenize="zh")
 
 
 # Perplexity and accuracy.
@@ -390,7 +452,6 @@ def test_each_head_translates_where_it_is_told_to(run: Evaluate, tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_forks_likelihoods_masks_and_losses_are_reproduced(shared: Path, tmp_path: Path) -> None:
-    from headscope.data.corpus import open_corpus
 
     checkpoint, folder = checkpoints.mhr(shared), shared / "oracles" / "mhr"
     data, oracle = folder / "data", folder / "alpha" / "oracle"

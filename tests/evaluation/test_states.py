@@ -135,7 +135,7 @@ def test_masked_removed_and_gated_are_the_same() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_metrics_are_the_means_of_the_sums(name: str) -> None:
     its = CHECKPOINT[0]
-    data = ValidationText(corpus(), LikelihoodOptions(61, 61), TranslateOptions(), "raw", intact=its)
+    data = ValidationText(corpus(), LikelihoodOptions(61, 61), TranslateOptions(), intact=its)
     metric = METRICS.get(name)
     with masked(its.model, select_heads(GONE, its.layout)):
         scores = metric.score(its, data)

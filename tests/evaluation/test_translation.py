@@ -18,6 +18,7 @@ from headscope.cli import main
 from headscope.cli import translate as command
 from headscope.data.encoded import Batch, pad_side
 from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.evaluation.text_mode import TOKENISED
 from headscope.evaluation.translation import decoded_lines, translate_lines
 from headscope.formats import base
 from headscope.formats.native import NATIVE
@@ -172,7 +173,7 @@ def test_beam_5_translations_of_the_fork_are_reproduced_sentence_for_sentence(sh
     found = best(checkpoints.mhr(shared), lines)
     assert found == [expected[n] for n in range(200)]
     references = (folder / "data" / "test.en").read_text(encoding="utf-8").splitlines()
-    bleu = text_score("bleu", found, references, text="tokenised-lowercase")
+    bleu = text_score("bleu", found, references, text=TOKENISED)
     assert f"BLEU4 = {bleu.value:.2f}," in log
 
 

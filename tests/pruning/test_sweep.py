@@ -443,7 +443,7 @@ def test_what_a_model_reaches_that_has_learnt_nothing() -> None:
     sentences = [Sentence(n, "a", None, None, labels=Labels((label,))) for n, label in enumerate(wanted)]
     corpus = Corpus("x", 7, "", lambda: iter(sentences), has_labels=True)
     its = checkpoints.hugging("gpt2")
-    data = ValidationText(corpus, LikelihoodOptions(99, 99), TranslateOptions(), "raw")
+    data = ValidationText(corpus, LikelihoodOptions(99, 99), TranslateOptions())
     floors = {name: METRICS.get(name).floor(its, data) for name in METRICS.names()}
     values = {name: floor.value for name, floor in floors.items() if floor is not None}
     assert values == {

@@ -15,6 +15,7 @@ from headscope.data.batching import batches
 from headscope.data.corpus import Corpus
 from headscope.evaluation.likelihood import LikelihoodOptions, likelihood
 from headscope.evaluation.quality import text_score
+from headscope.evaluation.text_mode import text_mode
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
@@ -86,7 +87,7 @@ def _damage(
 
 
 def bleu_drop(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: int, step: Step) -> PerformanceDrop:
-    """BLEU of the translations under every mask: as the checkpoint translates, detokenised (sacreBLEU 13a)."""
+    """BLEU of the translations under every mask: as the checkpoint translates, detokenised."""
     references = [checkpoint.joined(sentence.target or "") for sentence in corpus]
     scores = []
     for heads in masks:
@@ -94,5 +95,5 @@ def bleu_drop(checkpoint: Checkpoint, corpus: Corpus, masks: Masks, *, tokens: i
             lines = (sentence.source for sentence in corpus)
             best = translate_lines(checkpoint, lines, options=TranslateOptions(), tokens=tokens, progress=step)
             hypotheses = [translations[0].text for translations in best]
-        scores.append(text_score("bleu", hypotheses, references).value)
+        scores.append(text_score("bleu", hypotheses, references, text=text_mode(checkpoint)[0]).value)
     return PerformanceDrop(values={"bleu": np.array(scores)})

@@ -27,12 +27,12 @@ from headscope.data.labels import no_labels
 from headscope.errors import ConfigError
 from headscope.evaluation.likelihood import Likelihood, LikelihoodOptions, hides_tokens, likelihood
 from headscope.evaluation.states import StateComparison, compare_states
+from headscope.evaluation.text_mode import RAW, TextMode
 from headscope.evaluation.translation import translate_lines
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.registry import Registry
 
-TextMode = Literal["raw", "tokenised-lowercase"]
 Pass = Literal["translations", "likelihood", "states"]
 
 
@@ -46,22 +46,17 @@ class ValidationText:
     corpus: Corpus
     reading: LikelihoodOptions
     options: TranslateOptions
-    text: TextMode
+    text: TextMode = RAW
     intact: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
 class Translations:
-    """Translations of a corpus and their references; `text` says whether both are as they are, or tokenised."""
+    """Translations of a corpus and their references, and how they are compared."""
 
     hypotheses: Sequence[str]
     references: Sequence[str]
-    text: TextMode = "raw"
-
-    @property
-    def raw(self) -> bool:
-        """Whether texts are detokenised and their case counts."""
-        return self.text == "raw"
+    text: TextMode = RAW
 
 
 @dataclass(frozen=True)

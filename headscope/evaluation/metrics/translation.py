@@ -10,7 +10,6 @@ import numpy as np
 from headscope.bootstrap import Array
 from headscope.evaluation.metrics.base import (
     Floor,
-    TextMode,
     TranslationMetric,
     Translations,
     ValidationText,
@@ -18,6 +17,7 @@ from headscope.evaluation.metrics.base import (
     metric,
     reference_texts,
 )
+from headscope.evaluation.text_mode import TextMode
 from headscope.formats.base import Checkpoint
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Bleu(TranslationMetric):
     order = 10
 
     def sums(self, read: Translations) -> Array:
-        bleu, rows = sacrebleu_bleu(raw=read.raw), []
+        bleu, rows = sacrebleu_bleu(read.text), []
         for hypothesis, reference in zip(read.hypotheses, read.references, strict=True):
             score = bleu.corpus_score([hypothesis], [[reference]])
             rows.append([*score.counts, *score.totals, score.sys_len, score.ref_len])
@@ -61,16 +61,16 @@ class Bleu(TranslationMetric):
         return Floor(1.0, "near zero")
 
     def signature(self, text: TextMode) -> str:
-        bleu = sacrebleu_bleu(raw=text == "raw")
+        bleu = sacrebleu_bleu(text)
         bleu.corpus_score([""], [[""]])  # says how many references there are
         return str(bleu.get_signature())
 
 
-def sacrebleu_bleu(*, raw: bool) -> BLEU:
+def sacrebleu_bleu(text: TextMode) -> BLEU:
     """sacreBLEU's BLEU, with its tokenisation of raw text."""
     from sacrebleu.metrics.bleu import BLEU
 
-    return BLEU(tokenize="13a" if raw else "none", lowercase=not raw, force=True)
+    return BLEU(tokenize=text.tokenize, lowercase=not text.raw, force=True)
 
 
 @metric
@@ -83,7 +83,7 @@ class Chrf(TranslationMetric):
     order = 20
 
     def sums(self, read: Translations) -> Array:
-        rows = sacrebleu_chrf(raw=read.raw)._extract_corpus_statistics(read.hypotheses, [read.references])
+        rows = sacrebleu_chrf(raw=read.text.raw)._extract_corpus_statistics(read.hypotheses, [read.references])
         return grouped(np.array(rows, dtype=np.float64))[:, None]
 
     def of(self, sums: Array) -> Array:
@@ -100,7 +100,7 @@ class Chrf(TranslationMetric):
         return Floor(float(self.of(others)[0]), "what the translation of the next sentence reaches")
 
     def signature(self, text: TextMode) -> str:
-        chrf = sacrebleu_chrf(raw=text == "raw")
+        chrf = sacrebleu_chrf(raw=text.raw)
         chrf.corpus_score([""], [[""]])  # says how many references there are
         return str(chrf.get_signature())
 

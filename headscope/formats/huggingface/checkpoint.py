@@ -263,6 +263,15 @@ class HuggingFaceCheckpoint(Predicting):
             "tokenizer": tokenizer,
         }
 
+    @property
+    def writes(self) -> str | None:
+        """That of a model of many languages, or of Marian's tokenizer."""
+        if self.tokenizer is None:
+            return None
+        known = self._languages() or {}
+        name = known.get("writes") or getattr(self.tokenizer, "target_lang", None)
+        return name if isinstance(name, str) else None
+
     def _languages(self) -> dict[str, Any] | None:
         return languages(self.tokenizer, self.model)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from headscope.config.engines import declared_engines
-from headscope.config.inputs import DATA, MODEL, OUTPUT, CheckpointOptions, ValidatedTextFiles
+from headscope.config.inputs import DATA, MODEL, OUTPUT, BleuOption, CheckpointOptions, ValidatedTextFiles
 from headscope.config.option import check_options, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError, check_one_given
@@ -20,7 +20,7 @@ MergeAllocation = Literal["uniform", "measured"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemoveConfig(HubOptions, EngineFileOptions, ValidatedTextFiles, CheckpointOptions):
+class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles, CheckpointOptions):
     """The options of `headscope prune remove`.
 
     `heads` go, or all but `keep_only`, or all stay and key/value heads are merged (see `plan_merge`). `export` holds at

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from headscope.bounds import SEED
 from headscope.config.engines import declared_engines
-from headscope.config.inputs import DATA, MODEL, OUTPUT
+from headscope.config.inputs import DATA, MODEL, OUTPUT, BleuOption
 from headscope.config.option import check_options, flag, option
 from headscope.config.small import EngineFileOptions, HubOptions
 from headscope.errors import ConfigError
@@ -23,7 +23,7 @@ SHARES = (0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShrinkConfig(HubOptions, EngineFileOptions, HeadChoice):
+class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
     """The options of `headscope prune shrink`: how small, on which text; all else has a default."""
 
     device_map: str | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from headscope.bounds import BEAM, RESAMPLES, SEED
-from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH
+from headscope.config.inputs import DATA, MODEL, OUTPUT, SEARCH, BleuOption
 from headscope.config.option import check_options, flag, option
 from headscope.errors import ConfigError
 from headscope.evaluation.margin import MARGIN, Margin
@@ -30,7 +30,7 @@ OF_GATES = ("start", "updates", "gate_lr")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepConfig(PruningOptions):
+class SweepConfig(BleuOption, PruningOptions):
     """The options of `headscope prune sweep`; those that it shares with `prune rank` and with learners are theirs."""
 
     device_map: str | None = None

@@ -144,6 +144,7 @@ def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[s
         calibration=config.calibration,
         metric=config.metric,
         margin=config.margin,
+        bleu_tokenize=config.bleu_tokenize,
         progress=progress,
     )
 
@@ -162,6 +163,7 @@ def remove_heads(
     calibration: Refit,
     metric: str = "",
     margin: str | None = None,
+    bleu_tokenize: str | None = None,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Shrunk:
     """A smaller copy in memory: without `heads`, or with key/value heads merged; compared with the whole one on `data`.
@@ -184,7 +186,7 @@ def remove_heads(
             merge = with_measured_counts(checkpoint, merge, fitted.calibration, objective=calibration.objective)
         removal = plan_merge(checkpoint.attention_sites, merge.counts, scores=merge.scores)
     measured = (fitted.held_out if fitted else valid or (corpus and corpus.first(MEASURED))) or otherwise
-    asked = quality_question(checkpoint, measured, metric=metric, margin=margin)
+    asked = quality_question(checkpoint, measured, metric=metric, margin=margin, bleu_tokenize=bleu_tokenize)
     done = shrink(checkpoint, removal, export=chosen, data=data, text=text, calibration=calibration, progress=progress)
     if isinstance(asked, str):
         return replace(done, unmeasured=asked)
@@ -193,7 +195,7 @@ def remove_heads(
 
 
 def quality_question(
-    checkpoint: Checkpoint, corpus: Corpus | None, *, metric: str, margin: str | None
+    checkpoint: Checkpoint, corpus: Corpus | None, *, metric: str, margin: str | None, bleu_tokenize: str | None
 ) -> Question | str:
     """What is measured on a text, or in words why nothing is.
 
@@ -204,9 +206,9 @@ def quality_question(
             raise ConfigError("--metric and --margin are about text to measure on; give --source, or --valid-source")
         return "quality was not measured: there is no text"
     try:
-        return question(checkpoint, corpus, metric=metric, margin=margin)
+        return question(checkpoint, corpus, metric=metric, margin=margin, bleu_tokenize=bleu_tokenize)
     except HeadscopeError as error:
-        if metric or margin is not None:
+        if metric or margin is not None or bleu_tokenize is not None:
             raise
         return f"quality was not measured: {error}"
 

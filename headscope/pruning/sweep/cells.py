@@ -22,7 +22,14 @@ from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError, HeadscopeError, OutputError
 from headscope.evaluation.before_after import no_baseline
 from headscope.evaluation.likelihood import LikelihoodOptions
-from headscope.evaluation.metrics.base import METRICS, ValidationText, check_search_options, choose_metric
+from headscope.evaluation.metrics.base import (
+    METRICS,
+    ValidationText,
+    check_search_options,
+    choose_metric,
+    reference_texts,
+)
+from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
 from headscope.formats.base import Checkpoint, open_checkpoint
 from headscope.formats.translate_options import TranslateOptions
 from headscope.heads import HeadId
@@ -75,7 +82,11 @@ class SweepContext:
         self.batching = BatchingOptions(tokens=tokens, limit=config.max_length)
         reading = LikelihoodOptions(tokens, self.opened.limit, "truncate", config.hiding, config.seed)
         search = TranslateOptions(beam=config.beam)
-        self.data = ValidationText(valid, reading, search, config.text, intact=self.checkpoint)
+        text, self.remarks = RAW, list[str]()
+        if METRICS.get(self.metric).reads == "translations":
+            text, self.remarks = text_mode(self.checkpoint, config.text, config.bleu_tokenize)
+            self.remarks += text_remarks(reference_texts(self.checkpoint, valid), text)
+        self.data = ValidationText(valid, reading, search, text, intact=self.checkpoint)
         self._by_criterion: dict[tuple[str, int], Scores] = {}  # which allocations of several sizes start from
         for method, _ in self.rankings(self.cells):
             if corpus is None and self.criteria[method][0].reads_text:

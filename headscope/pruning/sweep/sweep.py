@@ -354,7 +354,11 @@ def _signature(context: SweepContext) -> Signature:
     config, valid = context.config, context.data.corpus
     how = {"metric": context.metric}
     if context.metric == "bleu":
-        how |= {"text": config.text, **context.checkpoint.search_facts(context.data.options)}
+        how |= {
+            "text": config.text,
+            "tok": context.data.text.tokenize,
+            **context.checkpoint.search_facts(context.data.options),
+        }
     if config.trains:
         how["updates"] = f"{config.updates}+{config.tune_updates}"
     if config.allocate != "global":
@@ -376,7 +380,7 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
         raise DataError(f"{found.damaged[broken[0]]}; the same command does it again")
     records = [found.records[name] for name in names if name in found.records]
     kept, sites = survivors(records, context.functions), context.gating.per_site()
-    notes = other_weights(config.functions, context.checkpoint)
+    notes = [*context.remarks, *other_weights(config.functions, context.checkpoint)]
     notes += kept_remarks(records, config.out) if config.keep_models else []
     unpruned = next((np.array(record["sums"]) for record in records if record["cell"]["method"] == UNPRUNED), None)
     baseline = None if unpruned is None else context.why_no_baseline(unpruned)
