@@ -56,7 +56,7 @@ def _evaluate(config: EvaluateConfig, processes: Processes, *, json: bool) -> Ev
     if json:
         console.print_json(_as_json(evaluation))
     else:
-        _show(evaluation, config.per_sentence)
+        _show(evaluation, config.per_sentence if evaluation.complete else None)
     return evaluation
 
 
@@ -111,7 +111,7 @@ def _each_head(config: EvaluateConfig, processes: Processes, *, json: bool) -> E
         rows = signed_rows(heads.table, heads.signature)
         console.print_json({**rows, "remarks": heads.remarks, "complete": heads.complete})
     else:
-        _show_heads(heads, config.out)
+        _show_heads(heads, config.out if heads.complete else None)
     return heads
 
 

@@ -39,13 +39,14 @@ LOGITS = 2**27  # of a batch whose size nobody gave: half a gigabyte in single p
 
 
 class LabelledSentence(NamedTuple):
-    """A row of a batch with its labels: a sentence, or one of its copies with hidden tokens, of which one is `last`."""
+    """A row of a batch with its labels: a sentence, or one of its `copies` with hidden tokens, of them the `last`."""
 
     number: int
     source: Encoded
     target: Encoded | None
     labels: list[int]
     last: bool = True
+    copies: int = 1
 
     def length(self) -> int:
         """Positions in a batch."""
@@ -54,11 +55,15 @@ class LabelledSentence(NamedTuple):
 
 @dataclass(frozen=True)
 class Labelled:
-    """A batch, the label of each of its positions [b t], and the number of sentences whose last row it has (`done`)."""
+    """A batch, the label of each of its positions [b t], and the number of sentences whose last row it has (`done`).
+
+    `shares` [b] are what every row is of its sentence.
+    """
 
     batch: Batch
     labels: Tensor
     done: int
+    shares: Array
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,8 @@ class Likelihood:
     """Sums over a corpus: `nll` (Σ -log p) and `right` (correct predictions) per sentence and mask.
 
     `classes` are, per sentence, mask and label of a classifier, how often it was right, predicted and wanted
-    (see `class_counts`). `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] the number of tokens.
+    (see `class_counts`). `first` [sentence] is Σ -log p under the first mask, `counts` [sentence] the number of
+    tokens, `shares` [sentence] how much of each was read: all of it where it is 1.
     """
 
     nll: GroupSums = field(default_factory=GroupSums)
@@ -85,6 +91,7 @@ class Likelihood:
     classes: GroupSums = field(default_factory=GroupSums)
     first: Array = field(default_factory=lambda: np.zeros(0))
     counts: Array = field(default_factory=lambda: np.zeros(0))
+    shares: Array = field(default_factory=lambda: np.zeros(0))
     losses: Omissions = field(default_factory=Omissions)
     sentences: int = 0
     complete: bool = True
@@ -104,7 +111,8 @@ def likelihood(
     Of several `processes` each scores its share of the batches, and all get the sums. A KeyboardInterrupt ends the
     pass; the sums then cover the batches before it and have `complete=False`.
     """
-    sums = Likelihood(first=np.zeros(corpus.count), counts=np.zeros(corpus.count))
+    first, counts, shares = np.zeros((3, corpus.count))
+    sums = Likelihood(first=first, counts=counts, shares=shares)
     try:
         with torch.inference_mode():
             for number, part in enumerate(labelled(checkpoint, corpus, options, sums.losses)):
@@ -117,6 +125,7 @@ def likelihood(
                         sums.classes.add(indices, Ratio(classes, count[:, None]))
                     np.add.at(sums.first, indices.numpy(), nll[:, 0].numpy())
                     np.add.at(sums.counts, indices.numpy(), count.numpy())
+                    np.add.at(sums.shares, indices.numpy(), part.shares)
                     sums.sentences += part.done
                 progress(part.done)
     except KeyboardInterrupt:
@@ -125,7 +134,8 @@ def likelihood(
     for other in others:
         for name in ("nll", "right", "classes"):
             getattr(sums, name).merge(getattr(other, name))
-        sums.first, sums.counts = sums.first + other.first, sums.counts + other.counts
+        for name in ("first", "counts", "shares"):
+            setattr(sums, name, getattr(sums, name) + getattr(other, name))
         sums.sentences, sums.complete = sums.sentences + other.sentences, sums.complete and other.complete
     if not (sums.complete or sums.sentences):
         raise KeyboardInterrupt
@@ -307,7 +317,9 @@ def _hidden(
         for hidden in groups:
             ids = [mask if position in hidden else id_ for position, id_ in enumerate(source.ids)]
             labels = [id_ if position in hidden else IGNORED for position, id_ in enumerate(source.ids)]
-            rows.append(LabelledSentence(sentence.number, source._replace(ids=ids), None, labels, hidden is groups[-1]))
+            last = hidden is groups[-1]
+            row = LabelledSentence(sentence.number, source._replace(ids=ids), None, labels, last, len(groups))
+            rows.append(row)
     return rows
 
 
@@ -327,4 +339,4 @@ def _collate(group: list[LabelledSentence]) -> Labelled:
         target=pad_side(targets) if targets else None,
     )
     labels = pad_rows([row.labels for row in group], IGNORED)
-    return Labelled(batch, labels, sum(row.last for row in group))
+    return Labelled(batch, labels, sum(row.last for row in group), np.array([1 / row.copies for row in group]))

@@ -38,6 +38,9 @@ from headscope.signature import Signature, signature_of
 if TYPE_CHECKING:
     import pandas as pd
 
+WHOLE = 1 - 1e-9
+"""The share of a sentence that is all of it, as a sum of those of its copies."""
+
 
 @dataclass
 class MeasuredMetrics:
@@ -175,6 +178,7 @@ class Score:
 class Evaluation:
     """Scores of a corpus; `sentences` has a row each: sentence, tokens, nll, hypothesis (empty if not scored).
 
+    Where that was interrupted it has those that were read as a whole.
     `nll` is that of all `tokens`, which are labels of a classifier, as `unit` says.
     """
 
@@ -254,7 +258,7 @@ def _per_sentence(count: int, found: MeasuredMetrics) -> pd.DataFrame:
     import pandas as pd
 
     scored = found.scored
-    return pd.DataFrame(
+    table = pd.DataFrame(
         {
             "sentence": range(count),
             "tokens": [None] * count if scored is None else scored.counts.astype(int),
@@ -262,6 +266,9 @@ def _per_sentence(count: int, found: MeasuredMetrics) -> pd.DataFrame:
             "hypothesis": found.hypotheses or [""] * count,
         }
     )
+    if found.complete:
+        return table
+    return table[np.zeros(count, dtype=bool) if scored is None else scored.shares > WHOLE]
 
 
 def evaluation_signature(opened: OpenedEvaluation, *, done: int | None = None) -> Signature:

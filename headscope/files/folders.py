@@ -256,18 +256,17 @@ class OutputFile:
     def write(self, write: Callable[[Path], object], *, complete: bool) -> Written:
         """Write it where nothing is replaced that may not be: what was measured is never lost.
 
-        What is not `complete` replaces nothing and goes to FILE.new, and so does the result where another process was
-        quicker to write FILE.
+        What is not `complete` replaces nothing and goes to FILE.partial, so that nobody takes it for the whole. Where
+        another process was quicker to write FILE, the result is in FILE.new.
         """
         check_file(self.path, inputs=self.inputs, force=True)
-        new = replacing_folder(self.path)
-        if not complete and self.path.exists():
-            remark = f"{self.path} stays as it was; {new} has the sentences that were done"
-            return Written(write_atomically(new, write), remark)
+        if not complete:
+            partial = write_atomically(_free_name(self.path.with_name(f"{self.path.name}.partial")), write)
+            kept = "stays as it was" if self.path.exists() else "was not written"
+            return Written(partial, f"{self.path} {kept}; {partial} has the sentences that were done")
         if self.force:
             return Written(write_atomically(self.path, write))
-        numbers = (new.with_name(f"{new.name}{number}") for number in range(2, 1000))
-        beside = write_atomically(next((name for name in (new, *numbers) if not name.exists()), new), write)
+        beside = write_atomically(_free_name(replacing_folder(self.path)), write)
         try:
             _rename_to_new(beside, self.path)
         except FileExistsError:
@@ -276,6 +275,12 @@ class OutputFile:
 
     def _check(self) -> None:
         check_file(self.path, inputs=self.inputs, force=self.force)
+
+
+def _free_name(path: Path) -> Path:
+    """A path, with a number behind it where there is such a file already."""
+    numbers = (path.with_name(f"{path.name}{number}") for number in range(2, 1000))
+    return next((name for name in (path, *numbers) if not name.exists()), path)
 
 
 def _rename_to_new(old: Path, new: Path) -> None:

@@ -344,19 +344,38 @@ def test_batches_are_smaller_where_there_are_many_words_to_predict(kind: str, mo
     assert of_intact.value == pytest.approx(of_whole.value, rel=1e-12)
 
 
-def test_an_interrupted_pass_keeps_what_was_done(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "positions"), [("native", 10), ("bert", 12)])
+def test_an_interrupted_pass_keeps_what_was_done_and_nothing_else(
+    run: Evaluate, kind: str, positions: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of an encoder, whose sentences are read once a token, too: whole sentences, under another name."""
+    its: Any = checkpoints.small() if kind == "native" else checkpoints.hugging(kind)
+    texts = (SOURCES, TARGETS) if kind == "native" else (TEXTS,)
+    whole = run(its, *texts, batch_tokens=positions, metrics=("perplexity", "accuracy")).sentences
+    done = []
+
     @contextmanager
     def stopping(what: str, total: int) -> Iterator[Callable[[int], None]]:
         def step(count: int) -> None:
-            raise KeyboardInterrupt
+            done.append(count)
+            if sum(done):
+                raise KeyboardInterrupt
 
         yield step
 
-    defaults = {**(run_evaluation.__kwdefaults__ or {}), "progress": stopping}
-    monkeypatch.setattr(run_evaluation, "__kwdefaults__", defaults)
-    found = run(checkpoints.small(), SOURCES, TARGETS, batch_tokens=10)
-    assert not found.complete and "of 6 (interrupted)" in str(found.signature)
-    assert {score.metric for score in found.scores} == {"perplexity", "accuracy"}
+    for function in (run_evaluation, run_each_head):
+        defaults = {**(function.__kwdefaults__ or {}), "progress": stopping}
+        monkeypatch.setattr(function, "__kwdefaults__", defaults)
+    table = tmp_path / "table.csv"
+    found = run(its, *texts, batch_tokens=positions, per_sentence=table, metrics=("perplexity", "accuracy"))
+    assert not found.complete and f"{sum(done)} of {len(whole)} (interrupted)" in str(found.signature)
+    assert 0 < len(found.sentences) == sum(done) < len(whole)
+    pd.testing.assert_frame_equal(found.sentences, whole.loc[found.sentences.index])
+    assert not table.exists() and len(pd.read_csv(f"{table}.partial")) == sum(done)
+    assert found.remarks[-1] == f"{table} was not written; {table}.partial has the sentences that were done"
+    done.clear()
+    heads = run(its, *texts, batch_tokens=positions, out=table, each_head=True)
+    assert not heads.complete and not table.exists() and Path(f"{table}.partial2").is_file()
 
 
 def test_an_interrupted_pass_replaces_no_table(run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,8 +389,8 @@ def test_an_interrupted_pass_replaces_no_table(run: Evaluate, tmp_path: Path, mo
     monkeypatch.setattr(quality, "translate_corpus", interrupted)
     for options in ({"per_sentence": table}, {"out": table, "each_head": True}):
         found = run(checkpoints.small(), SOURCES, TARGETS, metrics=("bleu", "accuracy"), force=True, **options)
-        assert not found.complete and f"{table} stays as it was; {table}.new has" in found.remarks[-1]
-        assert table.read_bytes() == before and (tmp_path / "table.csv.new").is_file()
+        assert not found.complete and f"{table} stays as it was; {table}.partial" in found.remarks[-1]
+        assert table.read_bytes() == before and (tmp_path / "table.csv.partial").is_file()
 
 
 def test_an_interrupted_translation_keeps_the_scores_of_the_references(

@@ -391,5 +391,6 @@ def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:
         write_csv(config.out / name, frame)
     labelled = None if config.functions is None else read_record(config.functions / "run.json").get("checkpoint")
     record = {**record} | {name: result.record()[name] for name in SAID} | {"labelled": labelled}
+    record["missing"] = [cell.name for cell in context.cells if cell.name not in found.records]
     write_json(config.out / RECORD, SWEEP.described(record))
     return result
