@@ -23,6 +23,7 @@ ANALYSED = (
     *(*TEXT, "clean", "corrupt", "answer", "parse", "target_parse", *STANZA),
     *("max_sentences", "mask", "max_length", "keep_special", "exclude_sinks"),
 )
+NEW_TEXT = {"source": "txt"}
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
 
 
@@ -103,19 +104,21 @@ def _companions(choice: Selection) -> tuple[str, ...]:
 
 
 def after_removal(removed: Removed, options: Mapping[str, Any]) -> str:
-    """After a removal the score of what is left, on the text that it was measured on, else on the sample that ships."""
+    """After a removal the score of what is left, on text that it has not seen, or the sample that ships.
+
+    Heads were chosen, and what is left was refitted, on the text that was given.
+    """
     from headscope.assets import sample
     from headscope.formats.base import FORMATS
 
     if removed.quality is None:
         return command_line("show", removed.path)
-    valid = {name: options.get(f"valid_{name}") for name in TEXT if name != "pairs"}
-    texts = {name: options.get(name) for name in TEXT}
-    text = {**texts, **valid} if any(valid.values()) else texts
-    if not text["source"] and not text["labels"]:
-        text["source"] = sample("en")
-        text["target"] = sample("de") if removed.before.cross_cache else None
-    by_states = not text["labels"] and removed.quality.metric == "cosine"
+    given = {name for name in TEXT if options.get(name) or options.get(f"valid_{name}")}
+    text: dict[str, Any] = {name: f"YOUR-TEST.{NEW_TEXT.get(name, name)}" for name in given}
+    text |= {"pairs": True} if "pairs" in given else {}
+    if not given & {"source", "labels"}:
+        text = {"source": sample("en"), "target": sample("de") if removed.before.cross_cache else None}
+    by_states = "labels" not in given and removed.quality.metric == "cosine"
     metrics = {"metrics": "cosine"} if by_states else {}
     bpe = {"bpe": options.get("bpe")} if "bpe" in FORMATS.get(removed.format).takes else {}
     return command_line("evaluate", removed.path, options={**text, **metrics, **bpe}, names=(*TEXT, "metrics", "bpe"))

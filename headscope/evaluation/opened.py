@@ -16,7 +16,7 @@ from typing import Any
 
 from headscope.config import COMPANIONS, CheckpointOptions, Companions, EvaluateConfig, EvaluateOptions
 from headscope.data.batching import automatic_tokens, sentence_limit
-from headscope.data.corpus import Corpus, open_text
+from headscope.data.corpus import Corpus, line_digests, open_text
 from headscope.data.encoded import UnknownSubwords
 from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes
@@ -42,6 +42,7 @@ from headscope.model.mixing.experts import one_expert
 from headscope.model.taps import masked
 
 RECORD = "pruning.json"
+OVERLAP = 0.01  # of the lines may be among those of a calibration, as short ones are in any two texts
 COMPARED = 16  # lines that both models must split into the same subwords
 
 
@@ -153,17 +154,8 @@ def matched(
         checkpoint.search_facts(translate_options)
         text, said = text_mode(checkpoint, config.text, config.bleu_tokenize)
     masked_heads = select_heads(config.mask, checkpoint.layout) if config.mask else []
-    opened = OpenedEvaluation(
-        config,
-        checkpoint,
-        corpus,
-        metrics,
-        masked_heads,
-        likelihood_options,
-        translate_options,
-        remarks=said,
-        text=text,
-    )
+    opened = OpenedEvaluation(config, checkpoint, corpus, metrics, masked_heads, likelihood_options, translate_options)
+    opened.text, opened.remarks = text, [*seen_before(checkpoint.path, corpus), *said]
     if opened.asked("states"):
         _find_intact(opened, against, altered=altered or bool(masked_heads or config.expert) or config.each_head)
     return opened
@@ -244,16 +236,37 @@ def named(path: str, options: CheckpointOptions) -> Intact:
 
 def recorded(options: CheckpointOptions) -> Intact:
     """What the `pruning.json` of a removal says that the checkpoint was made of; nothing for any other checkpoint."""
-    path = Path(options.checkpoint)
+    record, path = removal_record(options.checkpoint), Path(options.checkpoint)
+    if not isinstance(source := record.get("source"), Mapping):
+        return Intact()
+    return made_of(source, options, beside=(path if path.is_dir() else path.parent).resolve().parent)
+
+
+def removal_record(checkpoint: str) -> Mapping[str, Any]:
+    """The `pruning.json` beside a checkpoint, where a removal wrote both; empty for any other checkpoint."""
+    path = Path(checkpoint)
     if not os.path.exists(path):
-        return Intact()
-    folder = path if path.is_dir() else path.parent
-    record = read_record(folder / RECORD)
-    output, source = record.get("output"), record.get("source")
+        return {}
+    record = read_record((path if path.is_dir() else path.parent) / RECORD)
+    output = record.get("output")
     is_its = isinstance(output, Mapping) and output.get("file") in (".", path.name)
-    if record.get("kind") not in ("removal", "shrink") or not is_its or not isinstance(source, Mapping):
-        return Intact()
-    return made_of(source, options, beside=folder.resolve().parent)
+    return record if record.get("kind") in ("removal", "shrink") and is_its else {}
+
+
+def seen_before(checkpoint: str, corpus: Corpus) -> list[str]:
+    """A warning where lines of a text are among those that the heads of a smaller model were chosen or refitted on."""
+    compensation = removal_record(checkpoint).get("compensation")
+    lines = compensation.get("lines") if isinstance(compensation, Mapping) else None
+    if not isinstance(lines, list):
+        return []
+    own = set(line_digests(corpus))
+    seen = len(own.intersection(map(str, lines)))
+    if seen <= OVERLAP * len(own):
+        return []
+    return [
+        f"warning: {seen} of {len(own)} different lines are among those that heads were chosen by or refitted on "
+        f"({RECORD}), so the numbers flatter the model; give text that it has not seen"
+    ]
 
 
 def made_of(source: Mapping[str, Any], options: CheckpointOptions, *, beside: Path | None = None) -> Intact:

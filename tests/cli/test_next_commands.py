@@ -40,8 +40,10 @@ def follow(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def followed(*words: object, ran: list[list[str]] | None = None) -> list[str]:
         monkeypatch.chdir(tmp_path)
-        lines: list[str] = []
+        lines, texts = list[str](), dict[str, object]()
         while True:
+            words = tuple(texts.get(str(words[n - 1]), w) if "YOUR-TEST" in str(w) else w for n, w in enumerate(words))
+            texts |= {str(words[n - 1]).replace("--valid-", "--"): word for n, word in enumerate(words) if n}
             status, shown, error = command(*words)
             assert status == 0, (words, error)
             line = next((line for line in reversed(shown.splitlines()) if COMMAND.match(line)), None)

@@ -86,6 +86,24 @@ def test_what_a_refit_is_worth_is_measured_on_text_that_was_held_out(folder: Pat
         model.remove(GONE, metric="accuracy")
 
 
+def test_text_that_a_model_was_refitted_on_is_no_test_of_it(folder: Path, tmp_path: Path, command: Command) -> None:
+    """Whatever its file is called and in whatever order its lines are; nor is it what comes next."""
+    lines, labels = ((folder / name).read_text().splitlines() for name in ("text", "labels"))
+    text = ("--source", folder / "text", "--labels", folder / "labels", "--device", "cpu", "--rounds", 0)
+    remove = ("prune", "remove", folder / "model", "--heads", GONE, "--compensate", "least-squares")
+    status, shown, error = command(*remove, *text, "--out", tmp_path / "small")
+    assert status == 0, error
+    ending = next(line for line in shown.splitlines() if line.startswith("next: "))
+    assert f"evaluate {tmp_path / 'small'} --source YOUR-TEST.txt --labels YOUR-TEST.labels" in ending
+    small, fitted = hs.load(tmp_path / "small", device="cpu"), len(lines) - len(lines) // 5
+    for order in (slice(None), slice(None, None, -1)):
+        remark = small.evaluate(lines[order], labels=labels[order], bootstrap=10).remarks[0]
+        assert remark.startswith(f"warning: {fitted} of {len(lines)} different lines are among those")
+    others = small.evaluate(["a text of its own", "another one"], labels=labels[:2], bootstrap=10)
+    whole = hs.load(folder / "model", device="cpu").evaluate(lines, labels=labels, bootstrap=10)
+    assert not any("different lines" in remark for remark in (*others.remarks, *whole.remarks))
+
+
 def test_an_encoder_has_its_cosine_on_the_sample(folder: Path, tmp_path: Path, command: Command) -> None:
     remove = ("prune", "remove", folder / "encoder", "--heads", GONE, "--device", "cpu", "--rounds", 0)
     status, shown, error = command(*remove, "--out", tmp_path / "small", "--max-sentences", 9)

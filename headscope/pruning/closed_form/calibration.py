@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from headscope.data.corpus import Corpus
+from headscope.data.corpus import Corpus, line_digests
 from headscope.errors import DataError
 from headscope.formats.base import Checkpoint
 from headscope.pruning.closed_form.compensate import ModuleRefit
@@ -76,7 +76,11 @@ class Compensated:
     anchor_digest: str = ""
 
     def record(self) -> dict[str, Any]:
-        """What `pruning.json` says of it; errors are shares of the energy of a module's output."""
+        """What `pruning.json` says of it; errors are shares of the energy of a module's output.
+
+        `lines` are digests of those that it was fitted to or chosen by.
+        """
+        chose = self.choice is not None and len(self.choice.candidates) > 2  # one refit beside masking is no choice
         return {
             "method": self.options.method,
             "damping": self.options.damping,
@@ -86,6 +90,7 @@ class Compensated:
             "strength": self.options.strength,
             "calibration": {"text": self.text.calibration.name, "sentences": self.text.calibration.count},
             "held_out": {"text": self.text.held_out.name, "sentences": self.text.held_out.count},
+            "lines": line_digests(self.text.calibration, *([self.text.held_out] if chose else [])),
             "performance": {name: asdict(performance) for name, performance in self.performance.items()},
             "choice": None if self.choice is None else self.choice.record(),
             "modules": [_module_record(refit) for refit in self.refits],
