@@ -71,10 +71,10 @@ class Checkpoint(ABC):
     """Whether its encoder reads recordings."""
     rereads: bool = False
     """Whether its decoder reads the source too, as that of a classifier does which has an encoder as well."""
-
     exclusive_labels: bool = True
     """Whether one of the labels that it predicts is right, and not several at once."""
-
+    writes: str | None = None
+    """The language that it writes, as its files call it; None where nothing says."""
     prefix: str = ""  # beginning of all names of weights in its files, not in its model
 
     def look_again(self) -> None:
@@ -276,11 +276,6 @@ class Checkpoint(ABC):
     @abstractmethod
     def joined(self, text: str) -> str:
         """A reference as translations are written: where texts are given split into subwords, put together."""
-
-    @property
-    def writes(self) -> str | None:
-        """The language that it writes, as its files call it. Returns None if nothing says."""
-        return None
 
     @abstractmethod
     def translations(self, texts: Sequence[str], options: TranslateOptions) -> list[list[Translation]]:

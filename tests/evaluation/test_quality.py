@@ -107,7 +107,7 @@ def test_bleus_tokenizer_is_that_of_the_language(language: str, monkeypatch: pyt
     from sacrebleu.metrics.bleu import BLEU
 
     code = {"zho": "zh", "jpn": "ja"}.get(language[:3], language[:2] if language != "jav_Latn" else "jv")
-    monkeypatch.setattr(type(its := checkpoints.small()), "writes", language)
+    monkeypatch.setattr(its := checkpoints.small(), "writes", language)
     if code == "th":
         assert text_mode(its) == (TextMode(tokenize="char"), [])
     elif code in ("ja", "ko"):
@@ -154,7 +154,7 @@ def test_references_without_spaces_are_remarked_on_where_words_end_at_spaces() -
 def test_the_language_decides_wherever_bleu_is_measured(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
     from sacrebleu.metrics.bleu import BLEU
 
-    monkeypatch.setattr(type(its := checkpoints.small()), "writes", "tha_Thai")
+    monkeypatch.setattr(its := checkpoints.small(), "writes", "tha_Thai")
     hypotheses = list(run(its, SOURCES, TARGETS, metrics=("bleu",)).sentences.hypothesis)
     references = [text.replace(" ", "", 1) for text in hypotheses]  # other words, the same characters
     found = run(its, SOURCES, references, metrics=("bleu",))

@@ -367,7 +367,8 @@ def test_languages_that_a_dictionary_lacks_are_named(tmp_path: Path) -> None:
     fairseq.write(path, options | {"source_lang": None, "lang_pairs": ["de-en", "en-de"]}, fairseq.state(options))
     with pytest.raises(CheckpointError, match="give --src-lang"):
         opened(path).encode(["c"], side="source", limit=9)
-    assert opened(path, companions=Companions(src_lang="de", tgt_lang="en")).target is not None
+    named = opened(path, companions=Companions(src_lang="de", tgt_lang="en"))
+    assert named.target is not None and named.writes == "en"
 
 
 def test_codes_split_raw_text(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_the_language_that_is_written_is_the_one_that_is_named(tmp_path: Path, k
     assert perplexity == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-4)
     written = checkpoint.translations(TEXT, TranslateOptions(beam=2, max_extra=5))
     assert [best.text for [best] in written] == right.batch_decode(ids, skip_special_tokens=True)
-    assert checkpoint.search_facts(TranslateOptions())["language"] == german
+    assert checkpoint.search_facts(TranslateOptions())["language"] == german == checkpoint.writes
     assert checkpoint.tokenizer.tgt_lang == named.get("tgt_lang"), "left as it was"
 
 

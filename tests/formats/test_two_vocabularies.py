@@ -65,7 +65,7 @@ def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_marian_with_two_vocabularies_reads_and_names_as_marian_tokenizer_does(marian: Path, tmp_path: Path) -> None:
     own: Any = transformers.MarianTokenizer.from_pretrained(marian)
     its = open_checkpoint(str(marian), device="cpu")
-    assert its.vocabularies == tuple(size - 1 for size in SIZES.values())
+    assert its.vocabularies == tuple(size - 1 for size in SIZES.values()) and its.writes == "de"
     own_of: dict[SideName, Any] = {
         "source": (own.spm_source, own.encoder),
         "target": (own.spm_target, own.target_encoder),

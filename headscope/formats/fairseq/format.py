@@ -50,17 +50,9 @@ class FairseqCheckpoint(TransformerCheckpoint):
     """A fairseq model; `origin`, `options` and the dictionaries are what `FAIRSEQ.write` writes such a file with."""
 
     def __init__(
-        self,
-        *,
-        origin: Origin,
-        options: Mapping[str, Any],
-        dictionaries: Dictionaries,
-        language: str | None,
-        **arguments: Any,
+        self, *, origin: Origin, options: Mapping[str, Any], dictionaries: Dictionaries, **arguments: Any
     ) -> None:
-        """`language` is the one that it writes."""
         super().__init__(**arguments)
-        self.language = language
         self.origin, self.options = origin, options
         self.missing, self.read_files = dictionaries.missing, dictionaries.files
 
@@ -70,10 +62,6 @@ class FairseqCheckpoint(TransformerCheckpoint):
         if not any(module.mixing is not None for _, _, _, module in copied.model.attention_modules()):
             copied.origin = self.origin.without_alphas()
         return copied
-
-    @property
-    def writes(self) -> str | None:
-        return self.language
 
     def _side(self, name: SideName) -> Vocabulary:
         side: SideName = name if self.two_sided else "target"
@@ -117,9 +105,8 @@ class FairseqFormat(CheckpointFormat[FairseqCheckpoint]):
             origin=origin(raw),
             options=_plain(settings, config),
             dictionaries=dictionaries,
-            language=settings.text("target_lang"),
         )
-        checkpoint.prefix = prefix
+        checkpoint.prefix, checkpoint.writes = prefix, settings.text("target_lang")
         return checkpoint
 
     def write(self, checkpoint: FairseqCheckpoint, folder: Path, companions: Companions) -> SavedFiles:

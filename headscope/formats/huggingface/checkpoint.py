@@ -60,6 +60,8 @@ class HuggingFaceCheckpoint(Predicting):
         self.exclusive_labels = getattr(config, "problem_type", None) != "multi_label_classification"
         self.reads_sound = reads_sound(model)
         self.rereads = self.two_sided and self.predicts == "classes"
+        known = (tokenizer is not None and self._languages()) or {}
+        self.writes = known.get("writes") or getattr(tokenizer, "target_lang", None)  # Marian's has one language
 
     def with_model(self, model: nn.Module) -> HuggingFaceCheckpoint:
         copied = super().with_model(model)
@@ -262,15 +264,6 @@ class HuggingFaceCheckpoint(Predicting):
             "limit": self.limit,
             "tokenizer": tokenizer,
         }
-
-    @property
-    def writes(self) -> str | None:
-        """That of a model of many languages, or of Marian's tokenizer."""
-        if self.tokenizer is None:
-            return None
-        known = self._languages() or {}
-        name = known.get("writes") or getattr(self.tokenizer, "target_lang", None)
-        return name if isinstance(name, str) else None
 
     def _languages(self) -> dict[str, Any] | None:
         return languages(self.tokenizer, self.model)
