@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headscope.cli import console
 
@@ -12,21 +12,32 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from headscope.results.answer import Answer, AnswerTable
-    from headscope.results.result import Result
+
+
+class Answering(Protocol):
+    """What a result needs for the terminal."""
+
+    @property
+    def signature(self) -> object:
+        """Everything that its numbers depend on."""
+
+    def answers(self) -> list[Answer]:
+        """What it says."""
+
 
 INDENT = "   "
 NUMBER = re.compile(r"[−-]?\d|$")
 
 
 def show_result(
-    result: Result, *, verbose: bool = False, files: Iterable[str] = (), commands: Iterable[tuple[str, str]] = ()
+    result: Answering, *, verbose: bool = False, files: Iterable[str] = (), commands: Iterable[tuple[str, str]] = ()
 ) -> None:
     """Print what a result says, where its files are, and commands that could come next, each with its purpose."""
     from rich.text import Text
 
     console.show(answer_lines(result.answers(), verbose=verbose, width=console.out().width))
     if verbose:
-        console.show([Text(result.signature, style="dim")])
+        console.show([Text(str(result.signature), style="dim")])
     console.show([*map(Text, files), *(Text(f"{purpose}:  {command}") for purpose, command in commands)])
 
 

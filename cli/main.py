@@ -24,7 +24,7 @@ from headscope.files.writing import exit_status, listening, received
 from headscope.model.process_settings import process_settings
 
 COMMANDS = {
-    "show": "Print what a checkpoint is, its heads, what removing them can save, and the metrics and analyses that fit.",
+    "show": "Print what a checkpoint is, its heads, what removing them can save, and what can be measured.",
     "list": "List what there is of one kind (analyses, criteria, metrics …), and what of it fits a checkpoint.",
     "analyze": "Measure every attention head of a checkpoint on a text, in one forward pass.",
     "train": "Train a Transformer, plain or in one of the variants, on raw parallel text or as a language model.",

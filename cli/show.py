@@ -15,7 +15,7 @@ from headscope.config.small import ShowConfig
 
 @made_of(ShowConfig, config=False, verbose=True)
 def show(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
-    """Print what a checkpoint is, its heads, what removing them can save, and the metrics and analyses that fit."""
+    """Print what a checkpoint is, its heads, what removing them can save, and what can be measured."""
     from headscope.api.commands import load
     from headscope.results.overview import Overview
 

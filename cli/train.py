@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import typer
 
 from headscope.cli import console
+from headscope.cli.answers import show_result
 from headscope.cli.failures import Application, PlainGroup
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import Config, Json, check_config, check_texts, declared, option_of, parameter, read
@@ -136,20 +137,11 @@ def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, 
 
 def _show(result: TrainingResult, *, json: bool) -> None:
     if json:
-        console.print_json({**vars(result), "folder": str(result.folder)})
+        console.print_json({"out": str(result.folder), **result.to_json()})
         return
-    scores = [f"validation nll {result.nll:.4f}" if result.nll is not None else ""]
-    scores.append(f"BLEU {result.bleu:.2f}" if result.bleu is not None else "")
-    shown = "  ".join(part for part in scores if part)
-    lines = [f"{result.update} updates, {result.seconds:.0f} s, {result.parameters:,} parameters  {shown}"]
-    if result.best is not None:
-        lines.append(f"best at update {result.best_update}: {result.best:.4f}")
-    lines += [f"note: {remark}" for remark in result.remarks]
-    console.show(console.signed(lines, result.signature))
-    written = [name for name in ("last", "best", "averaged") if (result.folder / name).is_dir()]
-    answers = [f"checkpoints in {result.folder}: " + ", ".join(written)] if written else []
-    following = command_line("plot", "training", result.folder, "--out", f"{result.folder}-training.png")
-    console.show(console.ending(answers, result.folder, following))
+    curves = command_line("plot", "training", result.folder, "--out", f"{result.folder}-training.png")
+    cite = f"Results: {result.folder}   Cite: {result.folder / 'run.json'}"
+    show_result(result, files=[cite], commands=[("Curves of the training", curves)])
 
 
 def _display(main: bool, notes: Sequence[str]) -> _Bar | TrainingLines:

@@ -24,7 +24,8 @@ from headscope.evaluation.text_mode import text_remarks
 from headscope.files.writing import ending_signals, note, write_json
 from headscope.model.stored_weights import parameters_by_part
 from headscope.model.threads import threads_for_pass
-from headscope.signature import Signature, signature_of
+from headscope.results.answer import Answer
+from headscope.signature import Signature, counted, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, remarks_on
 from headscope.training.data.prepare import Prepared, prepare
@@ -59,6 +60,24 @@ class TrainingResult:
     signature: str
     remarks: tuple[str, ...] = ()
     begun_at: int = field(default=0, compare=False)
+
+    def answers(self) -> list[Answer]:
+        """How well the model does, where it is best, and where its checkpoints are."""
+        scores = [f"validation nll {self.nll:.4f}"] if self.nll is not None else []
+        scores += [f"BLEU {self.bleu:.2f}"] if self.bleu is not None else []
+        spent = f"{counted(self.update, 'update')} in {self.seconds:.0f} s, {self.parameters:,} parameters"
+        ended = " (interrupted)" if self.reason == "interrupted" else ""
+        found = [Answer("", f"{self.folder.name}{ended}: {', '.join([*scores, spent])}", caution=bool(ended))]
+        if self.best is not None:
+            found.append(Answer("Best", f"{self.best:.4f} at update {self.best_update}"))
+        if written := [name for name in ("last", "best", "averaged") if (self.folder / name).is_dir()]:
+            found.append(Answer("Checkpoints", f"{self.folder}: {', '.join(written)}"))
+        return [*found, *(Answer("Note", remark, caution=True) for remark in self.remarks)]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields and the answers."""
+        record = {**vars(self), "folder": str(self.folder)}
+        return {"record": record, "answers": [answer.to_json() for answer in self.answers()]}
 
 
 def train(

@@ -57,10 +57,10 @@ def test_a_run_its_result_as_json_and_going_on(headscope: Command, data: list[ob
     out = tmp_path / "run"
     status, shown, err = headscope("train", "baseline", *data, *SIZES, "--max-updates", 3, "--out", out, "--json")
     assert status == 0 and err == ""
-    found = json.loads(shown)
+    found = json.loads(shown)["record"]
     assert found["update"] == 3 and found["reason"] == "updates" and found["folder"] == str(out)
     status, shown, _ = headscope("train", "baseline", "--out", out, "--resume", "--max-updates", 5)
-    assert status == 0 and "5 updates" in shown and "checkpoints in" in shown
+    assert status == 0 and "5 updates" in shown and "Checkpoints: " in shown
     about = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert about["config"]["vocab_size"] == 60 and about["command"][-1] == "5"
 
@@ -135,9 +135,10 @@ def test_variants_together_in_any_order(headscope: Command, data: list[object], 
     swaps.write_text('[[swap]]\nepoch = 2\nfirst = "encoder-self.0.0"\nsecond = "encoder-self.0.1"\n', encoding="utf-8")
     both = ["--swap-schedule", swaps, "--gamma", 0.1, "--start-after", 0.2]
     status, shown, err = headscope("train", "swap+mixing", *data, *SIZES, *both, "--max-epochs", 2, "--out", out)
-    assert (status, err) == (0, "") and "m:train.mixing+swap|" in shown
+    assert (status, err) == (0, "") and "Checkpoints: " in shown
     about = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert about["variant"] == "mixing+swap" and about["options"]["gamma"] == 0.1
+    assert "m:train.mixing+swap|" in about["signature"]
     assert about["options"]["swap_schedule"] == str(swaps)
     columns = (out / "metrics.csv").read_text(encoding="utf-8").splitlines()[0].split(",")
     assert {"window", "nuclear_norm.encoder-self", "swaps.schedule"} <= set(columns)
