@@ -28,7 +28,7 @@ from headscope.engine.record import complete_record
 from headscope.errors import ConfigError
 from headscope.evaluation.prompts import with_answers
 from headscope.files.folders import Build, check_writable
-from headscope.files.output_checks import check_folder, inputs_of
+from headscope.files.output_checks import Input, check_folder, inputs_of
 from headscope.formats.base import Checkpoint, open_configured
 from headscope.heads import select_heads
 from headscope.model.discovery import eval_mode
@@ -56,7 +56,8 @@ def run_analysis(
     chosen = chosen_analyses(config, prompts=config.clean is not None)
     if config.write_alignment and "alignment" not in [analysis.name for analysis in chosen]:
         raise ConfigError("--write-alignment is about what the analysis alignment measures; run it: --only alignment")
-    inputs = inputs_of(config)
+    written_into = [Input(path, checkpoint=True) for path in [config.write_alignment] if path is not None]
+    inputs = [*inputs_of(config), *written_into]
     with (
         process_group() as processes,
         Build(config.out, STUDY, inputs=inputs, force=config.force, writes=processes.main) as build,

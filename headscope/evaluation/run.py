@@ -14,6 +14,7 @@ from headscope.evaluation.opened import open_all
 from headscope.evaluation.quality import Evaluation, score_corpus
 from headscope.files.folders import OutputFile
 from headscope.files.output_checks import Input, inputs_of
+from headscope.files.tables import shielded
 from headscope.progress import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def open_and_measure(
     result = measure(opened, progress=progress if processes.main else no_progress)
     if file is not None and processes.main:
         frame = table(result)
-        written = file.write(lambda path: frame.to_csv(path, index=False), complete=result.complete)
+        written = file.write(lambda path: shielded(frame).to_csv(path, index=False), complete=result.complete)
         result.remarks += filter(None, [written.remark])
         result.late = written.late
     return result

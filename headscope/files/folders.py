@@ -85,7 +85,7 @@ class Build:
         with self.writing() as temporary, deferred():
             self._check(out)
             seal(temporary, self.kind, dict(record) | digests_of(temporary), out)
-            swap_in(temporary, out, self.kind)
+            swap_in(temporary, out, self.kind, force=self.force)
         return out
 
     def _check(self, out: Path) -> None:
@@ -196,7 +196,7 @@ def check_writable(out: Path) -> None:
     while not base.exists():
         base = base.parent
     with write_errors(out):
-        os.rmdir(tempfile.mkdtemp(dir=base, prefix=_prefix(out)))
+        tempfile.TemporaryFile(dir=base).close()  # without a name, so that a kill leaves nothing
 
 
 def _holds_run_of(holding: Contents, kind: OutputKind) -> bool:

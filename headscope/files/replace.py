@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from headscope.errors import OutputError
 from headscope.files.output_checks import RECORDS, OutputKind, contents, matches
 from headscope.files.reading import read_record
-from headscope.files.writing import TEMPORARY, deferred, write_errors, write_json
-
-if sys.platform != "win32":
-    import fcntl
+from headscope.files.writing import TEMPORARY, deferred, lock, write_errors, write_json
 
 _held: set[tuple[int, int]] = set()
 
@@ -38,7 +36,8 @@ def locked(folder: Path) -> Iterator[None]:
     again = key in _held
     try:
         if not again:
-            _lock(handle, folder)
+            if not lock(handle):
+                raise OutputError(f"another process is writing {folder}; wait for it, or choose another output")
             _held.add(key)
         yield
     finally:
@@ -47,23 +46,14 @@ def locked(folder: Path) -> Iterator[None]:
             _held.discard(key)
 
 
-def _lock(handle: int, folder: Path) -> None:
-    if sys.platform == "win32":
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise OutputError(f"another process is writing {folder}; wait for it, or choose another output") from None
-    except OSError:
-        return
-
-
 OLD, BUILD = f"{TEMPORARY}old", f"{TEMPORARY}build-"
 """Names of the replaced and the new directory meanwhile: `.headscope-old-NAME`, `.headscope-build-NAME-…`."""
 
 
-def swap_in(new: Path, out: Path, kind: OutputKind) -> None:
+def swap_in(new: Path, out: Path, kind: OutputKind, *, force: bool = True) -> None:
     """Move a directory to `out`, whose known files are removed; other files there are moved to the new one.
+
+    Without `force` nothing is replaced: OutputError where another process has written `out` meanwhile.
 
     One rename where `out` is empty, else two (see `recover`). The entries of a directory made within `out` are moved
     one by one, the record last, so that a mount point or the current directory is kept. `out` keeps its permissions; a
@@ -82,8 +72,13 @@ def swap_in(new: Path, out: Path, kind: OutputKind) -> None:
         _remove_replaced(inner, out, kind)
         new.rmdir()
         return
-    if not out.exists() or not any(out.iterdir()):
-        new.rename(out)
+    if not force or not out.exists() or not any(out.iterdir()):
+        try:
+            new.rename(out)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise OutputError(f"another process has written {out} meanwhile; choose another output") from None
         return
     old = _old_path(out)
     if old.exists():
@@ -109,17 +104,19 @@ def _permissions(new: Path, out: Path) -> int:
 
 
 @contextmanager
-def replacing(folder: Path, kind: OutputKind) -> Iterator[Path]:
+def replacing(folder: Path, kind: OutputKind, *, force: bool = True) -> Iterator[Path]:
     """An empty directory that replaces another one at the end of the block, and is removed if the block fails."""
     temporary: Path | None = None
-    with write_errors(folder):
+    recover(folder, kind)
+    with write_errors(folder), ExitStack() as stack:
         try:
             with deferred():
                 folder.parent.mkdir(parents=True, exist_ok=True)
-                temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{TEMPORARY}{folder.name}-"))
+                temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f"{BUILD}{folder.name}-"))
+                stack.enter_context(locked(temporary))
             yield temporary
             with deferred():
-                swap_in(temporary, folder, kind)
+                swap_in(temporary, folder, kind, force=force)
         finally:
             if temporary is not None:
                 with deferred():

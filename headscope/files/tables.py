@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,8 +28,30 @@ MISSING = ["", "nan", "NaN", "NA", "N/A"]
 """Cells without a number; words that pandas also takes for such ("None", "null") may be tokens."""
 
 
+FORMULA = re.compile(r"'*[=+\-@\t\r]")
+"""How texts begin that a spreadsheet would take for a formula, and those that have apostrophes before that."""
+
+
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
+SHIELDED = re.compile(r"^'(?='*[=+\-@\t\r])")
+
+
+def shielded(table: pd.DataFrame) -> pd.DataFrame:
+    """A table to write as CSV: texts that a spreadsheet would calculate have an apostrophe before them.
+
+    `read_csv` takes it away. Numbers stay numbers, also where they are texts.
+    """
+
+    def shield(cell: object) -> object:
+        calculated = isinstance(cell, str) and FORMULA.match(cell) and not NUMBER.fullmatch(cell)
+        return f"'{cell}" if calculated else cell
+
+    return table.assign(**{str(name): table[name].map(shield) for name in table.select_dtypes(exclude="number")})
+
+
 def write_csv(path: Path, table: pd.DataFrame, *, number: str | None = None) -> Path:
-    """Write a table without its index, numbers in a format like "%.7g" where one is given."""
+    """Write a table without its index, `shielded`, numbers in a format like "%.7g" where one is given."""
+    table = shielded(table)
     return write_atomically(path, lambda place: table.to_csv(place, index=False, float_format=number))
 
 
@@ -71,14 +94,14 @@ def read_csv(
         raise error(f"there is no file {file_name}")
     if isinstance(file, Path) and not (file.is_file() and file.stat().st_size <= MOST_BYTES):
         raise error(f"{file_name} is no file of at most {MOST_BYTES:,} bytes{hint}")
+    reading: dict[str, Any] = {"encoding": "utf-8", "keep_default_na": False}
     try:
-        table = pd.read_csv(
-            file,
-            dtype=dict.fromkeys(words, str),
-            encoding="utf-8",
-            low_memory=False,
-            keep_default_na=False,
-            na_values=MISSING,
+        header = pd.read_csv(file, nrows=0, **reading)
+        if not isinstance(file, Path):
+            file.seek(0)
+        missing = {column: MISSING for column in header if column not in words}  # texts are words, also "nan"
+        table: pd.DataFrame = pd.read_csv(
+            file, dtype=dict.fromkeys(words, str), low_memory=False, na_values=missing, **reading
         )
     except OSError as failed:
         raise error(f"{file_name} cannot be read: {failed.strerror or failed}") from None
@@ -94,6 +117,8 @@ def read_csv(
         raise error(f"{file_name} is malformed: column {damaged[0][:60]} must hold numbers, once{hint}")
     if infinite := [str(column) for column in table.select_dtypes("number") if np.isinf(table[column]).any()]:
         raise error(f"{file_name} is malformed: column {infinite[0][:60]} holds infinite numbers{hint}")
+    for column in table.select_dtypes(exclude="number"):
+        table[column] = table[column].map(lambda cell: SHIELDED.sub("", cell) if isinstance(cell, str) else cell)
     return table.fillna({column: "" for column in words if column in table.columns})
 
 

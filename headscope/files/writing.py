@@ -13,11 +13,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from headscope.errors import HeadscopeError, OutputError
+
+if sys.platform != "win32":
+    import fcntl
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 AGAIN = 0.02  # seconds
@@ -147,16 +150,16 @@ def write_errors(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     """Write a file under a temporary name, then rename it: no half file is ever left under its own name.
 
-    Its permissions are those that the umask leaves. OutputError where that fails.
+    Its permissions are those that the umask leaves. Temporary files of killed processes beside it are removed.
+    OutputError where that fails.
     """
     temporary: Path | None = None
-    with write_errors(path):
+    with write_errors(path), ExitStack() as stack:
         try:
             with deferred():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                new = path.with_name(f"{TEMPORARY}{path.stem}-{secrets.token_hex(4)}{path.suffix}")
-                new.touch(exist_ok=False)
-                temporary = new
+                _remove_abandoned(path.parent)
+                temporary = _locked_file(path, stack)
             write(temporary)
             with deferred():
                 os.replace(temporary, path)
@@ -166,6 +169,43 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
                     temporary.unlink(missing_ok=True)
             raise
     return path
+
+
+def _locked_file(path: Path, stack: ExitStack) -> Path:
+    """A new temporary file beside `path`, whose lock this process holds until the stack is left."""
+    while True:
+        new = path.with_name(f"{TEMPORARY}{path.stem}-{secrets.token_hex(4)}{path.suffix}")
+        handle = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        stack.callback(os.close, handle)
+        if lock(handle) and new.exists():  # else another process took it for abandoned this moment
+            return new
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files of a directory that no process holds."""
+    if sys.platform == "win32":  # has no such locks
+        return
+    for entry in os.scandir(folder):
+        if entry.name.startswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
+            with suppress(OSError):
+                handle = os.open(entry.path, os.O_RDWR)
+                try:
+                    if lock(handle):
+                        os.unlink(entry.path)
+                finally:
+                    os.close(handle)
+
+
+def lock(handle: int) -> bool:
+    """Whether this process has the lock of an open file now; True where a file system has none."""
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+    return True
 
 
 def write_json(path: Path, value: Any) -> Path:

@@ -332,7 +332,7 @@ class CheckpointFormat(ABC, Generic[C]):
         OutputError where it holds something and `force` is not given, and where it holds anything but a checkpoint.
         """
         check_folder(folder, self.kind, force=force)
-        with replacing(folder, self.kind) as temporary:
+        with replacing(folder, self.kind, force=force) as temporary:
             saved = self.write(checkpoint, temporary, Companions())
         return replace(saved, path=folder / saved.path.relative_to(temporary))
 

@@ -10,12 +10,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from html import escape
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from headscope.config.engines import declared_engines
+from headscope.errors import one_line
 from headscope.files.writing import write_atomically
 from headscope.model.removal_plan import RemovalPlan
 from headscope.version import VERSION
@@ -116,7 +119,7 @@ class Card:
         """The card in Markdown."""
         parts = [
             *self._head(),
-            f"# {self.title}\n",
+            f"# {_plain(self.title)}\n",
             f"Written by headscope {VERSION}, `headscope {self.command}`.\n",
             _items(self.facts),
         ]
@@ -142,4 +145,11 @@ def write_card(card: Card, folder: Path) -> None:
 
 
 def _items(lines: Iterable[str]) -> str:
-    return "".join(f"- {line}\n" for line in lines)
+    return "".join(f"- {_plain(line)}\n" for line in lines)
+
+
+def _plain(line: str) -> str:
+    """A line of Markdown in which names are text: code stays code, and elsewhere nothing is HTML, a link or a cell."""
+    parts = re.split(r"(?<!`)((`+)(?!`).+?(?<!`)\2(?!`))", one_line(line))
+    others = (re.sub(r"[\[\]|*]", r"\\\g<0>", escape(part, quote=False)) for part in parts[::3])
+    return "".join(text for pair in zip_longest(others, parts[1::3], fillvalue="") for text in pair)

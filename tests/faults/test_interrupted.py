@@ -22,7 +22,7 @@ STAGES = {
     "descriptions": ("analyses.explained.explained", 1, {"explained", "faithfulness"}),
     "removing heads": ("engine.faithfulness.run.measure_drop", 1, {"faithfulness"}),
     "shuffled weights": ("engine.faithfulness.run.analyze", 1, {"faithfulness"}),
-    "figures": ("api.analysis._figures", 1, {"figures"}),
+    "figures": ("report.registry.draw_standard", 1, {"figures"}),
 }
 MEASURED = {"confidence", "ablation", "shapley", "explained"}
 OPTIONS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -24,7 +25,7 @@ from headscope.files import replace
 from headscope.files.folders import Build, replacing_folder, to_resume, workplace
 from headscope.files.output_checks import Input, OutputKind, check_file, check_folder, contents, inputs_of
 from headscope.files.replace import locked
-from headscope.files.tables import read_csv
+from headscope.files.tables import read_csv, write_csv
 from headscope.files.writing import (
     deferred,
     exit_status,
@@ -53,6 +54,39 @@ def build(out: Path, text: str = "1", kind: OutputKind = KIND, *, force: bool = 
 
 def files(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+TEXTS = [
+    "=1+2",
+    "+a",
+    "-x",
+    "@SUM",
+    "'=",
+    "''-",
+    "'",
+    "'a",
+    "-1.5",
+    "+3",
+    "-",
+    "a,b",
+    'a"b',
+    "a\nb",
+    "nan",
+    "NA",
+    "",
+    "\t=",
+]
+
+
+@pytest.mark.parametrize("texts", [TEXTS, TEXTS[:1]])
+def test_no_text_of_a_table_is_a_formula_and_all_are_read_as_they_were(tmp_path: Path, texts: list[str]) -> None:
+    table = pd.DataFrame({"token": texts, "value": np.linspace(-1, 1, len(texts))})
+    write_csv(tmp_path / "a.csv", table)
+    with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        cells = [row["token"] for row in csv.DictReader(file)]
+    begins = [cell[:1] in tuple("=+-@\t") and cell not in ("-1.5", "+3") for cell in cells]
+    assert not any(begins) and cells[0] == "'=1+2"
+    pd.testing.assert_frame_equal(read_csv(tmp_path / "a.csv", columns=["value"], texts=["token"]), table)
 
 
 def test_a_directory_is_built_beside_and_names_its_files(tmp_path: Path) -> None:
@@ -255,6 +289,7 @@ def killed(after: int, work: Callable[[], object]) -> bool:
     """Do work in a process that is killed after so many changes of the file system; whether it was."""
     child = os.fork()
     if child == 0:
+        replace._held.clear()  # locks are the other process's
 
         def dying(real: Callable[..., None]) -> Callable[..., None]:
             def changed(*arguments: Any, **named: Any) -> None:
@@ -310,6 +345,47 @@ def test_a_process_that_is_killed_anywhere_leaves_the_old_run_or_the_new_one(
         rebuild("1", "old")
         assert files(out) == before
     assert states == {"1", "2"} and change > 6
+
+
+@pytest.mark.skipif(os.name == "nt", reason="forks")
+def test_of_two_processes_that_write_the_same_one_is_refused(tmp_path: Path) -> None:
+    """At whatever moment the other one is done."""
+    out = tmp_path / "run"
+    real = replace.seal
+
+    def quicker(*arguments: Any) -> None:
+        real(*arguments)
+        patched.undo()
+        assert not killed(0, lambda: build(out, "first"))
+
+    with pytest.MonkeyPatch.context() as patched, Build(out, KIND) as made:
+        with made.writing() as folder:
+            (folder / "heads.csv").write_text("second")
+        patched.setattr("headscope.files.folders.seal", quicker)
+        with pytest.raises(OutputError, match="another process has written"):
+            made.finish({})
+    assert files(out)["heads.csv"] == "first" and [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="forks")
+def test_what_a_killed_process_left_goes_with_the_next_file_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    def text(path: Path) -> None:
+        path.write_text("x")
+
+    def dies(path: Path) -> None:
+        os._exit(9)
+
+    assert killed(0, lambda: write_atomically(tmp_path / "a.csv", dies))
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".headscope-a-")
+
+    def another_at_once(path: Path) -> None:
+        assert [each.name for each in tmp_path.iterdir()] == [path.name]
+        write_atomically(tmp_path / "b.csv", text)
+        text(path)
+
+    write_atomically(tmp_path / "c.csv", another_at_once)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.csv", "c.csv"]
 
 
 def test_a_run_that_replaces_another_is_made_beside_it(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from headscope.api.analysis import run_analysis
 from headscope.assets import captions, trained
 from headscope.config import AnalyzeConfig
 from headscope.data.encoded import Batch, pad_side
-from headscope.errors import CheckpointError, ConfigError
+from headscope.errors import CheckpointError, ConfigError, OutputError
 from headscope.formats.base import open_checkpoint
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
 from headscope.formats.huggingface.shrink import shrink_model
@@ -247,6 +247,8 @@ def test_analyze_writes_what_it_measured(tmp_path: Path) -> None:
         checkpoint=trained(), out=tmp_path / "run", only=("alignment",), max_sentences=40, bootstrap=20,
         write_alignment=folder, alignment_heads=3, analysis_options=options, **files,
     )  # fmt: skip
+    with pytest.raises(OutputError, match="lies in"):
+        run_analysis(replace(config, out=folder / "run"))
     done = run_analysis(config)
     table = done.heads[done.heads["site"] == "cross"]
     best = table.sort_values("aligned_predicted").iloc[-1]
