@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
 
 def settings(asked: argparse.Namespace, out: Path) -> TrainConfig:
     """The same model and data for all sides."""
-    chosen = {"max_tokens": asked.max_tokens, "max_updates": 1000, "dropout": 0.1, "warmup": 100, "lr": 1e-4}
+    chosen = {"max_tokens": asked.max_tokens, "updates": 1000, "dropout": 0.1, "warmup": 100, "lr": 1e-4}
     values = {**PRESETS[asked.preset], **chosen, "precision": asked.precision, "max_sentences": asked.max_sentences}
     return TrainConfig(out=out, source=asked.source, target=asked.target, **values)
 

@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--max-sentences", type=int, help="a slice of the training text, to try the script")
-    parser.add_argument("--max-updates", type=int, default=PRESETS["tiny"]["max_updates"])
+    parser.add_argument("--updates", type=int, default=PRESETS["tiny"]["updates"])
     asked = parser.parse_args()
     with process_group() as processes:
         found = train(settings(asked, processes.world), Baseline(Baseline.Options()), resume=True)
@@ -74,7 +74,7 @@ def main() -> None:
 
 def settings(asked: argparse.Namespace, world: int) -> TrainConfig:
     """The recipe: preset tiny, and Multi30k's text. Batches of an update are spread over the processes."""
-    values: dict[str, Any] = {**PRESETS["tiny"], "max_updates": asked.max_updates}
+    values: dict[str, Any] = {**PRESETS["tiny"], "updates": asked.updates}
     values["accumulate"] = max(values["accumulate"] // world, 1)
     text = {
         f"{prefix}{side}": asked.data / f"{split}.{language}.gz"

@@ -96,7 +96,7 @@ FAIRSEQ: dict[str, Counterpart] = {
     "--warmup-init-lr": Counterpart(TRAIN, "--warmup-lr LR"),
     "--update-freq": Counterpart(TRAIN, "--accumulate N"),
     "--max-epoch": Counterpart(TRAIN, "--max-epochs N"),
-    "--max-update": Counterpart(TRAIN, "--max-updates N"),
+    "--max-update": Counterpart(TRAIN, "--updates N"),
     "--fp16": Counterpart(TRAIN, "--precision fp16|bf16"),
     "--cpu": Counterpart(TRAIN, "--device cpu"),
     "--log-interval": Counterpart(TRAIN, "--log-every N"),

@@ -32,7 +32,7 @@ class Going:
 
     resume: bool = option(
         False,
-        "Go on with the run in DIR, exactly. Options that are not given are those it has. Another --max-updates or "
+        "Go on with the run in DIR, exactly. Options that are not given are those it has. Another --updates or "
         "--max-epochs moves its end, not its schedules. Begins one where there is none.",
         panel="Validation and checkpoints",
         common=True,
@@ -124,9 +124,7 @@ def _train(config: TrainConfig, variant: Variant, *, resume: bool, force: bool, 
     if main:
         _show(result, json=json)
         if resume and result.update == result.begun_at and result.reason != "interrupted":
-            console.say(
-                f"the run in {result.folder} was complete; to go on, give it more --max-updates or --max-epochs"
-            )
+            console.say(f"the run in {result.folder} was complete; to go on, give it more --updates or --max-epochs")
     if result.reason == "interrupted":
         instead = " instead of --force" if force else ""
         console.say(
@@ -254,7 +252,7 @@ def _length(run: Any) -> int | None:
     """Updates until the end, if that is known."""
     from headscope.training.position import length
 
-    total: int | None = length(run.config.max_updates, run.config.epochs, run.position.updates_per_epoch)
+    total: int | None = length(run.config.updates, run.config.epochs, run.position.updates_per_epoch)
     return total
 
 

@@ -566,7 +566,7 @@ def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_p
         d_head=8,
         encoder_layers=1,
         decoder_layers=1,
-        max_updates=3,
+        updates=3,
         bleu_every=0,
         betas=[0.9, 0.99],
         device="cpu",
@@ -576,7 +576,7 @@ def test_train_writes_a_model_that_opens(caption_files: tuple[Path, Path], tmp_p
     assert torch.equal(torch.get_rng_state(), noise)
     with pytest.raises(ConfigError, match=r"^resume.*'wide'.*'baseline'"):
         hs.train(out=tmp_path / "run", resume=True)
-    assert hs.train("wide", out=tmp_path / "run", resume=True, max_updates=5).update == 5
+    assert hs.train("wide", out=tmp_path / "run", resume=True, updates=5).update == 5
     trained = hs.load(tmp_path / "run" / "last")
     assert trained.layout[hs.Site.CROSS, 0] == 4 and len(trained.translate(["A dog runs."])) == 1
     assert hs.plot(tmp_path / "run", "training").axes

@@ -185,7 +185,7 @@ ELSEWHERE: dict[type[Any], tuple[str, dict[str, str]]] = {
                 "max_sentences": "max_sentences",
                 "export": "remove.export",
             },
-            **dict.fromkeys(("keep", "fraction"), "highest.count"),
+            **dict.fromkeys(("keep", "keep_fraction"), "highest.count"),
             **{name: REFIT[name] for name in ("compensate", "sequential", "anchor")},
             **dict.fromkeys((*AFTER, "out", "force", "remove"), "what follows the choice is for hs.prune"),
         },

@@ -93,7 +93,7 @@ def test_an_installed_package_adds_one_of_each_kind(tmp_path: Path) -> None:
         ["prune", "sigmoid", model, *pairs, *judged, "--keep", "48", "--updates", "2", "--out", "learnt"],
         ["evaluate", model, *pairs, *off],
         ["prune", "sweep", model, *pairs, *sweep, "--metric", "length-ratio", "--out", "sweep"],
-        ["train", "patient", *pairs, *small, *valid, "--max-updates", "4", "--patient-for", "2", "--out", "trained"],
+        ["train", "patient", *pairs, *small, *valid, "--updates", "4", "--patient-for", "2", "--out", "trained"],
     ]
     environment = {
         **os.environ,

@@ -165,9 +165,9 @@ def prune(
     """Choose heads to remove, by a ranking or by learned gates, and write the choice: `headscope prune METHOD`.
 
     checkpoint: a path or a hub id.
-    method: "rank" (`by=`, `keep=` or `fraction=`), "l0" (`strength=` or `keep=`), "subset" (`keep=`) or a learner of
-        another package; "sweep", which compares `methods=` at several sizes (`keep=` or `fractions=`); or "shrink",
-        which goes the whole way to a smaller model (`keep=`, `fraction=` or `max_drop=`).
+    method: "rank" (`by=`, `keep=` or `keep_fraction=`), "l0" (`strength=` or `keep=`), "subset" (`keep=`) or a learner
+        of another package; "sweep", which compares `methods=` at several sizes (`keep=` or `keep_fraction=`); or
+        "shrink", which goes the whole way to a smaller model (`keep=`, `keep_fraction=` or `max_drop=`).
     out: the folder to write; it must be empty unless `force` is given.
     options: those of the command, with underscores: `source=` and `target=` (files), `sites=`, `protect=`, `updates=`,
         `remove=True`, …; see `RankConfig`, `LearnConfig`, `SweepConfig` and `ShrinkConfig` in

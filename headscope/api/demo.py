@@ -113,7 +113,7 @@ def _bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress)
     )
     calibration: dict[str, Any] = {"source": text["calibration.en"], "valid_source": text["test.en"]}
     choice = run_ranking(
-        RankConfig(checkpoint=checkpoint, out=out / "bert-ranking", by="obs", fraction=SHARE, **calibration),
+        RankConfig(checkpoint=checkpoint, out=out / "bert-ranking", by="obs", keep_fraction=SHARE, **calibration),
         progress=progress,
     )
     return Part(analysis, choice, _removed(checkpoint, out / "bert-pruned", choice, calibration))
@@ -135,7 +135,12 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
         ),
         progress,
     )
-    options: dict[str, Any] = {"by": MEASURE, "run": analysis.folder, "fraction": SHARE, "sites": ("encoder-self",)}
+    options: dict[str, Any] = {
+        "by": MEASURE,
+        "run": analysis.folder,
+        "keep_fraction": SHARE,
+        "sites": ("encoder-self",),
+    }
     choice = run_ranking(RankConfig(checkpoint=trained(), out=out / "translation-ranking", **options))
     calibration: dict[str, Any] = {
         "source": text["learn.en"],

@@ -269,9 +269,9 @@ class Model(ScoredModel):
         text, target, second, labels: what heads are ranked and the others refitted on; see `analyze`.
         valid: text that the copy is judged on and that nothing else sees; default: the last fifth of `text`.
         protect: heads that stay.
-        options: `keep` or `fraction` (how many heads stay) or `max_drop` ("0.5", "1%": the smallest copy that is not
-            worse by more, at 95 %; the default, 1%), `by`, `allocate`, `sites`, `compensate`, `check` (a file with the
-            second text), `metric`, `export` and others of `headscope.pruning.options.ShrinkConfig`.
+        options: `keep` or `keep_fraction` (how many heads stay) or `max_drop` ("0.5", "1%": the smallest copy that is
+            not worse by more, at 95 %; the default, 1%), `by`, `allocate`, `sites`, `compensate`, `check` (a file with
+            the second text), `metric`, `export` and others of `headscope.pruning.options.ShrinkConfig`.
 
         `quality` of the copy is on `valid`, `elsewhere` on the second text. ConfigError where no size is as good.
         """

@@ -98,7 +98,7 @@ class ShrinkMore(TypedDict, total=False):
     """Further options of `Model.shrink`; `headscope.pruning.options.ShrinkConfig` says what they mean."""
 
     keep: int | None
-    fraction: float | None
+    keep_fraction: float | None
     max_drop: str | None
     by: str
     allocate: Literal["global", "per-layer", "uniform", "per-group", "measured"] | None

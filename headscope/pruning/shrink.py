@@ -137,7 +137,8 @@ def opened_with(
         config.sizes(folder, by=by, metric=asked.metric), replace(opened, corpus=text.calibration, valid=judged)
     )
     if not config.searches and sizes.cells[-1].keep == sizes.gating.heads:
-        given = f"--keep {config.keep}" if config.fraction is None else f"--fraction {config.fraction:g}"
+        share = config.keep_fraction
+        given = f"--keep {config.keep}" if share is None else f"--keep-fraction {share:g}"
         raise ConfigError(f"{given} are all {sizes.gating.heads} heads there are; nothing would be removed")
     return Opened(
         config=config,
@@ -165,7 +166,7 @@ def divided(corpus: Corpus, valid: Corpus | None, config: ShrinkConfig) -> tuple
     if config.searches and judged.count < FEWEST:
         raise ConfigError(
             f"{counted(judged.count, 'sentence')} to judge on ({judged.name}), and of fewer than {FEWEST} no size is "
-            "established to be as good; give more text (--valid-source), or say how small: --keep N or --fraction F"
+            "established to be as good; give more text (--valid-source), or --keep N or --keep-fraction F"
         )
     return text, judged
 

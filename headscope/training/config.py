@@ -151,7 +151,7 @@ class TrainConfig(BleuOption):
     accumulate: int = option(
         1, "Forward passes an update, in each process.", panel=OPTIMISATION, minimum=1, maximum=65_536
     )
-    max_updates: int | None = option(None, "End after N updates.", panel=OPTIMISATION, minimum=1, common=True)
+    updates: int | None = option(None, "End after N updates.", panel=OPTIMISATION, minimum=1, common=True)
     max_epochs: int | None = option(
         None, "End after N epochs; default 20 where nothing says when.", panel=OPTIMISATION, minimum=1, common=True
     )
@@ -204,8 +204,8 @@ class TrainConfig(BleuOption):
         if self.d_model % self.heads:
             good = [n for n in range(1, self.d_model + 1) if self.d_model % n == 0]
             raise ConfigError(f"--d-model {self.d_model} is not divisible by --heads {self.heads}; choose from {good}")
-        if self.schedule == "cosine" and self.max_updates is None and self.max_epochs is None:
-            raise ConfigError("--schedule cosine must know the end: give --max-updates or --max-epochs")
+        if self.schedule == "cosine" and self.updates is None and self.max_epochs is None:
+            raise ConfigError("--schedule cosine must know the end: give --updates or --max-epochs")
         if len(self.betas) != 2:
             raise ConfigError(f"--betas {self.betas} must be two numbers from 0 to less than 1, such as 0.9,0.98")
         if self.save_confidence != "none" and self.compile:
@@ -218,7 +218,7 @@ class TrainConfig(BleuOption):
     @property
     def epochs(self) -> int | None:
         """After how many epochs the run ends; None if only updates count."""
-        return 20 if self.max_epochs is None and self.max_updates is None else self.max_epochs
+        return 20 if self.max_epochs is None and self.updates is None else self.max_epochs
 
     def plain(self) -> dict[str, Any]:
         """The options as plain JSON values."""
@@ -273,7 +273,7 @@ TINY: Mapping[str, Any] = {
     "label_smoothing": 0.1,
     "max_tokens": 4096,
     "accumulate": 2,
-    "max_updates": 8000,
+    "updates": 8000,
     "average": 10,
 }
 SMALL: Mapping[str, Any] = {

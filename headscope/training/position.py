@@ -20,7 +20,7 @@ class TrainingPosition:
     in this epoch; `sentences` and `tokens` (target tokens, the closing one included) are what those updates
     have read, over all processes. `updates_planned` and `epochs_planned` are the length that the run was begun
     with, which schedules go by, None where there is no such limit; of the two at least one is known. A run that is
-    resumed with other limits ends by these (`TrainConfig.max_updates`, `epochs`), and its plan stays as it was.
+    resumed with other limits ends by these (`TrainConfig.updates`, `epochs`), and its plan stays as it was.
     """
 
     epoch: int = 1

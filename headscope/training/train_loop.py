@@ -187,7 +187,7 @@ class Loop:
         """Whether a validation follows the update just done; the last update always has one."""
         position, config = self.run.position, self.run.config
         closes = position.update_in_epoch == position.updates_per_epoch
-        if position.update == config.max_updates or (closes and position.epoch == config.epochs):
+        if position.update == config.updates or (closes and position.epoch == config.epochs):
             return True
         return closes if config.validate_every is None else position.update % config.validate_every == 0
 
@@ -203,7 +203,7 @@ class Loop:
 
     def _planned_end(self) -> Reason | None:
         position, config = self.run.position, self.run.config
-        if config.max_updates is not None and position.update >= config.max_updates:
+        if config.updates is not None and position.update >= config.updates:
             return "updates"
         if config.epochs is not None and position.epoch > config.epochs:
             return "epochs"

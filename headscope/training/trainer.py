@@ -201,7 +201,7 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
         processes=processes,
         data=data,
         generator=torch.Generator().manual_seed(config.seed),
-        position=TrainingPosition(updates_planned=config.max_updates, epochs_planned=config.epochs),
+        position=TrainingPosition(updates_planned=config.updates, epochs_planned=config.epochs),
     )
     run.criterion = _criterion(run, variant)
     torch.manual_seed(config.seed + 1 + processes.rank)  # dropout

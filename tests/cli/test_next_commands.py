@@ -115,7 +115,7 @@ def test_uniform_heads_of_a_class_that_says_how_wide_they_are(folder: Path, foll
     its: Any = tiny.checkpoint("mistral", 3)
     its.model.save_pretrained(folder / "decoder")
     its.tokenizer.save_pretrained(folder / "decoder")
-    rank = ("--by", "obs", "--fraction", 0.5, "--allocate", "uniform", "--source", "text")
+    rank = ("--by", "obs", "--keep-fraction", 0.5, "--allocate", "uniform", "--source", "text")
     lines = follow("prune", "rank", folder / "decoder", *rank, "--out", "ranked")
     assert "--export native" in lines[0] and "--compensate auto" in lines[0]
     assert lines[1].startswith("evaluate")

@@ -70,7 +70,7 @@ def test_nothing_done_has_no_pace() -> None:
 
 def run_at(update: int, *, updates: int | None) -> Any:
     position = SimpleNamespace(update=update, epoch=3, updates_per_epoch=None)
-    return SimpleNamespace(position=position, config=SimpleNamespace(max_updates=updates, epochs=None))
+    return SimpleNamespace(position=position, config=SimpleNamespace(updates=updates, epochs=None))
 
 
 @pytest.mark.parametrize(("total", "of", "left"), [(5000, " of 5,000", ", 7 min left"), (None, "", "")])

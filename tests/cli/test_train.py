@@ -55,11 +55,11 @@ def test_help_lists_the_variants_and_their_options(headscope: Command) -> None:
 
 def test_a_run_its_result_as_json_and_going_on(headscope: Command, data: list[object], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    status, shown, err = headscope("train", "baseline", *data, *SIZES, "--max-updates", 3, "--out", out, "--json")
+    status, shown, err = headscope("train", "baseline", *data, *SIZES, "--updates", 3, "--out", out, "--json")
     assert status == 0 and err == ""
     found = json.loads(shown)["record"]
     assert found["update"] == 3 and found["reason"] == "updates" and found["folder"] == str(out)
-    status, shown, _ = headscope("train", "baseline", "--out", out, "--resume", "--max-updates", 5)
+    status, shown, _ = headscope("train", "baseline", "--out", out, "--resume", "--updates", 5)
     assert status == 0 and "5 updates" in shown and "Checkpoints: " in shown
     about = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert about["config"]["vocab_size"] == 60 and about["command"][-1] == "5"
@@ -70,7 +70,7 @@ def test_without_validation_text_it_says_that_best_is_last(
 ) -> None:
     """Before the run, on stderr, and after it; with a file of weights that is the same."""
     out, says = tmp_path / "run", "without validation text the checkpoint best is last; give --valid-source and"
-    status, shown, err = headscope("train", "baseline", *data[:4], *SIZES, "--max-updates", 2, "--out", out)
+    status, shown, err = headscope("train", "baseline", *data[:4], *SIZES, "--updates", 2, "--out", out)
     assert status == 0 and says in shown
     assert err.startswith(f"note: {says}") and err.count("\n") == 1
     best, last = ((out / name / "model.safetensors").read_bytes() for name in ("best", "last"))
@@ -81,13 +81,13 @@ def test_the_command_line_wins_over_the_file_over_the_preset(
     headscope: Command, data: list[object], tmp_path: Path
 ) -> None:
     config = tmp_path / "run.toml"
-    config.write_text('preset = "tiny"\nlr = 0.004\nbetas = [0.8, 0.9]\nmax-updates = 1\n', encoding="utf-8")
+    config.write_text('preset = "tiny"\nlr = 0.004\nbetas = [0.8, 0.9]\nupdates = 1\n', encoding="utf-8")
     out = tmp_path / "run"
     status, _, err = headscope("train", "baseline", "--config", config, *data, *SIZES, "--dropout", 0.25, "--out", out)
     assert status == 0, err
     found = json.loads((out / "run.json").read_text(encoding="utf-8"))["config"]
     assert (found["dropout"], found["lr"], found["warmup"], found["betas"]) == (0.25, 0.004, 2000, [0.8, 0.9])
-    assert found["d_model"] == 16 and found["average"] == 10 and found["max_updates"] == 1
+    assert found["d_model"] == 16 and found["average"] == 10 and found["updates"] == 1
 
 
 def test_what_the_user_can_fix_ends_with_one_line_and_status_2(
@@ -117,7 +117,7 @@ def test_what_the_user_can_fix_ends_with_one_line_and_status_2(
 
 
 def test_a_loss_that_is_no_number_ends_with_status_2(headscope: Command, data: list[object], tmp_path: Path) -> None:
-    arguments = ["--lr", "1e30", "--warmup", 0, "--max-updates", 50, "--out", tmp_path / "run"]
+    arguments = ["--lr", "1e30", "--warmup", 0, "--updates", 50, "--out", tmp_path / "run"]
     status, _, err = headscope("train", "baseline", *data, *SIZES, *arguments)
     assert status == 2 and re.search(r"is (nan|inf|-inf) in update \d+ \(epoch 1, batch \d+, training lines", err)
 

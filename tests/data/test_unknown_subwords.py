@@ -163,7 +163,7 @@ def test_raw_text_without_codes_is_warned_of(
 
 def test_ranking_reports_them(tmp_path: Path) -> None:
     NATIVE.save(checkpoints.small(), tmp_path / "model")
-    asked = ["prune", "rank", str(tmp_path / "model"), "--by", "magnitude", "--fraction", "0.5", "--device", "cpu"]
+    asked = ["prune", "rank", str(tmp_path / "model"), "--by", "magnitude", "--keep-fraction", "0.5", "--device", "cpu"]
     given = ["--source", str(lines(tmp_path / "a", TEXT)), "--target", str(lines(tmp_path / "b", OTHER))]
     found = CliRunner().invoke(app, [*asked, *given, "--out", str(tmp_path / "out"), "--json"])
     assert found.exit_code == 0, found.output

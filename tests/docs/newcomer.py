@@ -35,13 +35,11 @@ FILES = {
     "voc/dst.voc.txt": STORY / "dst.voc.txt",
 }
 """What stands for the reader's checkpoints and their companions."""
-RECIPE = (
-    "encoder-layers = 3\ndecoder-layers = 3\nd-model = 24\nd-ffn = 16\nheads = 8\nmax-updates = 2\nbleu-every = 0\n"
-)
+RECIPE = "encoder-layers = 3\ndecoder-layers = 3\nd-model = 24\nd-ffn = 16\nheads = 8\nupdates = 2\nbleu-every = 0\n"
 """The reader's recipe.toml, for models that are trained from scratch."""
 LEARNING = "--updates 2 --max-sentences 8 --valid-sentences 2"
 TINY = (
-    "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ffn 16 --heads 4 --vocab-size 200 --max-updates 2 "
+    "--encoder-layers 1 --decoder-layers 1 --d-model 16 --d-ffn 16 --heads 4 --vocab-size 200 --updates 2 "
     "--max-tokens 4000 --bleu-every 0 --beam 1 --max-sentences 24"
 )
 SMALLER = {
@@ -153,7 +151,7 @@ def smaller(words: list[str]) -> list[str]:
         options |= {"--explained-rows": "60", "--explained-steps": "2"}
     if "--faithfulness" in words:
         options |= {"--faithfulness-seeds": "1", "--faithfulness-steps": "2"}
-    for flag in {"--keep", "--fractions"} & set(words):
+    for flag in {"--keep", "--keep-fraction"} & set(words):
         first, *others = words[words.index(flag) + 1].split(",")
         options[flag] = ",".join([first, *others[-1:]])
     kept = [word for place, word in enumerate(words) if word not in options and words[place - 1] not in options]

@@ -59,7 +59,7 @@ def _gates(method: str, *more: object) -> Callable[[Path], Sequence[object]]:
 
 FEW = ("--rounds", 0, "--max-sentences", 4)
 SIZES = ("--vocab-size", 30, "--d-model", 8, "--d-ffn", 8, "--heads", 2, "--encoder-layers", 1, "--decoder-layers", 1)
-STEPS = ("--max-tokens", 60, "--max-updates", 4, "--save-every", 1, "--validate-every", 2, "--beam", 1, "--average", 2)
+STEPS = ("--max-tokens", 60, "--updates", 4, "--save-every", 1, "--validate-every", 2, "--beam", 1, "--average", 2)
 CASES = {
     case.name: case
     for case in (

@@ -94,7 +94,7 @@ MISTAKES = {
     "prune remove M --heads cross.0 --out o": "'cross.0'",
     f"{REMOVE} --margin lots": "--margin 'lots'",
     f"{REMOVE} --export tensorflow": "--export tensorflow",
-    f"{SHRINK} --source T --target T --fraction 2": "at most 1",
+    f"{SHRINK} --source T --target T --keep-fraction 2": "at most 1",
     f"{SHRINK} --source T --target T --max-drop much": "--max-drop 'much'",
     f"{SWEPT} --methods magic --keep 3": "'magic'",
     f"{SWEPT} --methods magnitude --keep x": "--keep 'x'",
@@ -145,7 +145,7 @@ MISTAKES = {
     f"{REMOVE} --anchor mixed": "--anchor is for --compensate least-squares",
     f"{REMOVE} --calibration-sentences 9": "--calibration-sentences is about --compensate",
     f"{REMOVE} --sequential": "--sequential is for --compensate least-squares",
-    f"{SHRINK} --source T --target T --fraction 0.5 --keep 3": "give one of them",
+    f"{SHRINK} --source T --target T --keep-fraction 0.5 --keep 3": "give one of them",
     f"{TRAIN} --heads 3 --d-model 16": "not divisible by --heads 3",
 }
 

@@ -89,7 +89,7 @@ def test_weights_of_a_hugging_face_folder_are_named(tmp_path: Path, kind: str, n
 
 
 @pytest.mark.parametrize("arguments", [("show",), ("analyze", "--out"), ("evaluate", "--metrics", "perplexity"),
-                                       ("prune", "rank", "--by", "magnitude", "--fraction", 0.5, "--out"),
+                                       ("prune", "rank", "--by", "magnitude", "--keep-fraction", 0.5, "--out"),
                                        ("prune", "remove", "--heads", "decoder-self.0.1", "--out")])  # fmt: skip
 def test_every_command_stops_with_one_line(
     command: Callable[..., Ran], texts: Path, tmp_path: Path, arguments: tuple[str, ...]

@@ -170,7 +170,7 @@ class Stage:
         texts = self.folder / "lessons"
         sizes = {
             **{"encoder-layers": 1, "decoder-layers": 1, "d-model": 8, "d-ffn": 8, "heads": 2, "vocab-size": 40},
-            **{"max-tokens": 60, "max-updates": 2, "beam": 1, "bleu-every": 0, "max-sentences": 8, "device": "cpu"},
+            **{"max-tokens": 60, "updates": 2, "beam": 1, "bleu-every": 0, "max-sentences": 8, "device": "cpu"},
             **{"source": texts / "source.txt", "target": texts / "target.txt", "out": out},
         }
         return [part for name, value in sizes.items() for part in (f"--{name}", str(value))]

@@ -114,12 +114,14 @@ def test_sweeps_rank_so_too(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", "qwen3", tokenizer=decoders.byte_level())
     (tmp_path / "text").write_text("a man walks\n" * 6, encoding="utf-8")
     given: dict[str, Any] = {"checkpoint": str(path), "source": tmp_path / "text", "valid_source": tmp_path / "text"}
-    given |= {"methods": ("magnitude",), "fractions": (0.5,), "allocate": "per-group", "seeds": 1}
+    given |= {"methods": ("magnitude",), "keep_fraction": (0.5,), "allocate": "per-group", "seeds": 1}
     found = run_sweep(SweepConfig(**given, out=tmp_path / "sweep", metric="perplexity"))
     kept = found.table.query("method == 'magnitude'")
     assert kept["kept"].tolist() == [12]
     with pytest.raises(ConfigError, match=r"l0.*groups"):
-        SweepConfig(**{**given, "methods": ("magnitude", "l0"), "fractions": ()}, lambdas=(0.1,), out=tmp_path / "l0")
+        SweepConfig(
+            **{**given, "methods": ("magnitude", "l0"), "keep_fraction": ()}, lambdas=(0.1,), out=tmp_path / "l0"
+        )
 
 
 def test_shrinking_for_laguna_chooses_so(tmp_path: Path) -> None:

@@ -208,9 +208,9 @@ def test_scores_from_a_file_and_from_a_run(folder: Path, tmp_path: Path) -> None
     ("options", "message"),
     [
         ({"by": "gradeint", "keep": 3}, "'gradeint'.*'gradient'"),
-        ({"by": "gradient"}, "--keep.*--fraction"),
-        ({"by": "gradient", "keep": 3, "fraction": 0.5}, "--keep.*--fraction"),
-        ({"by": "gradient", "fraction": 1.5}, r"--fraction.*1\.5.*\b1\b"),
+        ({"by": "gradient"}, "--keep.*--keep-fraction"),
+        ({"by": "gradient", "keep": 3, "keep_fraction": 0.5}, "--keep.*--keep-fraction"),
+        ({"by": "gradient", "keep_fraction": 1.5}, r"--keep-fraction.*1\.5.*\b1\b"),
         ({"by": "gradient", "keep": 99}, "--keep 99"),
         ({"by": "gradient", "keep": -1}, "--keep -1"),
         ({"by": "gradient", "keep": 1, "protect": "cross.*.*"}, "--keep 1.*--protect"),
@@ -269,7 +269,7 @@ def test_bad_files_are_named_with_their_line(content: str, message: str, folder:
 
 
 def test_the_command_and_its_json(folder: Path, tmp_path: Path) -> None:
-    command = ["prune", "rank", str(folder / "whole"), "--by", "magnitude", "--fraction", "0.5", "--device", "cpu"]
+    command = ["prune", "rank", str(folder / "whole"), "--by", "magnitude", "--keep-fraction", "0.5", "--device", "cpu"]
     found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run"), "--json", "--allocate", "per-layer"])
     assert found.exit_code == 0, found.output
     record = json.loads(found.output)

@@ -227,7 +227,7 @@ def test_tuned_rankings_have_seeds_and_train(words: dict[str, Any], tmp_path: Pa
 
 def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_path: Path) -> None:
     """And begins as its recipe says (fairseq draws biases), with another seed as another model."""
-    plain = ["max-updates = 2", "max-tokens = 61", "warmup = 1", "average = 0"]
+    plain = ["updates = 2", "max-tokens = 61", "warmup = 1", "average = 0"]
     recipe = lines(tmp_path, "recipe.toml", [*plain, "initial = 'fairseq'"])
     options = {"methods": ("subset",), "keep": (5,), "from_scratch": True, "recipe": recipe, "keep_models": True}
     found = run_sweep(config(words, tmp_path / "out", **options, seeds=2))
@@ -253,11 +253,11 @@ def test_the_control_is_trained_with_as_many_heads(words: dict[str, Any], tmp_pa
     whole = checkpoints.small()
     assert config_without(whole.model, []) == whole.model.config
     lines(tmp_path, "wrong.toml", ["max-updats = 3"])
-    with pytest.raises(ConfigError, match=r"--recipe.*'max_updats'.*'max_updates'"):
+    with pytest.raises(ConfigError, match=r"--recipe.*'max_updats'.*'updates'"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": tmp_path / "wrong.toml"}))
     with pytest.raises(ConfigError, match="trained"):
         run_sweep(config(words, tmp_path / "x", **options | {"recipe": None}))
-    longer = lines(tmp_path, "longer.toml", ["max-updates = 5", "max-tokens = 61", "warmup = 1", "average = 0"])
+    longer = lines(tmp_path, "longer.toml", ["updates = 5", "max-tokens = 61", "warmup = 1", "average = 0"])
     with pytest.raises(ConfigError, match="recipe"):
         run_sweep(config(words, tmp_path / "out", **options | {"recipe": longer, "seeds": 3}))
 
@@ -572,7 +572,7 @@ def test_torchruns_processes_share_cells_and_a_control_stays_with_its_cell() -> 
         ({"allocate": "evenly"}, "--allocate 'evenly'.*global, per-layer"),
         ({"methods": ("l0",), "allocate": "per-layer"}, "--allocate per-layer.*--methods"),
         ({"keep": (3, 3)}, "--keep"),
-        ({"fractions": (1.2,)}, r"--fractions.*1\.2.*\b1\b"),
+        ({"keep_fraction": (1.2,)}, r"--keep-fraction.*1\.2.*\b1\b"),
         ({"methods": ("l0",), "lambdas": (-1.0,)}, "--lambda -1.0.*0"),
         ({"lambdas": (1.0,)}, "--lambda.*l0.*--methods"),
         ({"methods": ("lrb",)}, "'lrb'.*'lrp'"),
@@ -605,7 +605,7 @@ def test_a_size_that_groups_cannot_have_is_refused_before_the_text_is_read(
 def test_sizes_seeds_and_names() -> None:
     its = gate_layout(checkpoints.small().attention_sites)
     asked: dict[str, Any] = {"checkpoint": "x", "out": Path("x"), "source": Path("x"), "target": Path("x")}
-    made = SweepConfig(**asked, methods=("l0", "lrp", "random"), fractions=(0.25, 0.5), keep=(4,), seed=5, seeds=2)
+    made = SweepConfig(**asked, methods=("l0", "lrp", "random"), keep_fraction=(0.25, 0.5), keep=(4,), seed=5, seeds=2)
     names = [cell.name for cell in cells_of(made, its, lambda method: method == "random")]
     assert names == [
         "unpruned",

@@ -110,7 +110,7 @@ def test_functions_of_a_kept_model_are_drawn_as_its_own(words: dict[str, Any], t
 def test_controls_are_kept_as_they_were_measured_and_done_again_with_a_damaged_cell(
     words: dict[str, Any], tmp_path: Path
 ) -> None:
-    recipe = lines(tmp_path, "recipe.toml", ["max-updates = 3", "max-tokens = 61", "warmup = 1", "average = 2"])
+    recipe = lines(tmp_path, "recipe.toml", ["updates = 3", "max-tokens = 61", "warmup = 1", "average = 2"])
     asked = config(words, tmp_path / "out", methods=("l0",), from_scratch=True, recipe=recipe, keep_models=True)
     first = run_sweep(asked)
     rows = kept_rows(first, words, text="tokenised-lowercase")

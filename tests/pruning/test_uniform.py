@@ -86,7 +86,7 @@ def test_what_it_chooses_is_a_plain_class(
     path = decoders.saved(tmp_path / "whole", tokenizer=decoders.byte_level())
     ranked = ("prune", "rank", path, "--by", "magnitude", "--out", tmp_path / "ranked")
     options = (*ranked, "--remove", "--export", "native")
-    status, _, said = command(*options, "--allocate", "uniform", "--fraction", "0.7")
+    status, _, said = command(*options, "--allocate", "uniform", "--keep-fraction", "0.7")
     assert status == 0, said
     small: Any = hs.load(str(tmp_path / "ranked" / "pruned")).model
     assert type(small).__name__ == "MistralForCausalLM" and small.config.num_attention_heads == 6

@@ -264,7 +264,7 @@ def test_an_open_window_adds_the_push_to_the_gradient(compat: str, tmp_path: Pat
 
 
 def test_a_window_that_opens_late_starts_adam_there(tmp_path: Path) -> None:
-    run = lessons.begin(tmp_path, "mixing", shared={"max_updates": 8, "max_epochs": None}, start_after=0.5)
+    run = lessons.begin(tmp_path, "mixing", shared={"updates": 8, "max_epochs": None}, start_after=0.5)
     lessons.updates(run, 7)
     steps = {int(run.optimizer.state[alpha]["step"]) for its in matrices_of(run.model).values() for alpha in its}
     assert steps == {3}

@@ -42,7 +42,7 @@ def test_linear_layers_are_drawn_as_fairseq_draws_them(initial: str, tmp_path: P
 def test_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
     cls = VARIANTS.get("baseline")
     (tmp_path / "a").mkdir()
-    first = train(lessons.config(tmp_path / "a", max_updates=1), cls(cls.Options()))
+    first = train(lessons.config(tmp_path / "a", updates=1), cls(cls.Options()))
     (tmp_path / "b").mkdir()
     shared = {"init": str(first.folder / "last"), "initial": "fairseq"}
     again = lessons.begin(tmp_path / "b", "baseline", shared=shared)

@@ -53,19 +53,19 @@ def test_a_window_that_has_opened_stays_open(tmp_path: Path) -> None:
 
 def test_a_cosine_rate_stays_where_it_ended(tmp_path: Path) -> None:
     options: dict[str, Any] = {"schedule": "cosine", "lr": 0.01, "min_lr": 0.001}
-    first = run(tmp_path, max_updates=8, max_epochs=None, **options)
+    first = run(tmp_path, updates=8, max_epochs=None, **options)
     for end in (11, 14):  # the plan outlives the second restart too
-        rows = run(tmp_path, max_updates=end, max_epochs=None, resume=True, **options)
+        rows = run(tmp_path, updates=end, max_epochs=None, resume=True, **options)
         assert [row["lr"] for row in rows[:8]] == [row["lr"] for row in first]
         assert [float(row["lr"]) for row in rows[8:]] == [0.001] * (end - 8)
 
 
-@pytest.mark.parametrize("ends", [{"max_updates": 9, "max_epochs": None}, {"max_epochs": 3}])
+@pytest.mark.parametrize("ends", [{"updates": 9, "max_epochs": None}, {"max_epochs": 3}])
 def test_a_cosine_rate_of_zero_is_not_prolonged(ends: dict[str, Any], tmp_path: Path) -> None:
     run(tmp_path, max_epochs=1, schedule="cosine")
     kept = weights(tmp_path)
     updates = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))["result"]["update"]
-    wanted = ends.get("max_updates") or 3 * updates
+    wanted = ends.get("updates") or 3 * updates
     message = rf"planned to fall to --min-lr 0 by update {updates}, so that up to update {wanted} nothing .* --init"
     with pytest.raises(ConfigError, match=message):
         run(tmp_path, schedule="cosine", resume=True, **ends)

@@ -39,7 +39,7 @@ def run(
     return train(config, cls(cls.Options(**options)), resume=resume, listener=heard), heard.texts
 
 
-UPDATES = {"max_epochs": None, "max_updates": 3}  # within the first epoch, which nothing says before
+UPDATES = {"max_epochs": None, "updates": 3}  # within the first epoch, which nothing says before
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def small(folder: Path, **more: Any) -> TrainConfig:
         "encoder_layers": 1,
         "decoder_layers": 2,
         "max_tokens": 150,
-        "max_updates": 6,
+        "updates": 6,
         "log_every": 2,
         "bleu_every": 0,
         "beam": 2,
@@ -93,7 +93,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
     """A run that learns: three epochs, with everything switched on."""
     more = {
-        "max_updates": None,
+        "updates": None,
         "max_epochs": 3,
         "average": 2,
         "bleu_every": 1,
@@ -235,7 +235,7 @@ def test_a_batch_holds_inputs_labels_and_masks() -> None:
 )
 def test_learning_rates(texts: Path, schedule: Any, update: int, expected: float) -> None:
     lowest = {"min_lr": 0.001} if schedule == "cosine" else {}
-    config = small(texts, schedule=schedule, lr=0.01, warmup=100, max_updates=1000, **lowest)
+    config = small(texts, schedule=schedule, lr=0.01, warmup=100, updates=1000, **lowest)
     assert rate(config, TrainingPosition(update=update, updates_planned=1000)) == pytest.approx(expected)
 
 
@@ -327,7 +327,7 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is_and_can_be_prolonged(text
     before = (config.out / "last" / "model.safetensors").read_bytes()
     assert train(config, baseline(), resume=True) == first
     assert (config.out / "last" / "model.safetensors").read_bytes() == before
-    longer = replace(config, max_updates=9)
+    longer = replace(config, updates=9)
     assert train(longer, baseline(), resume=True).update == 9
     whole = train(replace(longer, out=tmp_path / "whole"), baseline())
     assert (whole.folder / "last" / "model.safetensors").read_bytes() == (
@@ -363,7 +363,7 @@ def test_language_models_learn_lines_or_blocks(texts: Path, tmp_path: Path) -> N
 
 
 def test_training_starts_from_a_checkpoint(trained: TrainingResult, texts: Path, tmp_path: Path) -> None:
-    more = {"init": str(trained.folder / "best"), "lr": 1e-9, "warmup": 0, "max_updates": 1}
+    more = {"init": str(trained.folder / "best"), "lr": 1e-9, "warmup": 0, "updates": 1}
     found = train(small(texts, out=tmp_path / "run", **more), baseline())
     assert found.nll == pytest.approx(trained.best, abs=1e-4)
     mine, theirs = (
@@ -410,7 +410,7 @@ def test_pieces_that_the_vocabulary_lacks_are_counted_and_warned_of(texts: Path,
 
 
 def test_early_stopping_counts_validations_without_a_better_one(texts: Path, tmp_path: Path) -> None:
-    more = {"validate_every": 1, "patience": 2, "lr": 1e-12, "warmup": 0, "max_updates": 50}
+    more = {"validate_every": 1, "patience": 2, "lr": 1e-12, "warmup": 0, "updates": 50}
     found = train(small(texts, out=tmp_path, **more), baseline())
     assert found.reason == "patience" and found.update == found.best_update + 2
     with pytest.raises(ConfigError, match="--patience"):
@@ -471,7 +471,7 @@ class Counts(Variant):
 
 def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: Path) -> None:
     variant = Counts(Counts.Options())
-    config = small(texts, out=tmp_path / "run", max_tokens=1000, max_updates=None, max_epochs=2)
+    config = small(texts, out=tmp_path / "run", max_tokens=1000, updates=None, max_epochs=2)
     train(config, variant)
     count = variant.calls.index("end 1") // 2
     first = [call for n in range(count) for call in (f"update {n}", f"done {n + 1}")]
@@ -494,7 +494,7 @@ def test_variants_are_called_in_order_and_write_columns(texts: Path, tmp_path: P
         ({"max_tokens": 0}, "--max-tokens 0.*1"),
         ({"lr": 0.0}, "--lr.*0.0.*0"),
         ({"schedule": "linear"}, "--schedule 'linear'.*inverse-sqrt.*cosine.*constant"),
-        ({"schedule": "cosine", "max_updates": None}, "--max-updates.*--max-epochs"),
+        ({"schedule": "cosine", "updates": None}, "--updates.*--max-epochs"),
         ({"valid_target": None}, "--valid-source.*--valid-target"),
         ({"best_by": "bleu"}, "--bleu-every.*0"),
     ],
@@ -527,17 +527,17 @@ def test_a_directory_that_holds_a_run_is_left_alone(trained: TrainingResult, tex
     with pytest.raises(OutputError, match="--force"):
         train(small(texts, out=trained.folder), baseline())
     with pytest.raises(ConfigError, match=r"--lr \(was 0\.02, is 0\.002\)"):
-        train(small(texts, out=trained.folder, max_updates=None, max_epochs=3), baseline(), resume=True)
+        train(small(texts, out=trained.folder, updates=None, max_epochs=3), baseline(), resume=True)
     (tmp_path / "notes").write_text("mine", encoding="utf-8")
     with pytest.raises(OutputError, match="notes"):
         train(small(texts, out=tmp_path), baseline(), resume=True)
     with pytest.raises(OutputError, match=r"notes.*headscope train"):
-        train(small(texts, out=tmp_path, max_updates=1), baseline(), force=True)
+        train(small(texts, out=tmp_path, updates=1), baseline(), force=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes"]
 
 
 def test_a_run_that_could_not_begin_is_not_in_the_way(texts: Path, tmp_path: Path) -> None:
-    config = small(texts, out=tmp_path / "run", max_updates=1, valid_source=None, valid_target=None)
+    config = small(texts, out=tmp_path / "run", updates=1, valid_source=None, valid_target=None)
     with pytest.raises(ConfigError, match="--patience"):
         train(replace(config, patience=3), baseline())
     assert not config.out.exists()
@@ -560,7 +560,7 @@ def test_half_precision_learns_about_the_same(
 
 
 def test_a_broken_state_is_told(texts: Path, tmp_path: Path) -> None:
-    config = small(texts, out=tmp_path / "run", max_updates=2)
+    config = small(texts, out=tmp_path / "run", updates=2)
     train(config, baseline())
     state = config.out / "state.pt"
     state.write_bytes(state.read_bytes()[:999])

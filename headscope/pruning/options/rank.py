@@ -46,7 +46,7 @@ class RankConfig(SelectionConfig):
         panel=HEADS,
     )
     keep: int | None = option(None, STAY, metavar="N", panel=HEADS, minimum=1, common=True)
-    fraction: float | None = option(
+    keep_fraction: float | None = option(
         None, "Share of the heads that stays.", metavar="F", panel=HEADS, above=0, maximum=1, common=True
     )
     run: Path | None = option(
@@ -90,7 +90,7 @@ class RankConfig(SelectionConfig):
             raise ConfigError(f"{flag(given[0])} is about learning, and nothing learns; give --tune-updates N too")
         given_end(keep_lowest=self.keep_lowest, keep_highest=self.keep_highest)
         check_one_given(
-            {"--keep N, the heads that stay": self.keep, "--fraction F, the share that stays": self.fraction}
+            {"--keep N, the heads that stay": self.keep, "--keep-fraction F, the share that stays": self.keep_fraction}
         )
         if self.column is not None and not self.is_file:
             raise ConfigError("--column is for --by FILE.csv")

@@ -28,7 +28,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
 
     device_map: str | None = None
     keep: int | None = option(None, STAY, metavar="N", panel=HEADS, minimum=1, common=True)
-    fraction: float | None = option(
+    keep_fraction: float | None = option(
         None, "Instead: share of the heads that stays.", metavar="F", panel=HEADS, above=0, maximum=1, common=True
     )
     max_drop: str | None = option(
@@ -99,7 +99,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
 
     def __post_init__(self) -> None:
         check_options(self)
-        both = [flag(name) for name in ("keep", "fraction", "max_drop") if getattr(self, name) is not None]
+        both = [flag(name) for name in ("keep", "keep_fraction", "max_drop") if getattr(self, name) is not None]
         if len(both) > 1:
             raise ConfigError(f"{' and '.join(both)} both say how small the model gets; give one of them")
         if self.feed_forward and self.compensate not in (AUTO, "least-squares"):
@@ -117,7 +117,7 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
     @property
     def searches(self) -> bool:
         """Whether the size is found by what it costs."""
-        return self.keep is None and self.fraction is None
+        return self.keep is None and self.keep_fraction is None
 
     @property
     def margin(self) -> str:
@@ -154,12 +154,14 @@ class ShrinkConfig(HubOptions, EngineFileOptions, BleuOption, HeadChoice):
     def sizes(self, folder: Path, *, by: str, metric: str) -> SweepConfig:
         """The sweep over the sizes that are tried, in a folder of its own, by a criterion and a metric."""
         names = {entry.name for entry in fields(SweepConfig)} & {entry.name for entry in fields(self)}
-        shared = {name: getattr(self, name) for name in names - {"keep", "compensate"}}  # refits are made elsewhere
+        shared = {
+            name: getattr(self, name) for name in names - {"keep", "keep_fraction", "compensate"}
+        }  # refits are made elsewhere
         options: dict[str, Any] = {
             **{"out": folder, "methods": (by,), "allocate": self.allocation, "metric": metric},
             "margin": self.margin if self.searches else None,
             "keep": () if self.keep is None else (self.keep,),
-            "fractions": SHARES if self.searches else () if self.fraction is None else (self.fraction,),
+            "keep_fraction": SHARES if self.searches else tuple(filter(None, [self.keep_fraction])),
             **{"score_sentences": self.calibration_sentences, "hiding": "random", "seeds": 1},
         }
         return SweepConfig(**{**shared, **options})

@@ -45,7 +45,7 @@ class SweepConfig(BleuOption, PruningOptions):
     keep: tuple[int, ...] = option(
         (), f"Sizes: {STAY[0].lower()}{STAY[1:]}", metavar="N,N,…", panel=HEADS, minimum=1, common=True
     )
-    fractions: tuple[float, ...] = option(
+    keep_fraction: tuple[float, ...] = option(
         (), "Sizes: shares of them that stay.", metavar="F,F,…", panel=HEADS, above=0, maximum=1, common=True
     )
     lambdas: tuple[float, ...] = option(
@@ -143,7 +143,7 @@ class SweepConfig(BleuOption, PruningOptions):
             raise ConfigError(
                 f"--methods is empty; name some of {', '.join(learners())} and the criteria of `prune rank`"
             )
-        for name in ("methods", "keep", "fractions"):
+        for name in ("methods", "keep", "keep_fraction"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ConfigError(f"--{name} holds the same entry twice")
@@ -185,8 +185,8 @@ class SweepConfig(BleuOption, PruningOptions):
         if self.lambdas and not self.priced:
             priced = [name for name, learner in learners().items() if learner.priced]
             raise ConfigError(f"--lambda is for {' and '.join(priced)}, which --methods does not name")
-        if not (self.keep or self.fractions) and not (self.lambdas and set(self.methods) <= self.priced):
-            raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --fractions 0.25,0.5")
+        if not (self.keep or self.keep_fraction) and not (self.lambdas and set(self.methods) <= self.priced):
+            raise ConfigError("no sizes: give --keep 4,8,16 (heads that stay) or --keep-fraction 0.25,0.5")
         self._check_learning()
 
     def _check_learning(self) -> None:

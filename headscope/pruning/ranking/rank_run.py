@@ -69,7 +69,7 @@ def _ranked(config: RankConfig, opened: OpenedSelection, progress: Progress, pro
     """Score the heads, with all processes, and rank them; what is measured alone is not done in the others."""
     gates, keep = opened.gating, config.keep
     if keep is None:
-        keep = nearest_keep(gates, config.fraction or 0.0, config.allocate)
+        keep = nearest_keep(gates, config.keep_fraction or 0.0, config.allocate)
     check_keep(gates, keep, config.allocate)
     if config.steps > max(gates.heads - keep, 1):
         raise ConfigError(f"--steps {config.steps}: {gates.heads - keep} heads go; take at most as many steps")

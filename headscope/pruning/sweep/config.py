@@ -51,7 +51,7 @@ def cells_of(config: SweepConfig, gating: GateLayout, is_drawn: Callable[[str], 
 
     ConfigError for sizes that the gated sites cannot have.
     """
-    sizes = sorted({*config.keep, *(nearest_keep(gating, share, config.allocate) for share in config.fractions)})
+    sizes = sorted({*config.keep, *(nearest_keep(gating, share, config.allocate) for share in config.keep_fraction)})
     for keep in sizes:
         check_keep(gating, keep, config.allocate)
     cells = [Cell(UNPRUNED)]

@@ -65,7 +65,7 @@ from headscope.signature import Signature
 from headscope.training.from_scratch import recipe_digest
 from headscope.version import VERSION
 
-GRID = {"methods", "keep", "fractions", "lambdas", "seeds"}
+GRID = {"methods", "keep", "keep_fraction", "lambdas", "seeds"}
 """Options that may change while cells are added to a directory; all others that shape numbers must not."""
 SAID = ("verdicts", "conclusions", "directions", "remarks")
 POLL = 0.5  # seconds

@@ -158,7 +158,7 @@ class Progress:
 FILE, VERSION = "state.pt", 1
 # files may have moved: what is in them is compared
 FILES = {"out", "source", "target", "valid_source", "valid_target", "tokenizer", "init", "dicts", "bpe"}
-ENDS = {"max_updates", "max_epochs", "patience"}
+ENDS = {"updates", "max_epochs", "patience"}
 MAY_CHANGE = FILES | ENDS | {"preset", "save_every", "tensorboard", "device", "threads", "compile", "average"}
 
 
@@ -266,7 +266,7 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
 def _check_length(run: TrainingRun) -> None:
     """ConfigError where a cosine rate has come down to 0 before the end that is wanted now."""
     config, planned = run.config, run.position.planned_length
-    requested = length(config.max_updates, config.epochs, run.position.updates_per_epoch)
+    requested = length(config.updates, config.epochs, run.position.updates_per_epoch)
     if config.schedule != "cosine" or config.min_lr or planned is None or requested is None or requested <= planned:
         return
     raise ConfigError(

@@ -157,7 +157,7 @@ class LinearMixing(Variant):
         if not any(self.ratios[site] for site in self.matrices):
             return ["the matrices are not trained: --ratios are 0 for all sites of this model"]
         after, position, epochs = self.options.start_after, run.position, run.config.epochs
-        as_planned = (position.epochs_planned, position.updates_planned) == (epochs, run.config.max_updates)
+        as_planned = (position.epochs_planned, position.updates_planned) == (epochs, run.config.updates)
         if self.options.compat == "fork":
             needed = round(after * FORK_SENTENCES * FORK_EPOCHS)
             read = self.sentences if ended else run.sentences * (epochs or needed)
