@@ -40,6 +40,7 @@ class Contribution(Analysis):
             range=(0, None),
             keep="highest",
             why="the vectors that they write are the shortest",
+            within_layer=True,
         ),
         Measure(
             "contribution_sum",
@@ -47,6 +48,7 @@ class Contribution(Analysis):
             range=(0, None),
             keep="highest",
             why="the sums of what they write are the shortest",
+            within_layer=True,
         ),
     )
 

@@ -17,6 +17,7 @@ from headscope.config.declarations import Measure
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, Column, HeadBatch, analysis, head_ids
 from headscope.heads import Site
 
+LEAST_SENSITIVE = "the objective is least sensitive to their gates"
 Granularity = Literal["token", "example", "batch"]
 
 
@@ -31,19 +32,22 @@ class GradientOptions:
 class Gradient(Analysis):
     """Mean of |∂L/∂ξ| for the gate ξ = 1 on a head's context, over the l2 norm of its layer (Michel et al. 2019, §3.3).
 
+    Over that norm a number is a share within its layer (`gradient`): heads of several layers are ordered without it
+    (`gradient_raw`), in rankings too.
+
     ∂L/∂ξ is the sum of context · ∂L/∂context over positions, before mixing and other gates. What is summed before
     the absolute value is the `granularity`: all positions of a sentence ("example", the formula), one position
     ("token", the authors' programs), or all sentences of a batch ("batch", as some re-implementations do; depends
     on --batch-tokens). L is the sum of the objective over a sentence's predictions, and the mean is Σ over all
     sentences divided by Σ of predictions (of positions for "token"): for `loss` nats per token. Every real position
-    takes part, special ones too: the gate acts on all. The table has the mean before the division by the
-    layer's norm (`raw`), and the mean of ∂L/∂ξ with its sign, of which a removed head is worth the negative to first
-    order. A layer without any gradient has 0.
+    takes part, special ones too: the gate acts on all. The table has also the mean of ∂L/∂ξ with its sign, of which a
+    removed head is worth the negative to first order. A layer without any gradient has 0.
     """
 
     name = "gradient"
     reads = "contexts"
     group = "importance"
+    version = 2
     order = 200
     default = False
     needs = frozenset({"gradient"})
@@ -55,7 +59,16 @@ class Gradient(Analysis):
             range=(0, 1),
             overview=4,
             keep="highest",
-            why="the objective is least sensitive to their gates",
+            why=LEAST_SENSITIVE,
+            within_layer=True,
+            across="gradient_raw",
+        ),
+        Measure(
+            "gradient_raw",
+            "raw gradient of the gate",
+            range=(0, None),
+            keep="highest",
+            why=LEAST_SENSITIVE,
         ),
     )
     Options = GradientOptions
@@ -69,14 +82,16 @@ class Gradient(Analysis):
 
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         scaled: dict[tuple[Site, int], Estimate] = {}
+        plain: dict[tuple[Site, int], Estimate] = {}
         rows = []
         for site_layer in aggregates.site_layers("gradient"):
             scaled[site_layer] = aggregates.bootstrap.function(
                 normalised, aggregates.group_sums("gradient", site_layer)
             )
-            raw, signed = aggregates.ratio("gradient", *site_layer), aggregates.ratio("gradient_signed", *site_layer)
-            rows += _rows(site_layer, raw, signed, scaled[site_layer])
-        return AnalysisReport(columns=[Column("gradient", scaled)], tables={"gradient": pd.DataFrame(rows)})
+            plain[site_layer] = raw = aggregates.ratio("gradient", *site_layer)
+            rows += _rows(site_layer, raw, aggregates.ratio("gradient_signed", *site_layer), scaled[site_layer])
+        columns = [Column("gradient", scaled), Column("gradient_raw", plain)]
+        return AnalysisReport(columns=columns, tables={"gradient": pd.DataFrame(rows)})
 
     def signature(self) -> dict[str, str]:
         return {"grain": self.options.granularity}

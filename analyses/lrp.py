@@ -72,6 +72,7 @@ class Lrp(Analysis):
             overview=2,
             keep="highest",
             why="predictions get the least relevance from them",
+            within_layer=True,
         ),
     )
     default = False

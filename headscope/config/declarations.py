@@ -48,9 +48,10 @@ class Measure:
 
     `keep` says which heads stay when heads are ranked by the column, those with the "highest" values or with the
     "lowest", and `why` completes "the others are removed first, as …". An empty `keep` is a column without an agreed
-    direction, which the user has to give. `needs` is what the column
-    needs beside what its analysis does. Values `within_layer` are shares of a layer, which order no heads across
-    layers.
+    direction, which the user has to give. `needs` is what the column needs beside what its analysis does.
+
+    Values `within_layer` compare the heads of one layer, such as shares of it. They order no heads of several layers;
+    where those are ranked all the same, by the column `across` if there is one.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Measure:
     signed: bool = False
     needs: str = ""
     within_layer: bool = False
+    across: str = ""
 
     def __post_init__(self) -> None:
         if not self.cmap:
@@ -72,7 +74,12 @@ class Measure:
     @property
     def words(self) -> str:
         """The title, or the name in words."""
-        return self.title or self.name.replace("_", " ")
+        return (self.title or self.name.replace("_", " ")) + ", within its layer" * self.within_layer
+
+    @property
+    def orders(self) -> bool:
+        """Whether the column orders the heads of all layers."""
+        return bool(self.keep) and not self.within_layer
 
     @property
     def label(self) -> str:

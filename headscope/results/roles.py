@@ -16,7 +16,7 @@ ROLES: Mapping[str, str] = {
     "previous": "previous token",
     "duplicate": "earlier occurrences of the token",
     "induction": "induction",
-    "rare": "rarest token",
+    "rare": "one of the two rarest tokens",
     "sink": SINK,
     "aligned:predicted": "source word of the predicted token",
     "aligned:fed": "source word of the token that was fed",

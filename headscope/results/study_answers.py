@@ -49,7 +49,7 @@ def main_importance(study: Study, table: str = "importance") -> Measure | None:
     if not study.has_table(table):
         return None
     rows = study.tables[table].dropna(subset=["value"])
-    names = [name for name in dict.fromkeys(rows["measure"]) if not measure_of(name).within_layer]
+    names = [name for name in dict.fromkeys(rows["measure"]) if measure_of(name).orders]
     ordered = [*(name for name in MEASURED if name in names), *names]
     return measure_of(ordered[0]) if ordered else None
 

@@ -42,7 +42,7 @@ def test_columns_tables_detail_and_signature(tmp_path: Path) -> None:
         assert {name, f"{name}_low", f"{name}_high"} <= set(heads.columns) and heads[name].gt(0).all()
     np.testing.assert_allclose(heads.groupby("layer").gradient.apply(lambda g: (g**2).sum()), 1)
     meta = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    assert meta["signatures"]["gradient"].startswith("m:gradient.v1|objective:representation.v1|grain:token|")
+    assert meta["signatures"]["gradient"].startswith("m:gradient.v2|objective:representation.v1|grain:token|")
     table = pd.read_csv(tmp_path / "run" / "gradient.csv")
     assert list(table.columns[:5]) == ["site", "layer", "head", "gradient", "raw"]
     with np.load(tmp_path / "run" / "detail" / "gradient.npz") as detail:

@@ -39,7 +39,7 @@ LAYOUTS: dict[str, Layout] = {
     "12x16": {"encoder-self": [16] * 12},
     "three sites": {"encoder-self": [7, 5, 3, 0], "decoder-self": [7, 2], "cross": [1, 7]},
 }
-IMPORTANCES = ("lrp", "gradient", "ablation", "integrated_gradients")
+IMPORTANCES = ("taylor", "gradient_raw", "ablation", "integrated_gradients")
 Figures = dict[str, Callable[[], Figure]]
 
 

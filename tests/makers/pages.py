@@ -48,7 +48,7 @@ def add_importance(path: Path, *, seed: int = 1) -> None:
     """Columns of importances with intervals, some below zero, in heads.csv."""
     random = np.random.default_rng(seed)
     table = pd.read_csv(path / "heads.csv", keep_default_na=False)
-    for name, scale in (("ablation", 0.05), ("gradient", 1.0)):
+    for name, scale in (("ablation", 0.05), ("taylor", 1.0)):
         values = (
             random.normal(0.5 * scale, scale, len(table)) if name == "ablation" else random.gamma(2, size=len(table))
         )
@@ -59,7 +59,7 @@ def add_importance(path: Path, *, seed: int = 1) -> None:
 def add_function_need(path: Path) -> pd.DataFrame:
     """`importance_functions.csv` of the importances that `add_importance` adds."""
     heads = pd.read_csv(path / "heads.csv", keep_default_na=False)
-    table = function_need_table(heads, [measure_of(name) for name in ("ablation", "gradient")])
+    table = function_need_table(heads, [measure_of(name) for name in ("ablation", "taylor")])
     table.to_csv(path / "importance_functions.csv", index=False)
     return table
 
@@ -98,14 +98,14 @@ def add_faithfulness(path: Path) -> None:
     points = [
         {"ranking": ranking, "order": order, "removed": removed, "share": removed / 8, "metric": "loss"}
         | {"harm": harm, "harm_low": harm - 0.1, "harm_high": harm + 0.1}
-        for number, ranking in enumerate(("ablation", "gradient", "random:1", "random:2"))
+        for number, ranking in enumerate(("ablation", "taylor", "random:1", "random:2"))
         for order, steep in (("most important first", 2 - number), ("least important first", 0.5))
         for removed, harm in ((0, 0.0), (4, 0.1 * steep), (8, 1.0))
     ]
     pd.DataFrame(points).to_csv(path / "faithfulness.csv", index=False)
     rows = [
         {"place": 1, "ranking": "ablation", "important": "highest", "area": 0.5, "area_low": 0.4, "area_high": 0.6},
-        {"place": 2, "ranking": "gradient", "important": "highest", "area": 0.2, "area_low": 0.1, "area_high": 0.3},
+        {"place": 2, "ranking": "taylor", "important": "highest", "area": 0.2, "area_low": 0.1, "area_high": 0.3},
     ]
     table = pd.DataFrame(rows).assign(area_random=0.01, area_random_sd=0.1, shuffled_spearman=np.nan)
     table.to_csv(path / "faithfulness_rankings.csv", index=False)

@@ -275,7 +275,7 @@ def test_needs_says_what_is_missing(tmp_path: Path) -> None:
     bare = Study.open(make_run(tmp_path / "bare", {"encoder-self": [3]}))
     with pytest.raises(ConfigError, match=r"bare: no importance .*--importance"):
         needs_figure([bare])
-    measured = Study.open(make_run(tmp_path / "measured", {"encoder-self": [3]}, extra=("gradient",)))
+    measured = Study.open(make_run(tmp_path / "measured", {"encoder-self": [3]}, extra=("taylor",)))
     with pytest.raises(ConfigError, match=r"measured: there is no function that some heads have .* more text"):
         needs_figure([with_tables(measured, heads=measured.heads.assign(functions=""))])
 
@@ -416,16 +416,16 @@ def test_points_of_many_heads_do_not_run_together(tmp_path: Path) -> None:
 
 
 def test_rankings_agree_as_spearman_says(tmp_path: Path) -> None:
-    run = Study.open(make_run(tmp_path / "r", {"encoder-self": [7] * 5}, extra=("lrp", "gradient")))
+    run = Study.open(make_run(tmp_path / "r", {"encoder-self": [7] * 5}, extra=("taylor", "ablation", "lrp")))
     ranks = ranks_of(run)
-    assert list(ranks.columns) == ["confidence", "lrp", "gradient"]  # a share and a distance rank nothing
-    assert ranks["lrp"].idxmin() == run.heads["lrp"].idxmax()
+    assert list(ranks.columns) == ["confidence", "taylor", "ablation"]  # a share and a distance rank nothing
+    assert ranks["taylor"].idxmin() == run.heads["taylor"].idxmax()
     value, low, high = correlations(ranks)
-    assert value[1, 2] == pytest.approx(run.heads["lrp"].corr(run.heads["gradient"], method="spearman"))
+    assert value[1, 2] == pytest.approx(run.heads["taylor"].corr(run.heads["ablation"], method="spearman"))
     assert ((low <= value) & (value <= high)).all() and np.allclose(np.diag(low), 1)
-    written = texts(rankings_figure(run, ["lrp", "gradient"]))
+    written = texts(rankings_figure(run, ["taylor", "ablation"]))
     assert any(text.startswith(f"{value[1, 2]:.2f}".replace("-", "−")) for text in written)
-    with pytest.raises(ConfigError, match=r"distance.*confidence, lrp, gradient"):
+    with pytest.raises(ConfigError, match=r"distance.*confidence, taylor, ablation"):
         rankings_figure(run, ["distance"])
     with pytest.raises(MissingTable, match=r"1 rankings.*two"):
         rankings_figure(run, ["lrp"])

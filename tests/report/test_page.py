@@ -146,16 +146,16 @@ def test_what_the_page_holds_is_what_the_files_say(run: Path) -> None:
     assert sum(beyond) == pytest.approx((own["count"] / own["count"].sum())[~near].sum(), abs=1e-3) and sum(beyond) > 0
     assert data["relations"]["labels"] and len(data["relations"]["rows"]["0"]) == 8
     assert data["similar"]["rows"]["cka"]["0"][0][0] in (1, 2)  # a head of the same layer, not itself
-    assert data["importance"]["measures"] == ["ablation", "gradient"]
+    assert data["importance"]["measures"] == ["ablation", "taylor"]
 
 
 @pytest.mark.parametrize("count", [2, 9])
 def test_importances_agree_as_the_run_says(run: Path, count: int) -> None:
     """The median of the same correlations as in `importance_agreement.csv`, also where two heads have both numbers."""
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
-    table.loc[count:, "gradient"] = np.nan
+    table.loc[count:, "taylor"] = np.nan
     table.to_csv(run / "heads.csv", index=False)
-    pairs = agreement_table(table.astype({"gradient": float}), [measure_of("ablation"), measure_of("gradient")])
+    pairs = agreement_table(table.astype({"taylor": float}), [measure_of("ablation"), measure_of("taylor")])
     (data,) = gather([run])["analyses"]
     assert data["importance"]["median"] == pytest.approx(pairs["spearman"].median(), abs=1e-4)
     assert data["importance"]["agreement"][0][1] == data["importance"]["agreement"][1][0] is not None
@@ -277,7 +277,7 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
     (data,) = report["analyses"]
     (answer,) = [each for each in data["findings"] if each.question == "Which ranking removal bears out"]
     assert answer.table is not None and answer.table.rows[0][:2] == ("ablation", "0.5")
-    assert list(data["faithfulness"]["curves"]["loss"]) == ["ablation", "gradient", "random:1", "random:2"]
+    assert list(data["faithfulness"]["curves"]["loss"]) == ["ablation", "taylor", "random:1", "random:2"]
     (sweep,) = report["pruning"]["runs"]
     assert sweep["cells"]["kept"] == [9, 3, 6, 3, 6] and sweep["survivors"]["l0-keep3-seed1"] == {
         "encoder-self": [[0, 1, 2]]
@@ -397,9 +397,9 @@ def test_functions_stand_beside_importances(run: Path) -> None:
     table = add_function_need(run)
     (data,) = gather([run])["analyses"]
     found = data["importance"]["functions"]
-    assert list(found) == ["ablation", "gradient"]
-    rows = table[table["measure"] == "gradient"]
-    assert [row[:3] for row in found["gradient"]["rows"]] == rows[["kind", "name", "heads"]].values.tolist()
+    assert list(found) == ["ablation", "taylor"]
+    rows = table[table["measure"] == "taylor"]
+    assert [row[:3] for row in found["taylor"]["rows"]] == rows[["kind", "name", "heads"]].values.tolist()
     assert found["ablation"]["said"]
 
 

@@ -36,7 +36,7 @@ from tests.makers.runs import make_run
 
 pytestmark = pytest.mark.slow
 
-IMPORTANCES = ["ablation", "gradient"]
+IMPORTANCES = ["ablation", "taylor"]
 LAYOUT = {"encoder-self": [3, 2], "decoder-self": [3, 3], "cross": [2, 2]}
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 

@@ -32,7 +32,7 @@ Members = npt.NDArray[np.bool_]
 
 
 def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.DataFrame:
-    """`importance_functions.csv`: a row per group of heads and measure.
+    """`importance_functions.csv`: a row per group of heads and measure that orders heads of all layers.
 
     Groups (`kind`) are functions ("aligned", "no label"), labels where a function has several ("aligned:predicted"),
     and what `explained` says of heads mostly ("pairs of words"). A head may be in several groups; heads without a
@@ -45,7 +45,7 @@ def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.
 
     members = [(kind, name, np.array(own)) for kind, name, own in groups_of(heads)]
     rows = []
-    for measure in measures:
+    for measure in (measure for measure in measures if measure.orders):
         values = heads[measure.name].to_numpy(dtype=float)
         known = np.isfinite(values)
         turned = np.where(known, -values if measure.keep == "highest" else values, np.inf)

@@ -28,7 +28,10 @@ Statistics = Mapping[tuple[str, Site, int], GroupSums]
 
 
 def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistics) -> pd.DataFrame:
-    """`importance.csv`: a row per measure and head, with its rank (1: needed most) and the test against zero."""
+    """`importance.csv`: a row per measure and head, with its rank (1: needed most) and the test against zero.
+
+    Ranks are among all heads, but for measures within a layer among those of the layer.
+    """
     import pandas as pd
 
     ids = [HeadId(Site(site), layer, head) for site, layer, head in heads[["site", "layer", "head"]].values.tolist()]
@@ -38,7 +41,8 @@ def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistic
         for end in ("", "_low", "_high"):
             part[f"value{end}"] = heads[measure.name + end]
         ascending = measure.keep == "lowest"
-        part["rank"] = heads[measure.name].rank(ascending=ascending, method="min").astype("Int64")
+        ranked = heads.groupby(["site", "layer"])[measure.name] if measure.within_layer else heads[measure.name]
+        part["rank"] = ranked.rank(ascending=ascending, method="min").astype("Int64")
         part["p"] = _p_of(measure.name, ids, sums)
         part["p_adjusted"] = adjust(part["p"].to_numpy())
         parts.append(part)
@@ -46,10 +50,13 @@ def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistic
 
 
 def agreement_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.DataFrame:
-    """`importance_agreement.csv`: rank correlations of every two measures, over the heads that have both numbers."""
+    """`importance_agreement.csv`: rank correlations of every two measures, over the heads that have both numbers.
+
+    Of those that order heads of all layers.
+    """
     import pandas as pd
 
-    signs = {measure.name: 1.0 if measure.keep == "highest" else -1.0 for measure in measures}
+    signs = {measure.name: 1.0 if measure.keep == "highest" else -1.0 for measure in measures if measure.orders}
     rows = []
     for first, second in combinations(signs, 2):
         pair = np.stack([signs[name] * heads[name].to_numpy(dtype=float) for name in (first, second)])

@@ -122,11 +122,16 @@ class Criterion(ABC):
 
 
 class MeasuredColumn(Criterion):
-    """A column of `heads.csv`; its analysis measures it, and its `Measure` says which end stays."""
+    """A column of `heads.csv`; its analysis measures it, and its `Measure` says which end stays.
+
+    Heads of several layers are ranked, so that it is the `column` that orders them where the measure names one.
+    """
 
     def __init__(self, measure: Measure, *, analysis: str = "") -> None:
         self.name, self.summary, self.analysis = measure.name, measure.words, analysis  # type: ignore[misc]
-        self.keep, self.why = measure.keep, measure.why
+        self.column = measure.across or measure.name
+        alone = measure.within_layer and not measure.across
+        self.keep, self.why = measure.keep, measure.why + ", within their layer" * alone
         self.explains = bool(analysis) and needs_objective(ANALYSES.get(analysis))
         self.reads_text = self.changes = not analysis or bool(ANALYSES.get(analysis).passes)
 
@@ -151,7 +156,7 @@ class MeasuredColumn(Criterion):
                 replicates=REPLICATES,
                 processes=context.processes,
             )
-        return context.processes.broadcast(scores_in(study.heads, self.name) if context.processes.main else None)
+        return context.processes.broadcast(scores_in(study.heads, self.column) if context.processes.main else None)
 
 
 CRITERIA: Registry[type[Criterion]] = Registry(

@@ -227,9 +227,9 @@ def scoring_of(
     if heads is not None:
         if config.by in CRITERIA.names():
             raise ConfigError(f"--by {config.by} is no column of heads.csv; leave out --from")
-        scores = scores_in(heads(), config.by)
-        facts = {"by": config.by, "column": config.by, "from": str(config.run)}
-        return _fixed(config, column_named(config.by), scores, label=config.by, facts=facts)
+        measured = column_named(config.by)
+        facts = {"by": config.by, "column": measured.column, "from": str(config.run)}
+        return _fixed(config, measured, scores_in(heads(), measured.column), label=config.by, facts=facts)
     criterion = criterion_named(config.by, parsed=parsed)
     if criterion.reads_text and context.corpus is None:
         raise ConfigError(f"--by {criterion.name} is measured on text: give --source FILE, or --from RUN that has it")

@@ -64,7 +64,7 @@ def importances(run: Study) -> list[Measure]:
     """The importances that a run has."""
     declared = measured_columns()
     known = [declared[name] for name in run.measures if name in declared]
-    return [measure for analysis, measure in known if analysis.group == "importance" and measure.keep]
+    return [measure for analysis, measure in known if analysis.group == "importance" and measure.orders]
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, *, title: str) -> None:

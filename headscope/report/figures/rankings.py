@@ -39,7 +39,10 @@ class RankingsOptions:
     """Options of the figure."""
 
     ranking: tuple[str, ...] = option(
-        (), "Column of heads.csv; repeat it; default: all that rank heads.", metavar="NAME", repeat=True
+        (),
+        "Column of heads.csv; repeat it; default: all that rank heads of several layers.",
+        metavar="NAME",
+        repeat=True,
     )
 
 
@@ -91,7 +94,7 @@ def ranks_of(run: Study, rankings: Sequence[str] = ()) -> Ranks:
     for name in rankings:
         if run.require(name) not in usable:
             raise ConfigError(f"run {run.name}: {name} is no ranking of all heads; choose from {', '.join(usable)}")
-    chosen = list(dict.fromkeys(rankings or usable))
+    chosen = list(dict.fromkeys(rankings or [name for name in usable if measure_of(name).orders]))
     if len(chosen) < 2:
         raise MissingTable(
             f"run {run.name} has {len(chosen)} rankings of all heads, and it takes two to compare; run "

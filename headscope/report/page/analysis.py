@@ -78,6 +78,7 @@ def measures(run: Study) -> list[dict[str, Any]]:
                 "summary": analysis.summary,
                 "about": analysis.about,
                 "keep": measure.keep,
+                "orders": measure.orders,
                 "why": measure.why,
                 "overview": measure.overview,
                 "scale": {key: rounded(v) if type(v) is float else v for key, v in scale(measure, values).items()},

@@ -23,8 +23,8 @@ Data = Mapping[str, Any]
 
 
 def importances(data: Data) -> list[dict[str, Any]]:
-    """The measures of a run that say how much the model needs a head, the one to read first in front."""
-    measures = [measure for measure in data["measures"] if measure["group"] == GROUP and measure["keep"]]
+    """The measures of a run that order heads by how much the model needs them, the one to read first in front."""
+    measures = [measure for measure in data["measures"] if measure["group"] == GROUP and measure["orders"]]
     return sorted(measures, key=lambda measure: _place(measure["name"]))
 
 
