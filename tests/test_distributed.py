@@ -142,7 +142,7 @@ def test_two_processes_write_what_one_process_writes(
     _, alone, _ = command(*options, "--out", tmp_path / "one")
     first, second = ranks(tmp_path / "said", ["-m", "headscope", *options, "--out", tmp_path / "two"], world=2)
     assert (first[0], second[:2]) == (0, (0, "")), (first, second)  # the first process alone speaks
-    assert json.loads(alone)["sentences"] == json.loads(first[1])["sentences"] == 7
+    assert json.loads(alone)["answers"] == json.loads(first[1])["answers"]
     one, two = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("one", "two"))
     pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-7)
     written = [sorted(path.name for path in (tmp_path / name).rglob("*")) for name in ("one", "two")]
@@ -227,7 +227,9 @@ def test_two_processes_learn_score_and_translate_what_one_does(
     for name in ("evaluate", "each"):
         one, two = (pd.read_csv(tmp_path / f"{who}-{name}") for who in ("one", "two"))
         pd.testing.assert_frame_equal(one, two, rtol=1e-6, atol=1e-9)
-    scores = [json.loads(said)["scores"] for said in ((tmp_path / "evaluate.0").read_text(), alone["evaluate"])]
+    scores = [
+        json.loads(said)["record"]["scores"] for said in ((tmp_path / "evaluate.0").read_text(), alone["evaluate"])
+    ]
     for found, expected in zip(*scores, strict=True):
         assert found["metric"] == expected["metric"] and found["value"] == pytest.approx(expected["value"], rel=1e-6)
     for table in ("l0/sweep.csv", *(f"{run}/{file}.csv" for run in RUNS for file in ("ranking", "gates"))):

@@ -6,6 +6,7 @@ the encoder runs once, and again only for its own heads. BLEU and chrF need a tr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from headscope.evaluation.opened import OpenedEvaluation
 from headscope.evaluation.quality import MeasuredMetrics, evaluation_signature, measure
 from headscope.heads import all_heads, select_heads
 from headscope.progress import Progress, no_progress
-from headscope.signature import Signature
+from headscope.results.answer import MOST_ROWS, Answer, AnswerTable
+from headscope.signature import Signature, counted, signed_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +41,44 @@ class EachHead:
     loss: str = "nll/token"
     complete: bool = True
     late: bool = False
+
+    def answers(self) -> list[Answer]:
+        """Which head matters most, how many change nothing that can be told, and the heads that matter most."""
+        columns = [name for name in self.table.columns[3:] if name != "nll" and not name.endswith(("_low", "_high"))]
+        rows = []
+        for row in self.table.head(MOST_ROWS).to_dict("records"):
+            values = (f"{row[name]:+.4f}" if "_diff" in name else f"{row[name]:.4f}" for name in columns)
+            rows.append((_head(row) if row["site"] else "none", *values))
+        table = AnswerTable(("head off", *map(self._title, columns)), tuple(rows))
+        heads, text = counted(len(self.table) - 1, "head"), counted(self.sentences, "sentence")
+        found = [Answer("", f"each of {heads} off alone, on {text}", caution=not self.complete)]
+        found += [Answer("Which head matters most, off alone", self._told(), table)]
+        return [*found, *(Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks)]
+
+    def _told(self) -> str:
+        """For how many heads the interval of the difference contains zero."""
+        change = f"{self.by}_difference"
+        if f"{change}_low" not in self.table or len(self.table) < 2:
+            return ""
+        rows = self.table.iloc[1:]
+        zero = int(((rows[f"{change}_low"] <= 0) & (rows[f"{change}_high"] >= 0)).sum())
+        name = self._title(change)
+        return f"the 95 % interval of {name} contains 0 for {zero} of {len(rows)} heads, each by itself, uncorrected"
+
+    def _title(self, name: str) -> str:
+        """A column in words; the change of a metric from the model as it is, is marked."""
+        metric, difference, _ = name.partition("_difference")
+        metric = {LOSS: self.loss}.get(metric, metric)
+        return f"Δ {metric}" if difference else metric
+
+    def to_json(self) -> dict[str, Any]:
+        """The table and the answers."""
+        record = {**signed_rows(self.table, self.signature), "remarks": self.remarks, "complete": self.complete}
+        return {"record": record, "answers": [answer.to_json() for answer in self.answers()]}
+
+
+def _head(row: Mapping[Any, Any]) -> str:
+    return f"{row['site']}.{row['layer']}.{row['head']}"
 
 
 def score_each_head(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> EachHead:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,7 +33,8 @@ from headscope.heads import HeadId
 from headscope.model.taps import masked
 from headscope.progress import Progress, no_progress
 from headscope.registry import unknown
-from headscope.signature import Signature, signature_of
+from headscope.results.answer import Answer, AnswerTable
+from headscope.signature import Signature, counted, signature_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -173,6 +174,16 @@ class Score:
     signature: str = ""
     decimals: int = 4
 
+    @property
+    def text(self) -> str:
+        """The value as it is printed."""
+        return f"{self.value:.{self.decimals}f}"
+
+    @property
+    def interval(self) -> str:
+        """The interval as it is printed; empty where there is none."""
+        return "" if self.low != self.low else f"{self.low:.{self.decimals}f}–{self.high:.{self.decimals}f}"
+
 
 @dataclass
 class Evaluation:
@@ -201,9 +212,36 @@ class Evaluation:
                 return score
         raise ConfigError(unknown("metric", metric, [score.metric for score in self.scores]))
 
+    def answers(self) -> list[Answer]:
+        """Every score with its interval, what it was measured on, and what to know of the numbers."""
+        text = f"{counted(len(self.sentences), 'sentence')}"
+        if self.tokens is not None:
+            text += f", {self.nll:.2f} nats over {self.tokens:,} {self.unit}"
+        ended = "" if self.complete else " (interrupted: of the sentences that were done)"
+        first = ", ".join(f"{score.name} {score.text}" for score in self.scores) or "nothing was measured"
+        found = [Answer("", f"{first}, on {text}{ended}", caution=not self.complete)]
+        if rows := tuple((score.name, score.text, score.interval) for score in self.scores):
+            found.append(Answer("Scores", "", AnswerTable(("metric", "value", "95 %"), rows)))
+        found += [Answer("", remark, caution=remark.startswith("warning")) for remark in self.remarks]
+        signed = [f"{score.name}|{score.signature}" for score in self.scores if score.signature]
+        return [*found, *(Answer("", line, detail=True) for line in signed)]
+
+    def to_json(self) -> dict[str, Any]:
+        """What was measured, and the answers."""
+        scores = [{**vars(score), "signature": score.signature or str(self.signature)} for score in self.scores]
+        record = {
+            "scores": scores,
+            "tokens": self.tokens,
+            "nll": self.nll,
+            "unknown_pieces": self.unknown.to_json(),
+            "remarks": self.remarks,
+            "signature": str(self.signature),
+            "complete": self.complete,
+        }
+        return {"record": record, "answers": [answer.to_json() for answer in self.answers()]}
+
     def __repr__(self) -> str:
-        rows = [f"{score.name} {score.value:.5g} [{score.low:.5g}, {score.high:.5g}]" for score in self.scores]
-        return "\n".join([f"<Evaluation on {len(self.sentences)} sentences>", *rows])
+        return f"<Evaluation: {self.answers()[0].sentence}>"
 
 
 def score_corpus(opened: OpenedEvaluation, *, progress: Progress = no_progress) -> Evaluation:

@@ -136,7 +136,7 @@ def test_raw_text_without_codes_is_warned_of(
         texts.append(lines(tmp_path / language, whole))
     runner, two = CliRunner(), [f"--source={texts[0]}", f"--target={texts[1]}"]
     evaluate = ["evaluate", str(model), *given, *two, "--metrics", "perplexity", "--bootstrap", "10", "--json"]
-    without = json.loads(runner.invoke(app, evaluate).output)
+    without = json.loads(runner.invoke(app, evaluate).output)["record"]
     expected = []
     for language, text in zip(("de", "en"), raw, strict=True):
         listed = {line.split(" ")[0] for line in (folder / "data" / f"dict.{language}.txt").read_text().split("\n")}
@@ -144,15 +144,16 @@ def test_raw_text_without_codes_is_warned_of(
         expected.append((len(pieces), sum(piece not in listed for piece in pieces)))
     assert [(its["pieces"], its["unknown"]) for its in without["unknown_pieces"].values()] == expected
     assert sum("give --bpe CODES" in remark for remark in without["remarks"]) == 2
-    with_codes = json.loads(runner.invoke(app, [*evaluate, "--bpe", str(folder / "data" / "codes")]).output)
+    coded = runner.invoke(app, [*evaluate, "--bpe", str(folder / "data" / "codes")]).output
+    with_codes = json.loads(coded)["record"]
     assert max(its["share"] for its in with_codes["unknown_pieces"].values()) < 0.02
     assert not any("warning" in remark for remark in with_codes["remarks"])
     assert with_codes["scores"][0]["value"] < without["scores"][0]["value"]
     out = tmp_path / "run"
     asked = ["analyze", str(model), *given, *two, "--only", "confidence", "--no-figures", "--out", str(out), "--json"]
-    shown = json.loads(runner.invoke(app, asked).output)
+    shown = json.loads(runner.invoke(app, asked).output)["record"]
     meta = json.loads((out / "run.json").read_text())
-    assert shown["unknown_pieces"] == meta["data"]["unknown_pieces"] == without["unknown_pieces"]
+    assert shown["data"]["unknown_pieces"] == meta["data"]["unknown_pieces"] == without["unknown_pieces"]
     assert shown["remarks"] == meta["remarks"] and meta["remarks"][1].startswith("warning: ")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(texts[0].read_bytes()), isatty=lambda: False))
     monkeypatch.setattr(sys, "argv", ["headscope", "translate", str(model), *given, "--greedy"])

@@ -92,7 +92,8 @@ def test_nothing_to_compare_with_is_no_perfect_score(folder: Path, command: Comm
     status, shown, _ = command(*whole)
     assert status == 0 and "1.0000" not in shown and "left out: cosine" in shown
     status, shown, _ = command(*whole, "--json")
-    assert status == 0 and json.loads(shown)["scores"] == [] and "left out" in json.loads(shown)["remarks"][0]
+    assert status == 0 and json.loads(shown)["record"]["scores"] == []
+    assert "left out" in json.loads(shown)["record"]["remarks"][0]
 
 
 def test_metrics_of_labels_stay_and_against_adds_states(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_metric_of_another_package_is_in_evaluate_with_each_head_off_and_in_sw
     assert swept.table["value"][0] == pytest.approx(said / references)
     asked = ["evaluate", options["checkpoint"], "--source", options["source"], "--target", options["target"]]
     status, shown, _ = command(*asked, "--metrics", "length-ratio", "--json")
-    assert status == 0 and [score["name"] for score in json.loads(shown)["scores"]] == ["length ratio"]
+    assert status == 0 and [score["name"] for score in json.loads(shown)["record"]["scores"]] == ["length ratio"]
     status, _, err = command(*asked, "--metrics", "length")
     assert status == 2 and "length-ratio" in err
     status, shown, _ = command("show", options["checkpoint"], "--json")

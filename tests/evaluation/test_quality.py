@@ -534,14 +534,14 @@ def files(tmp_path: Path) -> list[object]:
 def test_the_command_prints_metrics_signatures_and_writes_sentences(
     command: Callable[..., tuple[int, str, str]], files: list[object], tmp_path: Path
 ) -> None:
-    status, shown, err = command(*files, "--per-sentence", tmp_path / "s.csv", "--mask", "cross.0.1")
+    status, shown, err = command(*files, "--verbose", "--per-sentence", tmp_path / "s.csv", "--mask", "cross.0.1")
     assert (status, err) == (0, "")
     for part in ("BLEU", "chrF2", "perplexity", "token accuracy", "mask:cross.0.1", "tok:13a", "beam:3"):
         assert part in shown
     table = pd.read_csv(tmp_path / "s.csv", keep_default_na=False)
     assert list(table) == ["sentence", "tokens", "nll", "hypothesis"] and len(table) == 6
     status, shown, _ = command(*files, "--json", "--text", "tokenised-lowercase", "--metrics", "bleu,accuracy")
-    found = json.loads(shown)
+    found = json.loads(shown)["record"]
     assert [score["metric"] for score in found["scores"]] == ["bleu", "accuracy"]
     assert "tok:none" in found["scores"][0]["signature"] and "case:lc" in found["scores"][0]["signature"]
 
@@ -553,7 +553,7 @@ def test_the_command_tabulates_each_head(
     assert status == 0 and "none" in shown and "nll/token" in shown
     assert len(pd.read_csv(tmp_path / "h.csv")) == 1 + 16
     status, shown, _ = command(*files, "--each-head", "--heads", "cross.0.*", "--json")
-    assert len(json.loads(shown)["rows"]) == 4
+    assert len(json.loads(shown)["record"]["rows"]) == 4
     status, _, err = command(*files, "--each-head", "--out", tmp_path / "h.csv")
     assert status == 2 and "--force" in err and err.count("\n") == 1
 

@@ -157,7 +157,7 @@ def test_evaluate_gives_the_same_numbers(
             "evaluate", folder, "--source", sample("en"), "--max-length", 30, "--json", "--max-sentences", 40
         )
         assert status == 0, said
-        answer = json.loads(out)
+        answer = json.loads(out)["record"]
         found.append([answer["tokens"], answer["nll"], *(score["value"] for score in answer["scores"])])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 

@@ -93,9 +93,9 @@ def test_automatic_placement_and_commands(
     options = ["--source", text, "--device-map", folder.parent / "map.json"]
     status, out, err = command("evaluate", folder, *options, "--json")
     assert status == 0, err
-    mapped = json.loads(out)
+    mapped = json.loads(out)["record"]
     _, out, _ = command("evaluate", folder, "--source", text, "--device", "cpu", "--json")
-    assert mapped["nll"] == pytest.approx(json.loads(out)["nll"], rel=1e-6)
+    assert mapped["nll"] == pytest.approx(json.loads(out)["record"]["nll"], rel=1e-6)
     learning = [
         "prune",
         "subset",

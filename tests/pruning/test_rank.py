@@ -333,5 +333,5 @@ def test_what_is_measured_of_a_trained_model_is_what_is_saved_of_it(
     assert ("rounded to bfloat16, as the checkpoint stores them" in said) is (measured != "refitted")
     status, found, err = command("evaluate", out / "model", "--mask", out / "removed.txt", *read, "--json")
     assert status == 0, err
-    told, of_file = json.loads((out / "pruning.json").read_text())["nll"], json.loads(found)
+    told, of_file = json.loads((out / "pruning.json").read_text())["nll"], json.loads(found)["record"]
     assert told[measured] == pytest.approx(of_file["nll"] / of_file["tokens"], abs=1e-6)
