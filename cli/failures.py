@@ -7,7 +7,7 @@ import re
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from typing import Any
@@ -133,8 +133,6 @@ class PlainGroup(TyperGroup):
 USAGE: type[Exception] = typer.BadParameter.__bases__[0]  # click's UsageError: typer brings a click of its own
 PATIENCE = timedelta(seconds=10)
 GRACE = 2.0  # seconds
-NUMBERS = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
-"""What pydantic, which reads options for typer, wanted."""
 
 
 def described(error: BaseException) -> str | None:
@@ -158,44 +156,6 @@ def _peer_is_gone(error: BaseException) -> bool:
     from torch import distributed
 
     return isinstance(error, distributed.DistError) or "gloo" in str(error) or "closed by peer" in str(error)
-
-
-@contextmanager
-def in_one_line() -> Iterator[None]:
-    """Turns click's usage errors into a ConfigError of one line; `--help` is not touched.
-
-    For an option of the MHR fork or of fairseq the message names the option of headscope.
-    """
-    try:
-        yield
-    except USAGE as error:
-        refused: Any = error
-        if type(error).__name__ == "NoArgsIsHelpError":
-            raise
-        if type(error).__name__ == "NoSuchOption":
-            from headscope.cli.mhr_options import answer
-
-            if hint := answer(refused.option_name, _typed(refused.ctx)):
-                raise ConfigError(hint) from None
-        see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
-        message = _not_a_number(refused) or one_line(refused.format_message()).rstrip(".")
-        raise ConfigError(f"{message}{see_help}") from None
-
-
-def _not_a_number(refused: Any) -> str:
-    """What came instead of a number, where pydantic refused it, whose message leaves that out; else nothing."""
-    found: list[Any] = getattr(refused.__cause__, "errors", list)()
-    wanted = NUMBERS.get(found[0]["type"]) if found else None
-    return f"{refused.param.opts[0]} {found[0]['input']!r} is not {wanted}" if wanted else ""
-
-
-def _typed(context: Any) -> str:
-    """The command that was typed, without the program: `train swap`."""
-    words: list[str] = []
-    while context is not None and context.parent is not None:
-        words.insert(0, context.info_name or "")
-        context = context.parent
-    return " ".join(words)
 
 
 class ListsOnce(PlainCommand):
@@ -295,6 +255,18 @@ def _memory(text: str) -> bool:
     return "can't allocate memory" in text or "out of memory" in text or "std::bad_alloc" in text
 
 
+def unknown_command(kind: str, name: str, available: Sequence[str], context: Any) -> ConfigError:
+    """The error for a word that is none of the commands: the nearest ones, or that a path stands in their place."""
+    from headscope.registry import unknown
+
+    if os.path.exists(name):
+        return ConfigError(
+            f"{name} stands where a {kind} is expected: {context.command_path} {kind.upper()} {name} …; "
+            f"choose from {', '.join(available)}"
+        )
+    return ConfigError(unknown(kind, name, list(available)))
+
+
 HELP = ("--help", "-h", ALL)
 
 
@@ -315,9 +287,7 @@ class LazyGroup(PlainGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name; ConfigError with the nearest one where there is none."""
         if cmd_name not in self.summaries:
-            from headscope.registry import unknown
-
-            raise ConfigError(unknown("command", cmd_name, list(self.summaries)))
+            raise unknown_command("command", cmd_name, list(self.summaries), ctx)
         module = import_module(f"headscope.cli.{self.modules.get(cmd_name, cmd_name)}")
         target = getattr(module, "app", None)
         if target is None:

@@ -21,9 +21,17 @@ def list(values: Mapping[str, Any], *, json: bool) -> None:
     A line each: what it is, what it needs beside a text, what it costs.
     """
     from headscope.api.commands import load
-    from headscope.engine.overview import catalogue
+    from headscope.engine.overview import KINDS, catalogue
 
     config = read(ListConfig, values)
+    if not config.kind:
+        numbers = {kind: len(catalogue(kind)) for kind in KINDS}
+        if json:
+            console.print_json(numbers)
+        else:
+            kinds = console.table(("kind", "number"), ((kind, str(number)) for kind, number in numbers.items()))
+            console.show([kinds, *console.ending(["headscope list KIND [CKPT] lists one of them"], "")])
+        return
     overview = load(config.checkpoint).overview() if config.checkpoint else None
     items = [asdict(item) for item in catalogue(config.kind, overview)]
     if json:

@@ -15,10 +15,10 @@ from headscope.cli.failures import (
     LazyGroup,
     described,
     help_context,
-    in_one_line,
     one_process,
     reports_error,
 )
+from headscope.cli.usage_errors import usage_errors
 from headscope.errors import CheckpointWarning, one_line, options_as_flags
 from headscope.files.writing import exit_status, listening, received
 from headscope.model.process_settings import process_settings
@@ -54,7 +54,7 @@ class Commands(LazyGroup):
 
     def make_context(self, info_name: str | None, args: list[str], *others: Any, **options: Any) -> Any:
         """The context of the whole command line, as typer makes it; a help text is printed here."""
-        with in_one_line():
+        with usage_errors():
             if context := help_context(self, info_name or "headscope", args):
                 typer.echo(context.get_help(), color=context.color)
                 raise typer.Exit
@@ -62,7 +62,7 @@ class Commands(LazyGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Parse the rest of the command line and run the command."""
-        with in_one_line():
+        with usage_errors():
             return super().invoke(ctx)
 
 

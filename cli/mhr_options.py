@@ -72,7 +72,6 @@ FAIRSEQ: dict[str, Counterpart] = {
     "--model-overrides": Counterpart(note="every option acts by itself"),
     "--remove-bpe": Counterpart(note="words are joined; headscope translate --keep-bpe leaves subwords apart"),
     "--bpe-codes": Counterpart(MASKED, "--bpe CODES"),
-    "--quiet": Counterpart("evaluate", note="translate writes translations only, evaluate scores only"),
     "--sacrebleu": Counterpart("evaluate", "--metrics bleu"),
     "--results-path": Counterpart("translate", "CKPT < TEXT > FILE"),
     "--batch-size": Counterpart(

@@ -24,6 +24,7 @@ from headscope.config.inputs import OUTPUT, PromptFiles, ValidatedTextFiles
 from headscope.config.option import check_options, declared_options, flag, flag_of, values_left_out
 from headscope.errors import ConfigError, DataError
 from headscope.files.output_checks import Input, check_inputs
+from headscope.files.reading import no_path
 from headscope.pruning.options.learn import learners
 
 C = TypeVar("C")
@@ -128,7 +129,7 @@ def check_texts(values: Mapping[str, Any], *, typed: tuple[str, ...] = ()) -> No
         if path == STDIN:
             words = f"only {' and '.join(map(flag, typed))} read it" if typed else "only analyze and translate read it"
             raise DataError(f"{flag(entry.name)} - would be stdin, and {words}; give a file")
-        raise DataError(f"there is no file {path}")
+        raise DataError(no_path(path))
 
 
 def parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -272,7 +273,7 @@ def read_config(path: Path, allowed: Mapping[str, InFile]) -> dict[str, Any]:
     from headscope.files.serialize import read_toml
 
     if not os.path.exists(path):
-        raise ConfigError(f"there is no config file {path}")
+        raise ConfigError(no_path(path, "config file"))
     content = read_toml(path)
     options = {key.replace("-", "_"): value for key, value in content.items()}
     if twice := [key for key in content if "-" in key and key.replace("-", "_") in content]:

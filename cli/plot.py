@@ -13,10 +13,9 @@ from typing import Any
 
 import typer
 
-from headscope.cli.failures import Application, PlainGroup
+from headscope.cli.failures import Application, PlainGroup, unknown_command
 from headscope.cli.options import made_of, read
 from headscope.config.option import option
-from headscope.errors import ConfigError
 from headscope.files.output_checks import check_inputs, inputs_of
 from headscope.report.registry import PlotFigure, plot_figures
 
@@ -90,9 +89,7 @@ class Figures(PlainGroup):
         """The command of a figure; ConfigError with the nearest one for an unknown name."""
         figures = plot_figures()
         if cmd_name not in figures:
-            from headscope.registry import unknown
-
-            raise ConfigError(unknown("figure", cmd_name, list(figures)))
+            raise unknown_command("figure", cmd_name, list(figures), ctx)
         return _command(figures[cmd_name])
 
 

@@ -14,7 +14,7 @@ import typer
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.failures import Application, PlainGroup
+from headscope.cli.failures import Application, PlainGroup, unknown_command
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import Config, Json, check_config, check_texts, declared, option_of, parameter, read
 from headscope.config import option
@@ -56,6 +56,8 @@ class Variants(PlainGroup):
         from headscope.training.config import TrainConfig
         from headscope.training.variant import find_variant
 
+        if os.path.exists(cmd_name) and cmd_name not in (names := self.list_commands(ctx)):
+            raise unknown_command("variant", cmd_name, names, ctx)
         variant = find_variant(cmd_name)
         group = Application(add_completion=False)
         text = inspect.getdoc(variant) or ""

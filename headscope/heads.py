@@ -81,7 +81,8 @@ def select_heads(names: str, layout: Layout) -> list[HeadId]:
     selected_heads: dict[HeadId, None] = {}
     for name in dict.fromkeys(filter(None, (part.strip() for part in names.split(",")))):
         if (match := _NAME.fullmatch(name)) is None:
-            no_file = "" if of_file or "," in names else "; there is no file of that name either"
+            what = "it is a directory" if os.path.isdir(name) else "there is no file of that name either"
+            no_file = "" if of_file or "," in names else f"; {what}"
             raise ConfigError(of_file + _bad_name(name, layout, no_file))
         site = _site(match, layout)
         layer, number = (None if place == "*" else int(place) for place in match.groups()[1:])

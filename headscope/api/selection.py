@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.api.options import shown
 from headscope.errors import ConfigError
-from headscope.heads import HeadId, Layout, Site, select_heads
+from headscope.heads import HeadId, Layout, Site, all_heads, select_heads
 from headscope.model.taps import Gates, closed
 
 Heads: TypeAlias = "str | HeadId | Iterable[str | HeadId]"
@@ -28,15 +28,16 @@ def head_ids_of(heads: Heads, layout: Layout, *, name: str = "heads") -> list[He
 
     `name` is the argument's, for messages.
     """
+    example = next(iter(all_heads(layout))).name({site for site, _ in layout})
     entries = [heads] if isinstance(heads, (str, HeadId)) else heads
     if isinstance(entries, (bytes, Mapping)) or not isinstance(entries, Iterable):
-        raise ConfigError(
-            f"{name}: a {type(heads).__name__} names no heads; give names such as 'encoder-self.2.5', or a list"
-        )
+        is_ranking = hasattr(heads, "lowest")
+        instead = "its heads, ranking.lowest(12)" if is_ranking else f"names such as {example!r}, or a list"
+        raise ConfigError(f"{name}: a {type(heads).__name__} names no heads; give {instead}")
     head_ids: dict[HeadId, None] = {}
     for entry in entries:
         if not isinstance(entry, (str, HeadId)):
-            raise ConfigError(f"{name}: {shown(entry)} is no head; write it as 'encoder-self.2.5'")
+            raise ConfigError(f"{name}: {shown(entry)} is no head; write it as {example!r}")
         head_ids.update(dict.fromkeys(select_heads(str(entry), layout)))
     return list(head_ids)
 

@@ -34,7 +34,8 @@ class ListConfig:
     """The options of `headscope list`."""
 
     kind: str = option(
-        help="analyses, pair-functions, criteria, objectives, metrics, rules, formats, engines, figures, learners, "
+        "",
+        "analyses, pair-functions, criteria, objectives, metrics, rules, formats, engines, figures, learners, "
         "mixings, variants.",
         metavar="KIND",
         argument=True,

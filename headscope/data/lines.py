@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from headscope.errors import DataError
-from headscope.files.reading import similar_file
+from headscope.files.reading import no_path
 
 MOST_LINE = 1 << 20  # bytes
 COMPRESSED = {  # how files begin that are compressed; those of gzip `opened` has decompressed
@@ -144,7 +144,7 @@ def raw_lines(path: Path) -> Iterator[bytes]:
         with opened(path) as handle:
             yield from lines_of(handle, name=str(path))
     except FileNotFoundError:
-        raise DataError(f"there is no file {path}{similar_file(path)}") from None
+        raise DataError(no_path(path)) from None
     except IsADirectoryError:
         raise DataError(f"{path} is a directory; give a text file, one sentence a line") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,17 @@ def similar_file(path: Path) -> str:
         return lookalike(path.name, (other.name for other in path.parent.iterdir()))
     except OSError:
         return ""
+
+
+def no_path(path: Path | str, what: str = "file") -> str:
+    """`there is no file text.en`, with the name beside it that looks alike or is nearly the same, if any."""
+    path = Path(path)
+    try:
+        near = get_close_matches(path.name, os.listdir(path.parent), n=1, cutoff=0.75)
+    except (OSError, ValueError):
+        near = []
+    meant = "".join(f" (did you mean {path.parent / name}?)" for name in near)
+    return f"there is no {what} {path}{similar_file(path) or meant}"
 
 
 def is_lfs_pointer(path: Path) -> bool:

@@ -19,6 +19,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from headscope.errors import DataError, HeadscopeError, reason_of
+from headscope.files.reading import no_path
 from headscope.files.writing import write_atomically
 
 MOST_BYTES = 1 << 30
@@ -91,7 +92,7 @@ def read_csv(
     file_name, hint = name or str(file), f"; {advice}" if advice else ""
     required, words = list(columns), list(texts)
     if isinstance(file, Path) and not file.exists():
-        raise error(f"there is no file {file_name}")
+        raise error(no_path(file_name))
     if isinstance(file, Path) and not (file.is_file() and file.stat().st_size <= MOST_BYTES):
         raise error(f"{file_name} is no file of at most {MOST_BYTES:,} bytes{hint}")
     reading: dict[str, Any] = {"encoding": "utf-8", "keep_default_na": False}

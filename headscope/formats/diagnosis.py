@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 from headscope.errors import CheckpointError, shortlist
 from headscope.files.digests import OPENED
 from headscope.files.output_checks import RECORDS
-from headscope.files.reading import LFS_POINTER, is_lfs_pointer, read_record, similar_file
+from headscope.files.reading import LFS_POINTER, is_lfs_pointer, no_path, read_record
 from headscope.files.zips import first_member
 from headscope.formats.pickles import is_torch_file
 
@@ -88,9 +88,7 @@ Formats = Iterable[tuple[str, Format]]
 def no_checkpoint(path: Path, formats: Formats) -> CheckpointError:
     """The error for a path that none of the formats recognises."""
     if not os.path.exists(path):
-        return CheckpointError(
-            f"there is no file or directory {path}{similar_file(path)}, and it does not look like a hub id (owner/name)"
-        )
+        return CheckpointError(f"{no_path(path, 'file or directory')}, and it does not look like a hub id (owner/name)")
     listed = "; ".join(f"{name}: {each.summary}" for name, each in formats)
     return CheckpointError(
         _results(path, formats) or diagnose(path, formats) or f"{path} is no checkpoint that headscope knows ({listed})"
@@ -244,9 +242,15 @@ def _number(path: Path) -> int:
     return int(digits[1]) if digits else -1
 
 
+def _text(path: Path, formats: Formats) -> str | None:
+    if not path.is_file() or b"\0" in _head(path)[:4096] or path.suffix in {".json", ".toml", ".py"}:
+        return None
+    return f"{path} is a text; give a checkpoint (a folder with {CONFIG} and weights, a .pt file of fairseq)"
+
+
 SNIFFERS: tuple[Callable[[Path, Formats], str | None], ...] = (
     *(_file_of_folder, _first_bytes, _other_program),
-    *(_pointers, _inside, _other_weights, _without_config),
+    *(_pointers, _inside, _other_weights, _without_config, _text),
 )
 """Every cause that is looked for, in this order."""
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headscope.config.declarations import imported, unknown_column
 from headscope.data.token_text import MARKS, Marks
 from headscope.errors import ConfigError
-from headscope.files.reading import read_json
+from headscope.files.reading import no_path, read_json
 from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, read_examples
 from headscope.heads import SITES, HeadId, Layout, Site
 from headscope.results.answer import Answer
@@ -81,7 +81,8 @@ class Study(Result):
         """The study in a folder that `save` or `headscope analyze --out` wrote; RunError for another folder."""
         path = Path(folder)
         if not path.is_dir():
-            raise RunError(f"{path} is not a directory; name one that `headscope analyze --out DIR` wrote")
+            problem = f"{path} is not a directory" if path.exists() else no_path(path, "directory")
+            raise RunError(f"{problem}; name one that `headscope analyze --out DIR` wrote")
         for name in ("run.json", "heads.csv"):
             if not (path / name).is_file():
                 raise RunError(f"{path} is not a run: it has no {name}; make one with `headscope analyze --out DIR`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -81,3 +82,40 @@ def test_messages_say_nothing_that_is_not_so() -> None:
     assert "masked" not in str(merged.value)
     with pytest.raises(CheckpointError, match="masked"):
         require(1.0, 0.1, "the smaller model", merges=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("analyze model --source text.txt --quiet", "there is no --quiet; results go to stdout, progress"),
+        ("analyze model -o run", "there is no -o; give --out"),
+        ("analyze --model model", "there is no --model; give CKPT as the first argument"),
+        ("evaluate model --ref text.txt", "there is no --ref; give --target"),
+        ("plot heads model --text x", "No such option: --text"),
+        ("analyze model text.txt --out o", "text.txt is one argument too many; a text is given as --source text.txt"),
+        ("translate model text.txt", "translate reads the text from stdin: python translate CKPT < text.txt"),
+        ("plot attention model --out a.png", "Missing option '--heads' (Heads of one site"),
+        ("prune model", "model stands where a command is expected: python prune COMMAND model …; choose from l0"),
+        ("train model", "model stands where a variant is expected: python train VARIANT model …; choose from base"),
+        ("plot model", "model stands where a figure is expected: python plot FIGURE model …; choose from heads"),
+        ("prune shrnk", "unknown command 'shrnk'; did you mean 'shrink'"),
+        ("show modle", "there is no file or directory modle (did you mean model?)"),
+        ("analyze model --source txt.txt --out o", "there is no file txt.txt (did you mean text.txt?)"),
+        ("plot heads modle --out a.png", "there is no directory modle (did you mean model?)"),
+        ("show text.txt", "text.txt is a text; give a checkpoint"),
+    ],
+)
+def test_odd_command_lines_are_answered_with_their_cause(
+    words: str, answer: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "text.txt").write_text("a b\n", encoding="utf-8")
+    status, _, error = command(*words.split())
+    program = re.compile(r"python -m \S+|\bheadscope\b")
+    assert status == 2 and program.sub("python", error).startswith("error: " + answer), error
+
+
+def test_list_without_a_kind_lists_the_kinds(command: Command) -> None:
+    status, out, _ = command("list", "--json")
+    assert status == 0 and {"analyses", "criteria", "metrics"} < json.loads(out).keys()

@@ -51,7 +51,7 @@ MISTAKES = {
     "prune sweep M --source T --methods magnitude --keep 3 --out o": "needs --target and --valid-target",
     # files and folders
     "show nowhere": "there is no file or directory nowhere",
-    "show T": "T is no checkpoint that headscope knows",
+    "show T": "T is a text; give a checkpoint",
     "show m.gguf": "m.gguf is for llama.cpp, which runs models; give the checkpoint that it was made of",
     "show run": "run holds results of headscope (analysis, run.json), and is no checkpoint; give the one",
     "prune rank trained --by magnitude --keep 3 --out o": "give one that lies in it: trained/best",
@@ -65,7 +65,7 @@ MISTAKES = {
     f"{READ} --config unknown.toml": "unknown option sourse",
     f"{READ} --mask heads.txt": "there is no file of that name either",
     f"{READ} --parse nothing.conllu": "nothing.conllu: No such file",
-    "plot heads nowhere --out a.png": "nowhere is no directory",
+    "plot heads nowhere --out a.png": "there is no directory nowhere",
     "plot heads M --out a.png": "is a checkpoint",
     "plot heads . --out a.xyz": "cannot write .xyz",
     "plot pruning nowhere --out a.png": "neither sweep.json nor pruning.json",

@@ -30,7 +30,7 @@ from headscope.config import Companions
 from headscope.errors import CheckpointError, HeadscopeError, shortlist
 from headscope.files.digests import refuse_changed_weights
 from headscope.files.hub import is_cached
-from headscope.files.reading import file_digest, is_lfs_pointer, read_object, similar_file
+from headscope.files.reading import file_digest, is_lfs_pointer, no_path, read_object
 from headscope.formats.diagnosis import VOCABULARIES
 from headscope.formats.huggingface import decilm
 from headscope.formats.huggingface.checkpoint import HuggingFaceCheckpoint
@@ -148,8 +148,8 @@ def located(path: str) -> tuple[str, dict[str, bool]]:
     known = None if local else _hub_has(path)
     if not (local or known or "/" in path or is_cached(path)):
         raise CheckpointError(
-            f"there is no file or directory {path}{similar_file(Path(path))}; a model of the hub is OWNER/NAME, "
-            "such as google-bert/bert-base-uncased"
+            f"{no_path(path, 'file or directory')}; a model of the hub is OWNER/NAME, such as "
+            "google-bert/bert-base-uncased"
         )
     return path, {"trust_remote_code": False, "local_files_only": known is None}
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headscope.engine.faithfulness.orders import Scores
 from headscope.errors import ConfigError
-from headscope.heads import HeadId
+from headscope.heads import HeadId, Site
 from headscope.pruning.gate_layout import GateLayout, tied_at
 from headscope.pruning.ranking.per_group import per_group_keep, per_group_quotas, removal_sets
 from headscope.pruning.ranking.uniform import uniform_keep, uniform_quotas
@@ -143,10 +143,18 @@ def _of_units(gating: GateLayout, scores: Scores, left: Tensor) -> Tensor:
         values = [scores.get(head, float("nan")) for head in gating.units[number]]
         means[number] = sum(values) / len(values)
     if bool(means.isnan().any()):
-        without = gating.units[int(means.isnan().nonzero()[0, 0])][0]
-        count = int(means.isnan().sum())
+        unscored = [gating.units[number][0] for number in means.isnan().nonzero()[:, 0].tolist()]
+        sites = dict.fromkeys(head.site for head in unscored)
+        scored = [
+            site for site in dict.fromkeys(head.site for unit in gating.units for head in unit) if site not in sites
+        ]
+        if Site.ENCODER_SELF in scored:
+            raise ConfigError(
+                f"{len(unscored)} of {len(means)} heads, those of {' and '.join(sites)}, are measured on translations "
+                f"only; give --target, or --sites {','.join(scored)}"
+            )
         raise ConfigError(
-            f"{count} of {len(means)} heads have no score, such as {without}; choose --sites that were measured "
-            "(sites of a decoder need --target), or another criterion"
+            f"{len(unscored)} of {len(means)} heads have no score, such as {unscored[0]}; choose --sites that were "
+            "measured, or another criterion"
         )
     return means

@@ -1,0 +1,104 @@
+"""What click refuses, as a ConfigError of one line that names the cause."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from headscope.cli.failures import USAGE, short
+from headscope.errors import ConfigError, one_line
+
+NUMBERS = {"int_parsing": "a whole number", "int_from_float": "a whole number", "float_parsing": "a number"}
+"""What pydantic, which reads options for typer, wanted."""
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Turns click's usage errors into a ConfigError of one line; `--help` is not touched.
+
+    For an option of the MHR fork or of fairseq the message names the option of headscope.
+    """
+    try:
+        yield
+    except USAGE as error:
+        refused: Any = error
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        if type(error).__name__ == "NoSuchOption":
+            from headscope.cli.mhr_options import answer
+
+            if hint := _elsewhere(refused) or answer(refused.option_name, _typed(refused.ctx)):
+                raise ConfigError(hint) from None
+        see_help = "" if refused.ctx is None else f"; see {refused.ctx.command_path} --help"
+        message = (
+            _too_many(refused)
+            or _missing(refused)
+            or _not_a_number(refused)
+            or one_line(refused.format_message()).rstrip(".")
+        )
+        raise ConfigError(f"{message}{see_help}") from None
+
+
+def _not_a_number(refused: Any) -> str:
+    """What came instead of a number, where pydantic refused it, whose message leaves that out; else nothing."""
+    found: list[Any] = getattr(refused.__cause__, "errors", list)()
+    wanted = NUMBERS.get(found[0]["type"]) if found else None
+    return f"{refused.param.opts[0]} {found[0]['input']!r} is not {wanted}" if wanted else ""
+
+
+QUIET = "results go to stdout, progress and notes to stderr: add 2> /dev/null"
+ELSEWHERE: Mapping[str, tuple[str, ...]] = {
+    "--out": ("-o", "--output", "--output-dir", "--output_dir", "--save"),
+    "--source": ("--text", "--input", "--file", "--data", "--src"),
+    "--target": ("--reference", "--references", "--ref", "--tgt"),
+    "--device": ("--gpu", "--cuda"),
+    "CKPT": ("--model", "--checkpoint", "--ckpt", "--model-name-or-path", "--model_name_or_path"),
+}
+"""Options, and the argument, by the names that other programs have for them."""
+
+
+def _elsewhere(refused: Any) -> str:
+    """What says the same as an option that many programs have; else nothing."""
+    if refused.option_name in ("-q", "--quiet"):
+        return f"there is no {refused.option_name}; {QUIET}"
+    parameters = refused.ctx.command.params
+    flags = {flag for parameter in parameters for flag in parameter.opts}
+    words = flags | {parameter.metavar for parameter in parameters}
+    for own, others in ELSEWHERE.items():
+        if refused.option_name in others and own in words:
+            instead = own if own in flags else f"{own} as the first argument"
+            return f"there is no {refused.option_name}; give {instead}" + " cuda" * (own == "--device")
+    return ""
+
+
+def _missing(refused: Any) -> str:
+    """An argument or option that must be given, with what it is; else nothing."""
+    if type(refused).__name__ != "MissingParameter" or refused.param is None:
+        return ""
+    message, about = one_line(refused.format_message()).rstrip("."), getattr(refused.param, "help", None)
+    return f"{message} ({short(about).rstrip('.')})" if about else message
+
+
+def _too_many(refused: Any) -> str:
+    """What to do with a word too many: a text has an option, or comes by stdin; else nothing."""
+    found = re.search(r"unexpected extra argument(?:s|\(s\))? \((.+)\)", str(refused))
+    if found is None or refused.ctx is None:
+        return ""
+    flags = {flag for parameter in refused.ctx.command.params for flag in parameter.opts}
+    words, first = found[1], found[1].split()[0]
+    if "--source" in flags:
+        return f"{words} is one argument too many; a text is given as --source {first}"
+    if refused.ctx.command.name == "translate":
+        return f"translate reads the text from stdin: {refused.ctx.command_path} CKPT < {first}"
+    return f"{words} is one argument too many"
+
+
+def _typed(context: Any) -> str:
+    """The command that was typed, without the program: `train swap`."""
+    words: list[str] = []
+    while context is not None and context.parent is not None:
+        words.insert(0, context.info_name or "")
+        context = context.parent
+    return " ".join(words)
