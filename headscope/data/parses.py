@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from headscope.data.lines import decoded, line_text, lines_of, opened, raw_lines
 from headscope.errors import DataError
+from headscope.files.reading import no_path
 
 COLUMNS, MOST_WORDS = 10, 100_000
 IDS = "ids are 1, 2, 3 … in order, ranges such as 3-4 before their words, empty nodes such as 8.1 after theirs"
@@ -220,6 +221,8 @@ def _lines(path: str | PathLike[str]) -> Iterator[tuple[int, str]]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         wrong = f"the gzip data are truncated or corrupt ({error})"
         raise _broken(path, number + 1, wrong, "get the file again") from None
+    except FileNotFoundError:
+        raise DataError(f"{no_path(path)}; give stanza, or a CoNLL-U file, plain or .gz") from None
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; give a readable CoNLL-U file, plain or .gz") from None
 

@@ -103,6 +103,10 @@ def test_messages_say_nothing_that_is_not_so() -> None:
         ("analyze model --source txt.txt --out o", "there is no file txt.txt (did you mean text.txt?)"),
         ("plot heads modle --out a.png", "there is no directory modle (did you mean model?)"),
         ("show text.txt", "text.txt is a text; give a checkpoint"),
+        (
+            f"analyze {MODEL} --source text.txt --parse stanze --out o",
+            "there is no file stanze; give stanza, or a CoNLL-U",
+        ),
     ],
 )
 def test_odd_command_lines_are_answered_with_their_cause(
