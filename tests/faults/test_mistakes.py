@@ -64,7 +64,7 @@ MISTAKES = {
     f"{READ} --config broken.toml": "broken.toml is no TOML",
     f"{READ} --config unknown.toml": "unknown option sourse",
     f"{READ} --mask heads.txt": "there is no file of that name either",
-    f"{READ} --parse nothing.conllu": "nothing.conllu: No such file",
+    f"{READ} --parse nothing.conllu": "there is no file nothing.conllu",
     "plot heads nowhere --out a.png": "there is no directory nowhere",
     "plot heads M --out a.png": "is a checkpoint",
     "plot heads . --out a.xyz": "cannot write .xyz",
