@@ -46,7 +46,7 @@ def similar_file(path: Path) -> str:
         return ""
 
 
-def no_path(path: Path | str, what: str = "file") -> str:
+def no_path(path: str | os.PathLike[str], what: str = "file") -> str:
     """`there is no file text.en`, with the name beside it that looks alike or is nearly the same, if any."""
     path = Path(path)
     try:
