@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Array, Estimate, Ratio, interval
+from headscope.bootstrap import Array, Estimate, Ratio, interval, units_of
 from headscope.config import LabelOptions, option
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.batching import DEFAULT_LIMIT
@@ -269,6 +269,7 @@ class _Relation:
             for kind, part in parts.items()
         }
         sizes, due = aggregates.bootstrap.sums(aggregates.group_sums(f"links_{name}", site_layer))  # [1+r h 3]
+        units = units_of(aggregates.by_sentence(f"links_{name}", site_layer)[1][..., 0])
         (links, on_sure, on_link), sure = sizes.unbind(dim=-1), due[..., 0]
         return cls(
             name,
@@ -277,9 +278,9 @@ class _Relation:
             aggregates.ratio(f"hard_aligned_{name}", *site_layer),
             baselines,
             offset,
-            interval(1 - (on_sure + on_link) / (links + sure)),
-            interval(on_link / links),
-            interval(on_sure / sure),
+            interval(1 - (on_sure + on_link) / (links + sure), units=units),
+            interval(on_link / links, units=units),
+            interval(on_sure / sure, units=units),
             hits,
             hard,
             by_hard,

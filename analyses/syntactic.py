@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from headscope.bootstrap import Array, Estimate, Ratio, interval
+from headscope.bootstrap import Array, Estimate, Ratio, interval, units_of
 from headscope.config import PublishedLabelOptions, option
 from headscope.config.declarations import AnalysisFigure, HeadFunction, Measure
 from headscope.data.alignment import Aligned
@@ -159,15 +159,16 @@ class Syntactic(Analysis):
         modal_counts = offsets.gather(-1, modal[None, :, None].expand(len(offsets), -1, 1))[..., 0]  # [1+r c]
         accuracy, baseline = hits / count, (modal_counts / count[:, 0])[:, None]
         by_sentence, instances = aggregates.by_sentence("accuracy", site_layer)  # [g h c], [g 1 c]
+        units = units_of(instances)
         of_offsets, _ = aggregates.by_sentence("offsets", first)  # [g c o]
         of_modal = of_offsets.gather(-1, modal[None, :, None].expand(len(of_offsets), -1, 1))[..., 0]
         return _Margins(
             site_layer,
             [name + sign for name in self.names for sign in DIRECTIONS],
             modal.numpy() - REACH,
-            interval(accuracy),
-            interval(baseline.expand_as(accuracy)),
-            interval(accuracy - baseline),
+            interval(accuracy, units=units),
+            interval(baseline.expand_as(accuracy), units=units),
+            interval(accuracy - baseline, units=units),
             (by_sentence, of_modal[:, None]),
             instances,
         )

@@ -201,7 +201,10 @@ class Bootstrap:
         self._drawing = RLock()  # reports are made in several threads
 
     def draws(self, groups: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        """How often each of `groups` groups is drawn in each replicate: [replicates groups]."""
+        """How often each of `groups` groups is drawn in each replicate: [replicates groups].
+
+        NaN of a single group, of which nothing says how others differ.
+        """
         with self._drawing:
             if (groups, dtype) not in self._drawn and dtype is not torch.float64:
                 self._drawn[groups, dtype] = self.draws(groups).to(dtype)
@@ -210,7 +213,7 @@ class Bootstrap:
                 drawn = generator.integers(groups, size=(self.replicates, groups))
                 cells = (drawn + groups * np.arange(self.replicates)[:, None]).ravel()
                 counts = np.bincount(cells, minlength=self.replicates * groups).reshape(drawn.shape)
-                self._drawn[groups, dtype] = torch.from_numpy(counts).double()
+                self._drawn[groups, dtype] = torch.from_numpy(counts).double() * (1 if groups > 1 else torch.nan)
         return self._drawn[groups, dtype]
 
     def sums(self, group_sums: GroupSums) -> tuple[Tensor, Tensor]:
@@ -243,8 +246,9 @@ class Bootstrap:
         return sums.T.view(-1, *groups.shape[1:])
 
     def ratio(self, group_sums: GroupSums) -> Estimate:
-        """Σ value / Σ count with its interval; NaN where nothing was counted."""
-        return self.function(lambda total, count: total / count, group_sums)
+        """Σ value / Σ count with its interval; NaN where nothing was counted, no interval where one group alone was."""
+        total, count = self.sums(group_sums)
+        return interval(total / count, units=units_of(group_sums.count[: group_sums.used]))
 
     def over_units(self, total: Tensor, count: Tensor) -> Estimate:
         """Σ total / Σ count of units [n *cells] that are no sentences of the corpus: trials, or tokens."""
@@ -291,12 +295,22 @@ def stack_statistics(group_sums: Sequence[GroupSums]) -> GroupSums:
     return stacked
 
 
-def interval(samples: Tensor) -> Estimate:
-    """Value and interval of samples [1 + replicates *cells], the value first; NaN replicates are left out."""
+def units_of(counts: Tensor) -> Tensor:
+    """How many groups have something of each cell [*cells], by their counts [g *cells]."""
+    return (counts > 0).sum(dim=0)
+
+
+def interval(samples: Tensor, *, units: Tensor | None = None) -> Estimate:
+    """Value and interval of samples [1 + replicates *cells], the value first; NaN replicates are left out.
+
+    Cells of fewer than two `units` [*cells], of which they broadcast to, have no interval.
+    """
     value, replicates = samples[0].numpy(), samples[1:]
     cells = replicates.reshape(len(replicates), -1).T  # [cells r], as they lie in memory where they are resampled
     parts = [_bounds(part) for part in cells.split(max(1, SORTED // max(1, len(replicates))))]
     low, high = (np.concatenate(bounds).reshape(value.shape) for bounds in zip(*parts, strict=True))
+    if units is not None:
+        low, high = (np.where(units.numpy() > 1, bound, np.nan) for bound in (low, high))
     return Estimate(value, low, high)
 
 

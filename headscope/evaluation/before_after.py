@@ -22,7 +22,7 @@ from headscope.evaluation.metrics.base import (
     ValidationText,
     choose_metric,
     reference_texts,
-    resampled_sums,
+    resampled,
 )
 from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, bounded, judge, why_open
 from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
@@ -54,12 +54,7 @@ def compare_scores(metric: Metric, sums: Array, reference: Array, bootstrap: Boo
     NaN where resamples do not vary, as of one sentence. sacreBLEU's paired bootstrap counts the upper tail alone, about
     half as many.
     """
-    return compare(*(resampled(metric, rows, bootstrap) for rows in (sums, reference)))
-
-
-def resampled(metric: Metric, sums: Array, bootstrap: Bootstrap) -> Array:
-    """The metric of sums of groups [g c], and of every resample of groups: [1 + replicates]."""
-    return metric.of(resampled_sums(sums, bootstrap))
+    return compare(*(resampled(metric.of, rows, bootstrap) for rows in (sums, reference)))
 
 
 def losses_left_out(metric: Metric, sums: Array, reference: Array) -> Array:
@@ -205,12 +200,14 @@ def no_baseline(
         if baseline.value != 0 or not margin.relative:
             return None
         return f"the unpruned model's {metric.title} is 0, of which {margin} is nothing; give --margin in its unit"
-    if baseline.low > floor.value if metric.higher_is_better else baseline.high < floor.value:
+    single = np.isnan(baseline.low)  # one sentence has no interval
+    low, high = (baseline.value, baseline.value) if single else (baseline.low, baseline.high)
+    if low > floor.value if metric.higher_is_better else high < floor.value:
         return None
+    ends = "" if single else f" ({low:.3g} to {high:.3g} at 95 %)"
     return (
-        f"the unpruned model's {metric.title}, {baseline.value:.3g} ({baseline.low:.3g} to {baseline.high:.3g} at "
-        f"95 %), is not beyond {floor.value:.3g}, {floor.words}: no loss can be judged against it; give a model "
-        "that can do the task, or more text"
+        f"the unpruned model's {metric.title}, {baseline.value:.3g}{ends}, is not beyond {floor.value:.3g}, "
+        f"{floor.words}: no loss can be judged against it; give a model that can do the task, or more text"
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FIRST, QUARTER = 10, 4
 """Heads needed most that are looked at; a quarter of all where that is fewer."""
+FEWEST = 3
+"""Heads, or models, that an interval is made of: of two, Student's t says no more than the measure's range."""
 LEVEL = 0.05
 NO_LABEL = "no label"
 COLUMNS = (
@@ -54,8 +56,8 @@ def function_need_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.
         for kind, name, own in members:
             if (own & known).any():
                 about = {"kind": kind, "name": name, "measure": measure.name}
-                numbers = _compared(values, own & known, ~own & known) | _among(first & known, own, known)
-                rows.append({**about, **numbers})
+                compared = _compared(values, own & known, ~own & known, ends=measure.range)
+                rows.append({**about, **compared, **_among(first & known, own, known)})
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
@@ -80,9 +82,9 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
 
     `needed` is the probability that a head with the function is needed more than another head of the same model (ties
     half; 0.5: the function says nothing), the mean over models; `needed_low` and `needed_high` are its 95 % interval by
-    Student's t, for which models are a sample of models, within 0 and 1: NaN for one. `each` has the numbers of the
-    models, NaN where one has no such head or no other, `models` how many have some, `heads` of how many heads.
-    Functions are in the order of legends, heads without a label last.
+    Student's t, for which models are a sample of models, within 0 and 1: NaN for fewer than three. `each` has the
+    numbers of the models, NaN where one has no such head or no other, `models` how many have some, `heads` of how many
+    heads. Functions are in the order of legends, heads without a label last.
     """
     import pandas as pd
 
@@ -101,7 +103,7 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
     for (name, column), entries in sorted(found.items(), key=lambda item: order.index(item[0][0])):
         each = np.array([value for value, _ in entries])
         known = each[np.isfinite(each)]
-        reach = _reach(float(known.var(ddof=1)) / len(known), len(known) - 1) if len(known) > 1 else np.nan
+        reach = _reach(float(known.var(ddof=1)) / len(known), len(known) - 1) if len(known) >= FEWEST else np.nan
         mean, heads_of = float(known.mean()), sum(count for _, count in entries)
         low, high = np.clip([mean - reach, mean + reach], 0, 1)
         about = {"name": name, "measure": column, "models": len(known), "heads": heads_of}
@@ -109,23 +111,28 @@ def need_over_models(models: Sequence[tuple[pd.DataFrame, Sequence[Measure]]]) -
     return pd.DataFrame(rows)
 
 
-def _compared(values: Array, own: Members, others: Members) -> dict[str, float]:
-    """Means of two groups of heads, and their difference, with intervals."""
+def _compared(
+    values: Array, own: Members, others: Members, *, ends: tuple[float | None, float | None]
+) -> dict[str, float]:
+    """Means of two groups of heads, and their difference, with intervals within the `ends` of the measure."""
     mean, rest = (float(values[part].mean()) if part.any() else np.nan for part in (own, others))
     variance, other_variance = (
         float(values[part].var(ddof=1)) / part.sum() if part.sum() > 1 else np.nan for part in (own, others)
     )
     count, rest_count = int(own.sum()), int(others.sum())
-    reach = _reach(variance, count - 1)
+    reach = _reach(variance, count - 1) if count >= FEWEST else np.nan
     both = variance + other_variance
     freedom = np.nan
     if both > 0:
         freedom = both**2 / (variance**2 / (count - 1) + other_variance**2 / (rest_count - 1))
-    apart = _reach(both, freedom)
+    apart = _reach(both, freedom) if min(count, rest_count) >= FEWEST else np.nan
+    least, most = (sign * np.inf if end is None else end for end, sign in zip(ends, (-1, 1), strict=True))
+    low, high = np.clip([mean - reach, mean + reach], min(least, mean), max(most, mean))
+    far = np.clip([mean - rest - apart, mean - rest + apart], least - most, most - least)
     return {
-        **{"heads": count, "mean": mean, "mean_low": mean - reach, "mean_high": mean + reach},
+        **{"heads": count, "mean": mean, "mean_low": low, "mean_high": high},
         **{"others": rest_count, "others_mean": rest, "difference": mean - rest},
-        **{"difference_low": mean - rest - apart, "difference_high": mean - rest + apart},
+        **{"difference_low": far[0], "difference_high": far[1]},
     }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
@@ -125,7 +125,7 @@ class Metric(ABC):
 
     def estimate(self, sums: Array, bootstrap: Bootstrap) -> Estimate:
         """The metric of sums by group [g c], with percentiles of resamples of groups."""
-        return interval(torch.from_numpy(self.of(resampled_sums(sums, bootstrap))))
+        return interval(torch.from_numpy(resampled(self.of, sums, bootstrap)))
 
     def columns(self, values: Array) -> dict[str, Array]:
         """The columns of the table of `--each-head`, of values [mask]; those of the intact model are the first."""
@@ -327,10 +327,11 @@ def ratio_of(sums: Array) -> Array:
         return ratios
 
 
-def resampled_sums(sums: Array, bootstrap: Bootstrap) -> Array:
-    """Sums of groups [g c] over the corpus, and over every resample of groups: [1 + replicates c]."""
-    draws = bootstrap.draws(len(sums)).numpy()
-    return np.vstack([sums.sum(axis=0), draws @ sums])
+def resampled(of: Callable[[Array], Array], sums: Array, bootstrap: Bootstrap) -> Array:
+    """A function `of` sums of groups [g c], then of their resamples [1 + replicates]; those of one group are NaN."""
+    if len(sums) < 2:
+        return np.append(of(sums), np.full(bootstrap.replicates, np.nan))
+    return of(np.vstack([sums.sum(axis=0), bootstrap.draws(len(sums)).numpy() @ sums]))
 
 
 def grouped(rows: Array) -> Array:

@@ -7,7 +7,7 @@ import torch
 
 from headscope.bootstrap import Array, Bootstrap, Estimate, interval
 from headscope.evaluation.likelihood import hides_tokens
-from headscope.evaluation.metrics.base import Floor, LikelihoodMetric, ValidationText, metric, ratio_of, resampled_sums
+from headscope.evaluation.metrics.base import Floor, LikelihoodMetric, ValidationText, metric, ratio_of, resampled
 from headscope.formats.base import Checkpoint
 
 
@@ -27,7 +27,7 @@ class Perplexity(LikelihoodMetric):
         return perplexity(ratio_of(sums))
 
     def estimate(self, sums: Array, bootstrap: Bootstrap) -> Estimate:
-        nats = interval(torch.from_numpy(ratio_of(resampled_sums(sums, bootstrap))))
+        nats = interval(torch.from_numpy(resampled(ratio_of, sums, bootstrap)))
         return Estimate(*map(perplexity, (nats.value, nats.low, nats.high)))
 
     def floor(self, checkpoint: Checkpoint, data: ValidationText) -> Floor:

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from headscope.bootstrap import LEVEL, Array, Bootstrap
-from headscope.evaluation.before_after import compare, left_out, resampled
+from headscope.evaluation.before_after import compare, left_out
 from headscope.evaluation.margin import Margin
-from headscope.evaluation.metrics.base import METRICS
+from headscope.evaluation.metrics.base import METRICS, resampled
 from headscope.evaluation.non_inferiority import (
     NON_INFERIOR,
     OPEN,
@@ -54,7 +54,7 @@ class MeasuredCells:
     def of(cls, records: Sequence[Record], bootstrap: Bootstrap, *, margin: Margin | None) -> MeasuredCells:
         """Resamples are the same for every cell."""
         sums = [(METRICS.get(record["metric"]), np.array(record["sums"])) for record in records]
-        values = [resampled(metric, rows, bootstrap) for metric, rows in sums]
+        values = [resampled(metric.of, rows, bootstrap) for metric, rows in sums]
         made = cls(records, values, [left_out(metric, rows) for metric, rows in sums])
         baseline = made.unpruned
         if margin is None or baseline is None:
