@@ -151,6 +151,12 @@ def test_references_without_spaces_are_remarked_on_where_words_end_at_spaces() -
     assert not text_remarks(texts, TextMode(tokenize="zh")) and not text_remarks([*texts, "c d", "e f"], RAW)
 
 
+def test_one_sentence_has_scores_and_no_intervals(run: Evaluate) -> None:
+    found = run(checkpoints.small(), SOURCES[:1], TARGETS[:1])
+    assert {score.metric for score in found.scores} == {"bleu", "chrf", "perplexity", "accuracy"}
+    assert all(math.isfinite(score.value) and math.isnan(score.low) and not score.interval for score in found.scores)
+
+
 def test_the_language_decides_wherever_bleu_is_measured(run: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
     from sacrebleu.metrics.bleu import BLEU
 
