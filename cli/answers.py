@@ -26,7 +26,7 @@ class Answering(Protocol):
 
 
 INDENT = "   "
-NUMBER = re.compile(r"[−-]?\d|$")
+NUMBER = re.compile(r"([−-]?[\d.,e−%]+( to [−-]?[\d.,e−%]+)?)?$")
 
 
 def show_result(

@@ -156,6 +156,11 @@ class GroupSums:
         self.total, self.count = self.total + other.total, self.count + other.count
         self.used = max(self.used, other.used)
 
+    def leave_out_empty(self) -> None:
+        """Drop the groups of which nothing was counted, as of sentences that are not measured: none is resampled."""
+        counted = self.count[: self.used].flatten(1).any(dim=1).nonzero()[:, 0]
+        self.total, self.count, self.used = self.total[counted], self.count[counted], len(counted)
+
     def halve(self) -> None:
         """Merge groups g and g + G/2: sentence i is then in group i mod G/2."""
         self.groups //= 2

@@ -21,6 +21,7 @@ from headscope.data.labels import with_labels
 from headscope.distributed import ALONE, Processes, process_group
 from headscope.engine.attention_maps import short_examples
 from headscope.engine.base import Analysis, RunOptions
+from headscope.engine.budget import with_budget
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
 from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, with_stanza
@@ -112,7 +113,7 @@ def measure_heads(
     """
     began = time.monotonic()
     analyses = chosen_analyses(options, prompts=corpus.has_contrast)
-    options = replace(options, analysis_options=checked_options(options.analysis_options))
+    options = with_budget(replace(options, analysis_options=checked_options(options.analysis_options)))
     limit = sentence_limit(checkpoint, options.max_length)
     off = select_heads(options.mask, checkpoint.layout) if options.mask else []
     if options.parse == "stanza" and any(reads(cls, "parse") for cls in analyses):

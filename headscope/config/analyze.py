@@ -38,8 +38,9 @@ class AnalyzeOptions(TextOptions):
     )
     importance: Literal["none", "cheap", "all"] = option(
         "none",
-        "Add how much the model needs a head: by what takes a few passes, or by all that measures it, with ablation, "
-        "Shapley values and integrated gradients, which take hundreds.",
+        "Add how much the model needs a head: by ablation within a budget "
+        "(--ablation-passes) and what takes a few passes; or by all that measures it, on all sentences, with Shapley "
+        "values and integrated gradients.",
         metavar="[cheap|all]",
         panel=ANALYSES,
         common=True,

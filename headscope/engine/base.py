@@ -252,6 +252,10 @@ class Analysis:
     def read(self, corpus: Corpus) -> None:
         """Look through the whole corpus, once, before the passes (what must be known before the first batch)."""
 
+    def sample(self, corpus: Corpus) -> Corpus | str:
+        """The sentences that `explain` is shown: all, or a fixed part; or why there should be none. After `inspect`."""
+        return corpus
+
     def report(self, aggregates: Aggregates) -> AnalysisReport:
         """Turn sums into columns, tables and labels. Default: every statistic is a column."""
         names = dict.fromkeys(name for name, _, _ in aggregates.sums)

@@ -77,12 +77,14 @@ def conclude(
     layout: Layout,
     bootstrap: Bootstrap,
     unmeasured: Mapping[str, str],
+    sampled: Mapping[str, str],
     marks: Callable[[], Marks],
     progress: Progress = no_progress,
 ) -> Study:
     """The study of all analyses that observed something; the others are left out with the reason.
 
-    `unmeasured` says by analysis why it could not measure some sentences, `marks` how the vocabulary marks words.
+    `unmeasured` says by analysis why it could not measure some sentences, `sampled` of how many of all ("64 of 240") it
+    is where it is of a part; `marks` how the vocabulary marks words.
     A KeyboardInterrupt leaves out the analyses that are being fitted; the result is then not `complete`.
     """
     sums = aggregator.sums
@@ -120,10 +122,6 @@ def conclude(
     tables |= _importances(reporting, heads, sums) | _effects(reporting, heads, sums, bootstrap)
     if "explained" in heads:
         heads["description"] = descriptions(heads, tables, marks())
-    said = [
-        *(f"{analysis.name} {unmeasured[analysis.name]}" for analysis in reporting if analysis.name in unmeasured),
-        *dict.fromkeys(remark for report in reports for remark in report.remarks),
-    ]
     absent = [
         *refused,
         *(LeftOut(analysis.name, unmeasured.get(analysis.name, NOTHING)) for analysis in empty),
@@ -132,9 +130,15 @@ def conclude(
     record = {
         "layout": {site.value: counts for site in SITES if (counts := counts_of(layout, site))},
         "complete": not unfinished,
-        "signatures": {analysis.name: _signature(analysis) for analysis in reporting},
+        "signatures": {analysis.name: _signature(analysis, sampled.get(analysis.name)) for analysis in reporting},
+        "sampled": dict(sampled),
         "left_out": list(map(asdict, absent)),
-        "remarks": said,
+        "remarks": [
+            *(f"{analysis.name} {unmeasured[analysis.name]}" for analysis in reporting if analysis.name in unmeasured),
+            *(f"{name} on {part} sentences" for name, part in sampled.items()),
+            *dict.fromkeys(remark for report in reports for remark in report.remarks),
+        ],
+        "objective": _objective(reporting),
     }
     return Study(
         {"heads": heads, **tables},
@@ -194,8 +198,14 @@ def _of_group(
     return measures, {key: value for analysis in members for key, value in sums.get(analysis.name, {}).items()}
 
 
-def _signature(analysis: Analysis) -> dict[str, str]:
-    entries = {"m": f"{analysis.name}.v{analysis.version}"}
+def _objective(reporting: Sequence[Analysis]) -> dict[str, str]:
+    """What importances explain, and what damage to it is called; nothing where none was measured."""
+    objectives = (analysis.objective for analysis in reporting if needs_objective(type(analysis)))
+    return next(({"name": its.name, "damage": its.damage_words} for its in objectives), {})
+
+
+def _signature(analysis: Analysis, part: str | None) -> dict[str, str]:
+    entries = {"m": f"{analysis.name}.v{analysis.version}", **({f"{analysis.name}-n": part} if part else {})}
     if needs_objective(type(analysis)):
         entries["objective"] = f"{analysis.objective.name}.v{analysis.objective.version}"
     return entries | analysis.signature()

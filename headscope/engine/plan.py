@@ -180,7 +180,7 @@ def analyze(
     running, left_out = _applicable(
         checkpoint, corpus, analyses, replace(options, batching=batching or options.batching)
     )
-    runner = AnalysisRunner(checkpoint, running, detail=detail)
+    runner, texts = AnalysisRunner(checkpoint, running, detail=detail), dict[str, Corpus]()
     losses, complete = Omissions(), True
     streams = _streams(checkpoint, corpus, running, losses)
     count = corpus.count
@@ -189,15 +189,19 @@ def analyze(
         for analysis in running:
             analysis.inspect(checkpoint)
             analysis.read(corpus)
+            if isinstance(text := analysis.sample(corpus), Corpus):
+                texts[analysis.name] = text
+            else:
+                runner.leave_out(analysis, text)
         with runner.hooks():
             with progress(title, count) as step, _placed(streams, checkpoint) as stream:
                 for number, batch in enumerate(stream):
                     if processes.owns(number):
                         runner.run(batch)
                     step(len(batch.indices) if batch.kind == "text" else 0)
-            for analysis in filter(explains, running):
-                text = _streams(checkpoint, corpus, running, only="text")
-                with progress(analysis.name, count) as step, _placed(text, checkpoint) as stream:
+            for analysis in filter(explains, runner.running):
+                own = _streams(checkpoint, texts[analysis.name], running, only="text")
+                with progress(analysis.name, texts[analysis.name].count) as step, _placed(own, checkpoint) as stream:
                     for number, batch in enumerate(stream):
                         if analysis not in runner.running:
                             break
@@ -214,7 +218,7 @@ def analyze(
         runner.take(part)
         complete = complete and part_complete
     bootstrap = Bootstrap(seed=options.seed, replicates=replicates)
-    study = runner.conclude(bootstrap, sentences=0 if complete else count, progress=progress)
+    study = runner.conclude(bootstrap, texts, sentences=count, complete=complete, progress=progress)
     if not partial and not study.complete:
         raise KeyboardInterrupt
     reads_text = any("text" in analysis.passes for analysis in running)  # others read the text by themselves

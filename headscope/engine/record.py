@@ -38,6 +38,8 @@ def complete_record(
             **({"marks": TokenReader.of(checkpoint, "target").marks} if "examples" in study.tables else {}),
         },
         "layout": study.record["layout"],
+        "objective": study.record["objective"],
+        "sampled": study.record["sampled"],
         "data": {
             "source": settings.get("source"),
             "target": settings.get("target"),

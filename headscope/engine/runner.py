@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headscope.attribution.objectives.base import OBJECTIVES
 from headscope.bootstrap import BUDGET, Bootstrap, GroupSums, Ratio
+from headscope.data.corpus import Corpus
 from headscope.data.encoded import Batch
 from headscope.description.tokens import TokenReader
 from headscope.distributed import upload
@@ -21,7 +22,7 @@ from headscope.engine.base import LONG, Analysis, HeadBatch, RunOptions
 from headscope.engine.conclusion import conclude
 from headscope.engine.heads.head_batch import ObservedBatch
 from headscope.engine.heads.streamed_rows import StreamedRows
-from headscope.errors import CheckpointError
+from headscope.errors import CheckpointError, ConfigError
 from headscope.files.writing import deferred as signals_deferred
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -181,8 +182,14 @@ class AnalysisRunner:
         except CheckpointError as error:
             if self.aggregator.has(analysis) or len(self.running) == 1:
                 raise
-            self.running = [active for active in self.running if active is not analysis]
-            self.refused.append(LeftOut(analysis.name, str(error)))
+            self.leave_out(analysis, str(error))
+
+    def leave_out(self, analysis: Analysis, why: str) -> None:
+        """Run without an analysis from now on; ConfigError where it is the last one."""
+        if len(self.running) == 1:
+            raise ConfigError(f"no analysis can run: {analysis.name}: {why}")
+        self.running = [active for active in self.running if active is not analysis]
+        self.refused.append(LeftOut(analysis.name, why))
 
     def _look(self, batch: Batch, observers: Sequence[Analysis]) -> None:
         """One forward pass without gradients, to its end only where an analysis watches it by other means."""
@@ -329,17 +336,31 @@ class AnalysisRunner:
             if part.states.get(analysis.name) is not None:
                 analysis.add_state(part.states[analysis.name])
 
-    def conclude(self, bootstrap: Bootstrap, *, sentences: int, progress: Progress = no_progress) -> Study:
-        """Columns, tables and labels of all sums; of analyses that have not had all `sentences` it says so."""
+    def conclude(
+        self,
+        bootstrap: Bootstrap,
+        texts: Mapping[str, Corpus],
+        *,
+        sentences: int,
+        complete: bool,
+        progress: Progress = no_progress,
+    ) -> Study:
+        """Columns, tables and labels of all sums; it says what was of fewer than all `sentences`.
+
+        `texts` are what each analysis explains.
+        """
+        sampled = {name: text.count for name, text in texts.items() if text.count < sentences}
+        for sums in (sums for name in sampled for sums in self.aggregator.sums.get(name, {}).values()):
+            sums.leave_out_empty()
         missing = {
             name: f"needs the matrix of weights, and has none of {count} sentences, which are streamed; "
             "--attention dense makes it"
             for name, count in self.unmeasured.items()
         }
         missing |= {
-            analysis.name: f"{INTERRUPTED} after {self.done[analysis.name]} of {sentences} sentences"
+            analysis.name: f"{INTERRUPTED} after {self.done[analysis.name]} of {texts[analysis.name].count} sentences"
             for analysis in self.running
-            if explains(analysis) and self.done[analysis.name] < sentences
+            if explains(analysis) and not complete and self.done[analysis.name] < texts[analysis.name].count
         }
         study = conclude(
             self.running,
@@ -348,6 +369,7 @@ class AnalysisRunner:
             self.checkpoint.layout,
             bootstrap,
             missing,
+            {name: f"{count} of {sentences}" for name, count in sampled.items() if name not in missing},
             lambda: TokenReader.of(self.checkpoint, "target").marks,
             progress,
         )

@@ -8,7 +8,7 @@ layer index (see `headscope.model.prefix_cache`) compute every pass in full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -73,6 +73,11 @@ class LayerIndex:
     of: dict[SiteLayer, LayerEntry]
     layers: tuple[tuple[Rank, nn.Module], ...]
     embeddings: tuple[nn.Module, ...]
+
+    def above(self, changed: Iterable[SiteLayer]) -> float:
+        """The share of all layers that a pass computes anew whose gates differ from a cached one's there."""
+        first = min(self.of[site_layer].rank[:2] for site_layer in changed)
+        return sum(rank[:2] >= first for rank, _ in self.layers) / len(self.layers)
 
 
 def index_layers(model: nn.Module) -> LayerIndex | None:

@@ -66,12 +66,20 @@ def needed(study: Study) -> Iterator[Answer]:
     if measure is None:
         return
     ranked = ranked_rows(study, measure.name)
-    kind = "" if measure.name == "ablation" else " (estimated)" if measure.name not in MEASURED[:3] else ""
-    columns = ("head", measure.label, "95 %", "what it does")
+    exact = measure.name in MEASURED[:3]
+    columns = ("head", f"{damage_words(study)} if off" if exact else measure.label, "95 %", "what it does")
     tested = ranked["p_adjusted"].dropna()
     zero = int((tested > LEVEL).sum())
-    sentence = f"{zero} of {len(tested)} heads cannot be told from zero, each off by itself" if len(tested) else ""
-    yield _head_table(study, f"Which heads the model needs{kind}", ranked, columns, sentence)
+    said = [f"{zero} of {len(tested)} heads cannot be told from zero, each off by itself"] if len(tested) else []
+    if part := study.record.get("sampled", {}).get(measure.name):
+        said.append(f"{measure.words} on {part} sentences")
+    question = f"Which heads the model needs{'' if exact else ' (estimated)'}"
+    yield _head_table(study, question, ranked, columns, "; ".join(said))
+
+
+def damage_words(study: Study) -> str:
+    """What the numbers of heads that are off are, as a heading."""
+    return str(study.record.get("objective", {}).get("damage", "damage"))
 
 
 def prompts(study: Study) -> Iterator[Answer]:
@@ -122,11 +130,11 @@ def roles(study: Study) -> Iterator[Answer]:
     labels = {str(head): own for head, own in study.labels.items()}
     by_role = roles_of(labels)
     together = _together(study)
-    columns = ("role", "heads", "which", *(["off together"] if together else []))
+    columns = ("role", "heads", *([f"{damage_words(study)} if all are off"] if together else []), "which")
     rows = []
     for role, names in by_role.items():
         shown = list_text([study.short_name(name) for name in names], MOST_NAMES)
-        rows.append((role, str(len(names)), shown, *([together.get(role, "")] if together else [])))
+        rows.append((role, str(len(names)), *([together.get(role, "")] if together else []), shown))
     hidden = len(rows) - MOST_ROLES
     if hidden > 0:
         rows = rows[: MOST_ROLES - 1] + rows[-1:]
@@ -139,15 +147,16 @@ def roles(study: Study) -> Iterator[Answer]:
 
 
 def _together(study: Study) -> dict[str, str]:
-    """What the loss rises by with all heads of a role off, and the range of random sets, by role."""
+    """What is lost with all heads of a role off, the range of random sets, and which text it is of, by role."""
     if not study.has_table("roles"):
         return {}
-    rows = study.tables["roles"].dropna(subset=["value"]).to_dict("records")
-    return {
-        row["role"]: f"{number_text(row['value'], 2)} (random {number_text(row['random_low'], 2)} to "
-        f"{number_text(row['random_high'], 2)})"
-        for row in rows
-    }
+    cells = {}
+    for row in study.tables["roles"].dropna(subset=["value"]).to_dict("records"):
+        low, high = (number_text(row[f"random_{end}"], 2) for end in ("low", "high"))
+        among = f" (random {low} to {high})" if row["sets"] else ""
+        text = "" if row["text"] == "text" else f", {row['text']}"
+        cells[row["role"]] = number_text(row["value"], 2) + among + text
+    return cells
 
 
 def explained(study: Study) -> Iterator[Answer]:

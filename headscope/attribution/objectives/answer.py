@@ -20,6 +20,7 @@ class AnswerObjective(Objective):
 
     name = "answer"
     summary = "logit of the answer to a prompt, less that of the wrong answer"
+    damage_words = "logit of the answer falls by"
     needs_prompts = True
 
     @classmethod

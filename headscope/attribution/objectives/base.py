@@ -90,14 +90,15 @@ class Objective(ABC):
     """One number per sentence. A file in this folder defines one final subclass and registers it.
 
     `seed` and the sentence number decide what is drawn (which tokens are hidden): a batch of N sentences is N batches
-    of one. `higher_is_better` says whether damage lowers or raises the value, `trains` whether gates and models can
-    learn by the damage. `compares` says that it compares one vector a
+    of one. `damage_words` are the heading of numbers of damage. `higher_is_better` says whether damage lowers or raises
+    the value, `trains` whether gates and models can learn by the damage. `compares` says that it compares one vector a
     sentence (`ObjectiveOutput.vector`). `needs_prompts` is for what is about answers to prompts (`Batch.contrasts`).
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     version: ClassVar[int] = 1
+    damage_words: ClassVar[str] = "damage"
     higher_is_better: ClassVar[bool] = True
     trains: ClassVar[bool] = False
     compares: ClassVar[bool] = False

@@ -35,6 +35,7 @@ class LossObjective(Objective):
 
     name = "loss"
     summary = "the training criterion: -log p of the reference, of hidden tokens, or of labels"
+    damage_words = "loss rises by (nats)"
     higher_is_better = False
     trains = True
 
@@ -84,6 +85,7 @@ class LogProbability(Objective):
 
     name = "log-probability"
     summary = "log-probability of the whole reference"
+    damage_words = "log-probability falls by (nats)"
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:

@@ -53,6 +53,7 @@ class Representation(FinalStates):
 
     name = "representation"
     summary = "mean-pooled final state: its length along its own direction, cosine distance for ablations"
+    damage_words = "cosine distance"
     compares = True
 
     def projected(self, states: Tensor, real: Tensor, aim: Tensor | None, pool: Pool) -> ObjectiveOutput:
@@ -103,6 +104,7 @@ class RepresentationL2(StateDistance):
 
     name = "representation-l2"
     summary = "mean-pooled final state, relative l2 distance for ablations"
+    damage_words = "relative l2 distance"
 
     def compared(self, states: Tensor, real: Tensor, pool: Pool) -> tuple[Tensor, Tensor]:
         return pool(states, real)[:, None], real.any(dim=-1).long()
@@ -114,6 +116,7 @@ class TokenRepresentationL2(StateDistance):
 
     name = "token-representation-l2"
     summary = "final states of all tokens, relative l2 distance for ablations"
+    damage_words = "relative l2 distance of tokens"
 
 
 @objective
@@ -122,6 +125,7 @@ class TokenRepresentation(StateDistance):
 
     name = "token-representation"
     summary = "final states of all tokens, cosine distance for ablations"
+    damage_words = "cosine distance of tokens"
 
     def damage(self, intact: ObjectiveOutput, altered: ObjectiveOutput) -> Tensor:
         assert intact.states is not None and altered.states is not None

@@ -29,6 +29,7 @@ class Top1(Objective):
 
     name = "top1"
     summary = "logit of what the model says: the likeliest token of each position, or the class"
+    damage_words = "logit of its prediction falls by"
 
     @classmethod
     def applies(cls, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool) -> str | None:
