@@ -24,6 +24,7 @@ from headscope.engine.base import Analysis, RunOptions
 from headscope.engine.budget import with_budget
 from headscope.engine.fork.batches import BatchSize
 from headscope.engine.fork.pickles import mhr_pickles
+from headscope.engine.joint import joint_ablation
 from headscope.engine.plan import analyze, chosen_analyses, reads, run_options, with_stanza
 from headscope.engine.record import complete_record
 from headscope.errors import ConfigError
@@ -135,6 +136,9 @@ def measure_heads(
         study.record["remarks"] += [said] if said else []
         if not processes.main:
             return study
+        with finishing(study, "roles") as wanted:
+            if options.importance != "none" and study.labels and "ablation" in study.heads and wanted():
+                joint_ablation(study, checkpoint, corpus, told, replicates=options.bootstrap, progress=progress)
         with finishing(study, "faithfulness") as wanted:
             if options.faithfulness and wanted():
                 _add_faithfulness(study, checkpoint, corpus, analyses, options, told, progress)

@@ -38,7 +38,7 @@ class AnalyzeOptions(TextOptions):
     )
     importance: Literal["none", "cheap", "all"] = option(
         "none",
-        "Add how much the model needs a head: by ablation within a budget "
+        "Add how much the model needs a head, and the heads of a role together: by ablation within a budget "
         "(--ablation-passes) and what takes a few passes; or by all that measures it, on all sentences, with Shapley "
         "values and integrated gradients.",
         metavar="[cheap|all]",

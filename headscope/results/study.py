@@ -19,6 +19,7 @@ from headscope.errors import ConfigError
 from headscope.files.reading import no_path, read_json
 from headscope.files.tables import EXAMPLES, SIMILARITY, Example, read_arrays, read_examples
 from headscope.heads import SITES, HeadId, Layout, Site
+from headscope.registry import unknown
 from headscope.results.answer import Answer
 from headscope.results.result import Result
 from headscope.results.study_tables import (
@@ -261,10 +262,23 @@ class Study(Result):
         """The table of an analysis, with these columns; MissingTable where the analysis was not part of the study."""
         if name not in self.tables:
             option = "--" + name.partition("_")[0] if name.startswith(("faithful", "importance")) else f"--also {name}"
+            option = "--importance" if name == "roles" else option
             raise MissingTable(f"run {self.name} has no {name}.csv{self._why(name, f'; analyze with {option}')}")
         table = self.tables[name]
         check_columns(table, (*COLUMNS.get(name, ()), *columns), f"{name}.csv of run {self.name}")
         return table
+
+    def role(self, name: str) -> dict[str, Any]:
+        """What the heads of a role, such as "induction", do together: its row of roles.csv, with their names.
+
+        `value` is what the objective loses with all of them off. A label names its role. ConfigError for a role that
+        no head has, with the nearest one; MissingTable where importance was not measured.
+        """
+        rows = {row["role"]: row for row in self.table("roles").to_dict("records")}
+        role = name if name in rows else str(imported("headscope.results.roles:role_of")(name))
+        if role not in rows:
+            raise ConfigError(f"run {self.name}: {unknown('role', name, list(rows))}")
+        return {**{str(key): value for key, value in rows[role].items()}, "which": rows[role]["which"].split()}
 
     @property
     def similarity(self) -> Mapping[str, Array]:

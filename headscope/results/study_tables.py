@@ -28,6 +28,7 @@ COLUMNS = {
 TEXTS = (
     *("site", "relation", "direction", "label", "ranking", "order", "metric", "measure", "missing"),
     *("token", "lacks", "functions", "functions_unsupported", "syntactic_relation"),
+    *("role", "which", "text"),
     *("kind", "name", "query", "key", "query_text", "key_text", "description"),
 )
 """Columns of texts, in which an empty cell is an empty text."""

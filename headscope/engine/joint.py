@@ -1,0 +1,221 @@
+"""What the heads of a role are worth together: all of them off, beside random sets of the same size in their layers."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import ClassVar
+
+import pandas as pd
+import torch
+
+from headscope.attribution.gatevector import explained_batch
+from headscope.bootstrap import Ratio
+from headscope.data.batching import DEFAULT_LIMIT, UNCUT, WINDOW
+from headscope.data.corpus import Corpus, Sentence
+from headscope.data.encoded import Batch, SideName
+from headscope.engine.base import ANALYSES, Aggregates, Analysis, AnalysisReport, RunOptions
+from headscope.engine.budget import affordable
+from headscope.engine.plan import RANDOM_BLOCK, RANDOM_SEQUENCES, analyze
+from headscope.errors import CheckpointError, ConfigError, DataError
+from headscope.formats.base import Checkpoint
+from headscope.heads import HeadId, Layout, Site, all_heads
+from headscope.model.prefix_cache import LayerIndex, resumable_layers
+from headscope.progress import Progress, no_progress
+from headscope.results.roles import role_of, roles_of
+from headscope.results.study import Study
+
+SETS, MOST = 10, 16
+"""Random sets beside a role; roles that are measured, those of the most heads."""
+TEXT, REPEATED = "text", "repeated words"
+PIECES = 5  # subwords of a word that is repeated
+
+
+@dataclass(frozen=True)
+class HeadSets:
+    """The heads of a role, the text that it is about, and random sets of other heads."""
+
+    role: str
+    heads: Sequence[HeadId]
+    text: str
+    others: Sequence[Sequence[HeadId]]
+
+    @property
+    def layers(self) -> set[tuple[Site, int]]:
+        """Where its heads are."""
+        return {(head.site, head.layer) for head in self.heads}
+
+
+def random_sets(heads: Sequence[HeadId], layout: Layout, *, seed: int) -> list[list[HeadId]]:
+    """Up to `SETS` different sets, each with as many heads of every layer as `heads` has there, but others.
+
+    Where a layer has too few others, all of them and some of its own; none where there is no other set.
+    """
+    generator, sets = random.Random(f"{seed} {sorted(map(str, heads))}"), dict[frozenset[HeadId], list[HeadId]]()
+    for _ in range(10 * SETS):
+        drawn: list[HeadId] = []
+        for (site, layer), count in Counter((head.site, head.layer) for head in heads).items():
+            of_layer = [HeadId(site, layer, number) for number in range(layout[site, layer])]
+            others = [head for head in of_layer if head not in heads]
+            own = generator.sample([head for head in of_layer if head in heads], max(0, count - len(others)))
+            drawn += own + generator.sample(others, count - len(own))
+        if {*drawn} != {*heads}:
+            sets.setdefault(frozenset(drawn), drawn)
+        if len(sets) == SETS:
+            break
+    return list(sets.values())
+
+
+class Together(Analysis):
+    """The objective's damage with all heads of a set off, as `ablation` has it of one; made by `joint_ablation`."""
+
+    name = "roles"
+    passes = frozenset({"text"})
+    needs = frozenset({"objective"})
+    groups: ClassVar[Sequence[HeadSets]] = ()
+    layer_index: ClassVar[LayerIndex | None] = None
+
+    def explain(self, checkpoint: Checkpoint, batch: Batch) -> Mapping[tuple[str, Site, int], Ratio]:
+        found: dict[tuple[str, Site, int], Ratio] = {}
+        how = self.run.analysis_options.get("ablate_with", "zero")
+        with (
+            torch.inference_mode(),
+            explained_batch(
+                checkpoint, self.objective, batch, layer_index=self.layer_index, ablate_with=how
+            ) as explained,
+        ):
+            places = {head: place for place, head in enumerate(all_heads(explained.layout))}
+            intact = explained.f(explained.gates)
+            for number, group in enumerate(self.groups):
+                damages = []
+                for heads in (group.heads, *group.others):
+                    gates = explained.gates.clone()
+                    gates[:, [places[head] for head in heads]] = 0
+                    damages.append(intact - explained.f(gates))
+                first = group.heads[0]
+                found[str(number), first.site, first.layer] = Ratio(
+                    torch.stack(damages, dim=1), explained.counts[:, None]
+                )
+                self.tick((number + 1) / len(self.groups))
+        return found
+
+    def report(self, aggregates: Aggregates) -> AnalysisReport:
+        rows = []
+        for (number, _, _), sums in aggregates.sums.items():
+            sums.leave_out_empty()
+            group, damage = self.groups[int(number)], aggregates.bootstrap.ratio(sums)
+            others = damage.value[1:]
+            rows.append(
+                {
+                    **{"role": group.role, "heads": len(group.heads), "which": " ".join(map(str, group.heads))},
+                    **{"text": group.text, "value": damage.value[0]},
+                    **{"value_low": damage.low[0], "value_high": damage.high[0]},
+                    "random_low": others.min() if len(others) else float("nan"),
+                    "random_high": others.max() if len(others) else float("nan"),
+                    "sets": len(others),
+                    "sentences": sums.used,
+                }
+            )
+        return AnalysisReport(tables={"roles": pd.DataFrame(rows)})
+
+    def signature(self) -> dict[str, str]:
+        return {"with": self.run.analysis_options.get("ablate_with", "zero"), "sets": str(SETS)}
+
+
+def joint_ablation(
+    study: Study,
+    checkpoint: Checkpoint,
+    corpus: Corpus,
+    options: RunOptions,
+    *,
+    replicates: int,
+    progress: Progress = no_progress,
+) -> None:
+    """Add the table `roles` to a study: what the objective loses with all heads of each role off, and its range.
+
+    Roles of labels that are given on repeated random tokens are measured on repeated words of the text, where a text
+    has neither labels nor prompts; the others on the text. Each within the budget of `ablation`. What cannot be
+    measured is left out with the reason.
+    """
+    index, groups = resumable_layers(checkpoint.model), role_sets(study, checkpoint.layout, seed=options.seed)
+    repeated = repeated_words(checkpoint, corpus, options) if any(group.text == REPEATED for group in groups) else None
+    texts = {TEXT: corpus} if repeated is None else {TEXT: corpus, REPEATED: repeated}
+    groups = [group if group.text in texts else replace(group, text=TEXT) for group in groups]
+    tables, signature, numbers = [], dict[str, str](), []
+    for name, text in texts.items():
+        own = [group for group in groups if group.text == name]
+        passes = 1 + sum((1 + len(group.others)) * (index.above(group.layers) if index else 1) for group in own)
+        part = affordable(text, passes, options.analysis_options.get("ablation_passes") or 0)
+        if not own:
+            continue
+        try:
+            if isinstance(part, str):
+                raise ConfigError(part)
+            together = type(Together.__name__, (Together,), {"groups": own, "layer_index": index})
+            found = analyze(
+                checkpoint, part, analyses=[together], options=options, replicates=replicates, progress=progress
+            )
+        except (CheckpointError, ConfigError, DataError) as error:
+            study.record["left_out"].append({"analysis": "roles", "why": str(error)})
+            continue
+        tables.append(found.tables["roles"])
+        signature |= found.record["signatures"]["roles"]
+        numbers.append(f"{part.count} of {text.count} {name}")
+    if tables:
+        order = [group.role for group in groups]
+        table = pd.concat(tables).sort_values("role", key=lambda roles: roles.map(order.index), ignore_index=True)
+        study.tables = {**study.tables, "roles": table}
+        study.record["signatures"]["roles"] = signature | {"roles-n": "+".join(numbers)}
+
+
+def role_sets(study: Study, layout: Layout, *, seed: int) -> list[HeadSets]:
+    """The roles of a study's heads, at most `MOST`, with random sets beside each."""
+    labels = {str(head): own for head, own in study.labels.items()}
+    roles = roles_of(labels)
+    random_passes = [cls for _, cls in ANALYSES if "random" in cls.passes]
+    kinds = {function.name for cls in random_passes for function in cls.functions}
+    groups = []
+    for role in sorted(roles, key=lambda role: -len(roles[role]))[:MOST]:
+        own = {label for name in roles[role] for label in labels[name] if role_of(label) == role}
+        heads = [HeadId.parse(name) for name in roles[role]]
+        text = REPEATED if own & kinds else TEXT
+        groups.append(HeadSets(role, heads, text, random_sets(heads, layout, seed=seed)))
+    return sorted(groups, key=lambda group: [*roles].index(group.role))
+
+
+def repeated_words(checkpoint: Checkpoint, corpus: Corpus, options: RunOptions) -> Corpus | None:
+    """Blocks of random words of a text, each twice in a row, as random tokens are for `induction`; None without words.
+
+    A block has no word twice. An encoder reads a block of its side once, its decoder the repetition. None, too, where
+    the text has labels or prompts, which random words have not.
+    """
+    if corpus.has_labels or corpus.has_contrast or corpus.has_second or checkpoint.reads_sound:
+        return None
+    sides: list[SideName] = ["source", "target"] if corpus.has_target else ["source"]
+    words = {side: plain_words(checkpoint, corpus, side) for side in sides}
+    limit = options.batching.limit or DEFAULT_LIMIT
+    block = min(RANDOM_BLOCK, limit // (2 * PIECES + 1), *map(len, words.values()))
+    if block < 2:
+        return None
+    generator = random.Random(options.seed)
+    drawn = [{side: " ".join(generator.sample(words[side], block)) for side in sides} for _ in range(RANDOM_SEQUENCES)]
+
+    def read() -> Iterator[Sentence]:
+        for number, block in enumerate(drawn):
+            twice = {**block, sides[-1]: f"{block[sides[-1]]} {block[sides[-1]]}"}
+            yield Sentence(number, twice["source"], twice.get("target"))
+
+    digest = hashlib.sha1(f"{corpus.digest} {drawn}".encode()).hexdigest()
+    return Corpus(corpus.name, len(drawn), digest, read, has_target=corpus.has_target)
+
+
+def plain_words(checkpoint: Checkpoint, corpus: Corpus, side: SideName) -> list[str]:
+    """Words of letters of the first sentences, sorted, which the model reads as a few subwords each."""
+    texts = (getattr(sentence, side) for sentence in islice(corpus, WINDOW))
+    words = sorted({word for text in texts for word in text.split() if word.isalpha()})
+    encoded = checkpoint.encode(words, side=side, limit=UNCUT) if words else []
+    return [word for word, each in zip(words, encoded, strict=True) if len(each.ids) - sum(each.special) <= PIECES]
