@@ -18,7 +18,7 @@ from headscope.engine.aggregate import Aggregator, Sums
 from headscope.engine.base import Aggregates, Analysis, AnalysisReport, needs_objective
 from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.evidence.labels import evidence_table
-from headscope.engine.evidence.need import Statistics, agreement_table, need_table, resampled_agreement
+from headscope.engine.evidence.need import Statistics, agreement_table, need_table, told_agreement
 from headscope.files.writing import deferred
 from headscope.heads import SITES, HeadId, Layout, Site, all_heads, counts_of
 from headscope.model.threads import parallel_map
@@ -181,12 +181,12 @@ def _importances(reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums)
 def _effects(
     reporting: Sequence[Analysis], heads: pd.DataFrame, sums: Sums, bootstrap: Bootstrap
 ) -> dict[str, pd.DataFrame]:
-    """The effect of every head on the answers to prompts, and how estimates rank heads; nothing without prompts."""
+    """The effect of every head on the answers to prompts, and how estimates agree with it; nothing without prompts."""
     measures, statistics = _of_group("prompts", reporting, heads, sums)
     if not measures:
         return {}
-    agreement = resampled_agreement([measure.name for measure in measures], statistics, bootstrap)
-    return {"patching": need_table(heads, measures, statistics), "patching_agreement": agreement}
+    need = need_table(heads, sorted(measures, key=lambda measure: measure.name != "patching"), statistics)
+    return {"patching": need, "patching_agreement": told_agreement(need, statistics, bootstrap)}
 
 
 def _of_group(

@@ -18,8 +18,13 @@ def spearman(first: ArrayLike, second: ArrayLike) -> float:
 
 def row_spearman(first: Tensor, second: Tensor) -> Tensor:
     """Spearman's ρ [r] of two matrices [r n], row by row; tied ones have their mean rank, constant rows no number."""
-    pair = [torch.from_numpy(np.stack([ranked(row) for row in values.numpy()])) for values in (first, second)]
-    one, other = (ranks - ranks.mean(dim=1, keepdim=True) for ranks in pair)
+    one, other = (torch.from_numpy(np.stack([ranked(row) for row in values.numpy()])) for values in (first, second))
+    return row_pearson(one, other)
+
+
+def row_pearson(first: Tensor, second: Tensor) -> Tensor:
+    """Pearson's r [r] of two matrices [r n], row by row; constant rows have no number."""
+    one, other = (values - values.mean(dim=1, keepdim=True) for values in (first, second))
     return (one * other).sum(dim=1) / (one.square().sum(dim=1) * other.square().sum(dim=1)).sqrt()
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MEASURED = ("ablation", "shapley", "integrated_gradients", "taylor")
 """Importances in the order in which they answer: those by taking heads out before those that are estimated."""
 LEVEL = 0.05
+FEWEST_PROMPTS = 10
 MOST_NEEDED, MOST_ROLES, MOST_NAMES = 5, 8, 8
 
 
@@ -93,17 +94,33 @@ def prompts(study: Study) -> Iterator[Answer]:
     ranked = ranked_rows(study, measure.name, "patching")
     told = ranked[ranked["p_adjusted"] <= LEVEL]
     if not len(told):
-        yield Answer(
-            "Which heads the answers need",
-            f"no head can be told from zero with {counted(study.sentences, 'prompt')}; give more prompts",
-            caution=True,
+        few = (
+            f"{counted(study.sentences, 'prompt')} are too few to tell a head from zero; give {FEWEST_PROMPTS} or more"
         )
+        none = f"no head can be told from zero with {counted(study.sentences, 'prompt')} ({len(ranked)} heads tested)"
+        text = few if study.sentences < FEWEST_PROMPTS else none
+        yield Answer("Which heads the answers need", text, caution=True)
         return
     strongest = told.reindex(told["value"].abs().sort_values(ascending=False, kind="stable").index)
     against = int((told["value"] < 0).sum())
     sentence = f"{len(told)} of {len(ranked)} heads can be told from zero; {against} of them speak against the answer"
     columns = ("head", measure.label, "95 %", "what it does")
     yield _head_table(study, "Which heads the answers need", strongest, columns, sentence)
+    yield from _estimates(study, measure.name)
+
+
+def _estimates(study: Study, exact: str) -> Iterator[Answer]:
+    """How estimates agree with the exact effects, on the heads that have one."""
+    for row in study.tables["patching_agreement"].to_dict("records"):
+        if row["first"] == exact:
+            heads = f"the {counted(row['heads'], 'head')} that {exact} tells from zero"
+            sizes, order = (
+                f"{number_text(row[name], 2)} ({interval_text(row[f'{name}_low'], row[f'{name}_high'])})"
+                for name in ("pearson", "spearman")
+            )
+            known = row["pearson"] == row["pearson"]
+            numbers = f"Pearson of sizes {sizes}, Spearman of order {order}" if known else "too few to compare"
+            yield Answer(f"How {row['second']} agrees with {exact}", f"on {heads}: {numbers}")
 
 
 def _head_table(study: Study, question: str, rows: pd.DataFrame, columns: tuple[str, ...], sentence: str) -> Answer:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -59,10 +60,13 @@ def test_files_and_answers(checkpoint: Path, files: dict[str, Path], tmp_path: P
     exact = [patching.exact(one, "noising") for one in eager]
     expected = torch.cat([torch.stack([row[Site.DECODER_SELF, n] for row in exact]).mean(0) for n in (0, 1)])
     assert tables["heads"]["patching"].tolist() == pytest.approx(expected.tolist(), abs=1e-9)
-    agreement = tables["patching_agreement"].set_index(["first", "second"])
-    row: Any = agreement.loc[("patching", "eap_ig")]
-    ranks = tables["heads"][["patching", "eap_ig"]].rank()
-    assert row.spearman == pytest.approx(ranks.corr().iloc[0, 1]) and row.spearman_low <= row.spearman_high
+    row: Any = tables["patching_agreement"].set_index(["first", "second"]).loc[("patching", "eap_ig")]
+    tests = tables["patching"]
+    told = tests[(tests["measure"] == "patching") & (tests["p_adjusted"] <= 0.05)][["site", "layer", "head"]]
+    pair = tables["heads"].merge(told)[["patching", "eap_ig"]]
+    assert row["heads"] == len(pair)
+    expected_r = [pair.corr(method=kind).iloc[0, 1] if len(pair) > 2 else np.nan for kind in ("spearman", "pearson")]
+    assert [row.spearman, row.pearson] == pytest.approx(expected_r, nan_ok=True)
     prompts_table = pd.read_csv(out / "patching_prompts.csv")
     assert prompts_table["answer"].tolist() == [line.split("\t")[0] for line in prompts.lines("gpt2")[2]]
     whole = (prompts_table["clean"] - prompts_table["corrupt"]).mean()

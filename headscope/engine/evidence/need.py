@@ -17,14 +17,16 @@ from torch import Tensor
 
 from headscope.bootstrap import Array, Bootstrap, GroupSums, interval
 from headscope.config.declarations import Measure
-from headscope.engine.evidence.significance import adjust, p_of_difference
-from headscope.engine.rank_correlation import kendall, row_spearman, spearman
+from headscope.engine.evidence.significance import FALSE_DISCOVERIES, adjust, p_of_difference
+from headscope.engine.rank_correlation import kendall, row_pearson, row_spearman, spearman
 from headscope.heads import HeadId, Site
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Statistics = Mapping[tuple[str, Site, int], GroupSums]
+LEAST_TOLD = 3
+"""Heads of which a correlation says something."""
 
 
 def need_table(heads: pd.DataFrame, measures: Sequence[Measure], sums: Statistics) -> pd.DataFrame:
@@ -73,29 +75,39 @@ def agreement_table(heads: pd.DataFrame, measures: Sequence[Measure]) -> pd.Data
     return pd.DataFrame(rows, columns=["first", "second", "heads", "spearman", "kendall"])
 
 
-def resampled_agreement(names: Sequence[str], sums: Statistics, bootstrap: Bootstrap) -> pd.DataFrame:
-    """`patching_agreement.csv`: Spearman's ρ of every two measures over all heads, with its interval over sentences.
+def told_agreement(need: pd.DataFrame, sums: Statistics, bootstrap: Bootstrap) -> pd.DataFrame:
+    """`patching_agreement.csv`: how every two measures agree on the heads that the first one tells from zero.
 
-    Measures are means over sentences, whose statistics have their names; the heads are ranked anew in each resample.
+    Spearman's ρ of the order and Pearson's r of the sizes, with intervals over sentences; NaN of less than three heads.
+    Heads without an effect would agree, or not, by noise alone. The first measure is the exact one where it ran: `need`
+    has its tests. Measures are means over sentences, whose statistics have their names.
     """
     import pandas as pd
 
-    samples = {name: _samples(name, sums, bootstrap) for name in names}
-    rows = []
+    names = list(dict.fromkeys(need["measure"]))
+    rows = need[(need["measure"] == names[0]) & (need["p_adjusted"] <= FALSE_DISCOVERIES)]
+    told = {HeadId(Site(site), layer, head) for site, layer, head in rows[["site", "layer", "head"]].values.tolist()}
+    samples = {name: _samples(name, sums, bootstrap, told) for name in names}
+    found = []
     for first, second in combinations(names, 2):
-        rho = interval(row_spearman(samples[first], samples[second]))
-        count = samples[first].shape[1]
-        ends = {"spearman": rho.value, "spearman_low": rho.low, "spearman_high": rho.high}
-        rows.append({"first": first, "second": second, "heads": count, **{end: float(x) for end, x in ends.items()}})
-    return pd.DataFrame(rows, columns=["first", "second", "heads", "spearman", "spearman_low", "spearman_high"])
+        pair = samples[first], samples[second]
+        estimates = {"spearman": row_spearman(*pair), "pearson": row_pearson(*pair)}
+        numbers: dict[str, float] = {}
+        for name, values in estimates.items():
+            known = interval(values if len(told) >= LEAST_TOLD else torch.full_like(values, torch.nan))
+            numbers |= {name: float(known.value), f"{name}_low": float(known.low), f"{name}_high": float(known.high)}
+        found.append({"first": first, "second": second, "heads": len(told), **numbers})
+    ends = [f"{name}{end}" for name in ("spearman", "pearson") for end in ("", "_low", "_high")]
+    return pd.DataFrame(found, columns=["first", "second", "heads", *ends])
 
 
-def _samples(name: str, sums: Statistics, bootstrap: Bootstrap) -> Tensor:
-    """A mean of every head on the corpus and in each replicate [1 + r N], layer by layer."""
+def _samples(name: str, sums: Statistics, bootstrap: Bootstrap, heads: set[HeadId]) -> Tensor:
+    """A mean of some heads on the corpus and in each replicate [1 + r n], layer by layer."""
     parts = []
     for key in sorted(key for key in sums if key[0] == name):
         total, count = bootstrap.sums(sums[key])
-        parts.append(total / count)
+        means = total / count
+        parts.append(means[:, [HeadId(*key[1:], head) in heads for head in range(means.shape[1])]])
     return torch.cat(parts, dim=1)
 
 
