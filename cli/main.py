@@ -19,7 +19,7 @@ from headscope.cli.failures import (
     reports_error,
 )
 from headscope.cli.usage_errors import usage_errors
-from headscope.errors import CheckpointWarning, one_line, options_as_flags
+from headscope.errors import HeadscopeWarning, one_line, options_as_flags
 from headscope.files.writing import exit_status, listening, received
 from headscope.model.process_settings import process_settings
 
@@ -112,7 +112,7 @@ def run() -> None:
 def _run() -> None:
     try:
         with process_settings(), options_as_flags(), warnings.catch_warnings():
-            warnings.showwarning = partial(_show_warning, warnings.showwarning)
+            warnings.showwarning = partial(_show_warning, warnings.showwarning, set())
             app()
     except BaseException as error:
         if isinstance(error, SystemExit) and error.code == 130 and not _by_typer(error):
@@ -128,10 +128,14 @@ def _run() -> None:
         raise
 
 
-def _show_warning(otherwise: Callable[..., Any], message: Warning | str, category: type[Warning], *rest: Any) -> None:
-    """Show headscope's own warnings in one line."""
-    if issubclass(category, CheckpointWarning):
-        print(one_line(message), file=sys.stderr, flush=True)
+def _show_warning(
+    otherwise: Callable[..., Any], shown: set[str], message: Warning | str, category: type[Warning], *rest: Any
+) -> None:
+    """Show headscope's own warnings in one line, each once."""
+    if issubclass(category, HeadscopeWarning):
+        if (line := one_line(message)) not in shown:
+            shown.add(line)
+            print(line, file=sys.stderr, flush=True)
     else:
         otherwise(message, category, *rest)
 

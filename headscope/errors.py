@@ -97,7 +97,15 @@ class NumericalError(HeadscopeError):
     """A forward or backward pass gives NaN or infinite numbers; the message names the layer."""
 
 
-class CheckpointWarning(UserWarning):
+class HeadscopeWarning(UserWarning):
+    """What a user should know before the work begins: one line, which commands print to stderr."""
+
+
+class QuestionWarning(HeadscopeWarning):
+    """Another question is answered than was likely meant."""
+
+
+class CheckpointWarning(HeadscopeWarning):
     """What was done to open a checkpoint that its files do not say."""
 
 

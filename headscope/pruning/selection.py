@@ -15,6 +15,7 @@ from typing import Any
 
 import pandas as pd
 
+from headscope.attribution.objectives.base import warn_without_target
 from headscope.config import COMPANIONS
 from headscope.data.batching import DEFAULT_TOKENS, BatchingOptions, sentence_limit
 from headscope.data.corpus import Corpus, open_text
@@ -87,6 +88,8 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
     checkpoint = open_configured(config, dtype=dtype)
     if corpus is not None:
         corpus = with_labels(checkpoint, corpus, config.labels)
+        if not config.objective:
+            warn_without_target(checkpoint, has_target=corpus.has_target)
     if valid is not None:
         labels, option = (config.labels, "--labels") if held_out is None else (held_out.labels, "--valid-labels")
         valid = with_labels(checkpoint, valid, labels, option=option)

@@ -6,6 +6,7 @@ its evaluation (`evaluate`), so that an output from running the upper layers onl
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from headscope.data.encoded import IGNORED, Batch, Side
-from headscope.errors import ConfigError, NumericalError
+from headscope.errors import ConfigError, NumericalError, QuestionWarning
 from headscope.evaluation.likelihood import CELLS
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
@@ -162,17 +163,29 @@ def objective(cls: type[Objective]) -> type[Objective]:
 DEFAULTS = ("loss", "top1", "representation")
 
 
+def warn_without_target(checkpoint: Checkpoint, *, has_target: bool) -> None:
+    """Say that what the model writes cannot be judged, if it writes and there is nothing to compare that with."""
+    if checkpoint.needs_target and not has_target:
+        warnings.warn(
+            "no --target: heads are judged by states of the encoder (--objective representation), not by what the "
+            "model writes; give --target FILE",
+            QuestionWarning,
+            stacklevel=1,
+        )
+
+
 def choose_objective(
     name: str, checkpoint: Checkpoint, *, has_target: bool, has_labels: bool = False, has_answers: bool = False
 ) -> str:
     """The objective's name, or the default where `name` is empty.
 
     That is `answer` of prompts, `loss` where there is a reference, hidden words or labels, else `top1` of other
-    classifiers, and of all others `representation`. ConfigError for an unknown name, and for an objective that does not
-    apply to this checkpoint or corpus.
+    classifiers, and of all others `representation`. QuestionWarning where that is for lack of a target. ConfigError for
+    an unknown name, and for an objective that does not apply to this checkpoint or corpus.
     """
     corpus = {"has_target": has_target, "has_labels": has_labels, "has_answers": has_answers}
     if not name:
+        warn_without_target(checkpoint, has_target=has_target or has_answers)
         names = ("answer", *DEFAULTS) if has_answers else DEFAULTS
         return next(default for default in names if _why_not(OBJECTIVES.get(default), checkpoint, **corpus) is None)
     why = _why_not(OBJECTIVES.get(name), checkpoint, **corpus)

@@ -170,13 +170,12 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
             names=("--compensate", "--damping", "--calibration-sentences", in_turn, "--anchor", "--check"),
         )
         check_texts(self.calibration, has_text=self.has_text)
-        measured = self.compensate != "none" or self.valid_text is not None or self.allocate == "measured"
-        if self.objective and not measured:
+        if self.objective and not self.measured:
             raise ConfigError(
                 "--objective is what a refit is measured by; give --compensate or --valid-source, or --allocate "
                 "measured"
             )
-        if self.calibration_sentences != type(self).calibration_sentences and not measured:
+        if self.calibration_sentences != type(self).calibration_sentences and not self.measured:
             raise ConfigError("--calibration-sentences is about --compensate, and nothing is refitted; leave it out")
         check_one_given(
             {
@@ -201,6 +200,11 @@ class RemoveConfig(HubOptions, EngineFileOptions, BleuOption, ValidatedTextFiles
         check_allocation(self.allocate, self.merge_kv, has_text=self.has_text)
         if self.merge_kv:
             check_merge(pad=self.pad, compensate=self.compensate)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the objective measures something: a refit, or an allocation."""
+        return self.compensate != "none" or self.valid_text is not None or self.allocate == "measured"
 
     @property
     def calibration(self) -> Refit:

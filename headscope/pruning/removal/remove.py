@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from headscope.assets import sample
+from headscope.attribution.objectives.base import warn_without_target
 from headscope.config import CheckpointOptions, Companions
 from headscope.data.corpus import Corpus, open_corpus, open_text
 from headscope.data.labels import with_labels
@@ -125,6 +126,8 @@ def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[s
         heads = keeping(layout, select_heads(config.keep_only or "", layout))
     data = texts(checkpoint, config.source, config.target, sentences=config.max_sentences)
     corpus = with_labels(checkpoint, open_text(config), config.labels) if config.has_text else None
+    if corpus is not None and config.measured and not config.objective:
+        warn_without_target(checkpoint, has_target=corpus.has_target)
     valid, otherwise = None, None
     if config.valid_text is not None:
         valid = with_labels(checkpoint, open_text(config.valid_text), config.valid_labels, option="--valid-labels")
