@@ -214,20 +214,6 @@ def measured_columns() -> dict[str, tuple[Declaration, Measure]]:
     return {measure.name: (analysis, measure) for analysis in declarations("measures") for measure in analysis.measures}
 
 
-ADDED_BY = {"parse": " --parse stanza", "exclude_sinks": " --exclude-sinks"}
-
-
-def unknown_column(column: str, there: list[str]) -> str:
-    """What is said of a column that heads.csv lacks: the command that adds it, else the nearest of those there."""
-    if column not in measured_columns():
-        return unknown("measure", column, there)
-    analysis, measure = measured_columns()[column]
-    needs = {*analysis.needs, measure.needs}
-    more = "".join(option for need, option in ADDED_BY.items() if need in needs)
-    command = f"headscope analyze CKPT --source FILE --also {analysis.name}{more} --out DIR"
-    return f"{column!r} was not measured, `{command}` adds it; available: {', '.join(there)}"
-
-
 def measure_of(column: str) -> Measure:
     """How a column of heads.csv is shown, as its analysis declares it."""
     known = measured_columns()

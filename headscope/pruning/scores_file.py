@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from headscope.config.declarations import unknown_column
 from headscope.engine.faithfulness.orders import Scores, heads_of_rows
 from headscope.errors import ConfigError, DataError
 from headscope.files.reading import read_record
 from headscope.files.tables import read_csv
 from headscope.formats.base import Checkpoint
 from headscope.heads import HeadId, Layout, Site, describe_heads
+from headscope.results.study_tables import unknown_column
 
 LOCATION = ("site", "layer", "head")
 

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from headscope.config.declarations import imported, unknown_column
+from headscope.config.declarations import imported
 from headscope.data.token_text import MARKS, Marks
 from headscope.errors import ConfigError
 from headscope.files.reading import no_path, read_json
@@ -30,6 +30,7 @@ from headscope.results.study_tables import (
     RunError,
     check_columns,
     read_table,
+    unknown_column,
 )
 
 Array = NDArray[np.float64]

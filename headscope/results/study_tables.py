@@ -9,8 +9,10 @@ from typing import TypeVar
 
 import pandas as pd
 
+from headscope.config.declarations import measured_columns
 from headscope.errors import HeadscopeError, reason_of
 from headscope.files.tables import is_cut_off, read_csv
+from headscope.registry import unknown
 
 T = TypeVar("T")
 
@@ -92,3 +94,17 @@ def files_of(runs: Sequence[Path]) -> Iterator[None]:
         names = ", ".join(str(run) for run in runs)
         problem = f"{type(error).__name__}: {reason_of(error, most=120)}"
         raise RunError(f"{names} cannot be drawn ({problem}); a file was changed or cut: make the run again") from error
+
+
+ADDED_BY = {"parse": " --parse stanza", "exclude_sinks": " --exclude-sinks"}
+
+
+def unknown_column(column: str, there: list[str]) -> str:
+    """What is said of a column that heads.csv lacks: the command that adds it, else the nearest of those there."""
+    if column not in measured_columns():
+        return unknown("measure", column, there)
+    analysis, measure = measured_columns()[column]
+    needs = {*analysis.needs, measure.needs}
+    more = "".join(option for need, option in ADDED_BY.items() if need in needs)
+    command = f"headscope analyze CKPT --source FILE --also {analysis.name}{more} --out DIR"
+    return f"{column!r} was not measured, `{command}` adds it; available: {', '.join(there)}"
