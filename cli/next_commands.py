@@ -24,6 +24,7 @@ ANALYSED = (
     *("max_sentences", "mask", "max_length", "keep_special", "exclude_sinks"),
 )
 NEW_TEXT = {"source": "txt"}
+LINES, HALF = 40, 0.5  # of a text, of which a fifth is held out; of the heads, where nothing says how many stay
 FEWEST = 10  # lines of which a fifth is held out and the rest, eight at least, refitted on
 
 
@@ -48,10 +49,11 @@ def after_analysis(study: Study) -> Iterator[tuple[str, str]]:
         from headscope.results.study_answers import main_importance
 
         if measure := main_importance(study):
-            figure = command_line("plot", "heads", folder, "--measure", measure.name, "--style", "paper")
-            yield "Figure for a paper", figure
-        small = command_line("prune", "shrink", checkpoint, "--out", f"{folder}-small", options=options, names=TEXT)
-        yield "Smaller model", small
+            figure = ("plot", "heads", folder, "--measure", measure.name, "--style", "paper")
+            yield "Figure for a paper", command_line(*figure, "--out", f"{folder}-heads.pdf")
+        if int(study.record["data"].get("in_corpus") or 0) >= LINES:
+            small = ("prune", "shrink", checkpoint, "--keep-fraction", HALF, "--out", f"{folder}-small")
+            yield "Smaller model", command_line(*small, options=options, names=(*TEXT, *COMPANIONS))
     elif not study.has_table("patching"):
         again = ("analyze", checkpoint, "--importance", "--out", f"{folder}-importance")
         unused = () if options.get("parse") == "stanza" else STANZA

@@ -8,7 +8,7 @@ from typing import Any
 
 from headscope.cli import console
 from headscope.cli.answers import show_result
-from headscope.cli.next_commands import COMPANIONS, TEXT, command_line
+from headscope.cli.next_commands import COMPANIONS, HALF, TEXT, command_line
 from headscope.cli.options import made_of, read
 from headscope.config.small import ShowConfig
 
@@ -47,5 +47,5 @@ def following(record: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator
     yield "What each head does", command_line(*analyze, "--out", f"{name}-run", options=given, names=names)
     matter = (*analyze, "--importance", "--out", f"{name}-importance")
     yield "Which heads matter", command_line(*matter, options=given, names=names)
-    small = ("prune", "shrink", record["path"], "--out", f"{name}-small")
+    small = ("prune", "shrink", record["path"], "--keep-fraction", HALF, "--out", f"{name}-small")
     yield "A smaller model", command_line(*small, options=given, names=names)

@@ -8,20 +8,17 @@ class the attributes. Where the declarations of one need more than that, all ana
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import re
-from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import lru_cache
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from headscope.config import NoOptions, check_options, flag
+from headscope.config.declared_source import LIGHT as LIGHT
+from headscope.config.declared_source import names_of_module as names_of_module
 from headscope.config.option import restored
 from headscope.errors import ConfigError
 from headscope.files.serialize import types_of
@@ -32,9 +29,6 @@ if TYPE_CHECKING:
 
 REGISTRY: Registry[Any] = Registry("analysis", package="headscope.analyses", group="headscope.analyses")
 """The analyses by name; `headscope.engine.base.ANALYSES` is the same registry with its type."""
-LIGHT = {"dataclasses", "typing", "pathlib", "math", "headscope.config", "headscope.errors", "headscope.heads"}
-LIGHT |= {__name__}
-"""What declarations may import: modules that import no torch."""
 
 
 @dataclass(frozen=True)
@@ -337,57 +331,3 @@ def criterion_names() -> list[str]:
     """What heads can be ranked by, beside columns of heads.csv."""
     folder = "headscope.pruning.ranking.criteria"
     return registered_names("criterion", package=folder, group="headscope.criteria")
-
-
-def names_of_module(module: str, sources: Mapping[str, Path], kind: str, declares: type[Declared]) -> dict[str, Any]:
-    """Names that the declarations of a module define, and as "registered" the attributes of what `@kind` registers."""
-    names: dict[str, Any] = {"__name__": module, "registered": []}
-    classes: dict[str, SimpleNamespace] = {}
-    for node in ast.parse(sources[module].read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module in sources:
-            imported_names = names_of_module(node.module, sources, kind, declares)
-            names |= {
-                alias.asname or alias.name: imported_names[alias.name]
-                for alias in node.names
-                if alias.name in imported_names
-            }
-        elif isinstance(node, ast.ClassDef) and "dataclass" not in _names(node.decorator_list):
-            inherited = [vars(classes[base]) for base in _names(node.bases) if base in classes]
-            about = {"about": ast.get_docstring(node) or ""}
-            classes[node.name] = SimpleNamespace(**ChainMap(_attributes(node, names, declares), about, *inherited))
-            if kind in _names(node.decorator_list):
-                names["registered"].append(classes[node.name])
-        elif isinstance(node, ast.FunctionDef):
-            names[node.name] = f"{module}:{node.name}"
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.ClassDef)) or _is_light(node):
-            with suppress(NameError, TypeError):  # no declaration, or one that fails where a class uses it
-                _execute(node, names)
-    return names
-
-
-def _is_light(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Import):
-        return all(alias.name in LIGHT for alias in node.names)
-    return isinstance(node, ast.ImportFrom) and node.module in LIGHT
-
-
-def _attributes(node: ast.ClassDef, names: dict[str, Any], declares: type[Declared]) -> dict[str, Any]:
-    """The values that a class assigns to attributes that `declares` has."""
-    declared = {attribute.name for attribute in fields(declares)}
-    values: dict[str, Any] = {}
-    for statement in node.body:
-        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-        if {target.id for target in targets if isinstance(target, ast.Name)} & declared:
-            _execute(statement, names, values)
-    return values
-
-
-def _execute(node: ast.stmt, names: dict[str, Any], values: dict[str, Any] | None = None) -> None:
-    """One statement; annotations are evaluated, whatever the module says of them."""
-    exec(compile(ast.Module([node], []), "<declarations>", "exec", dont_inherit=True), names, values)
-
-
-def _names(nodes: list[ast.expr]) -> set[str]:
-    """The names of decorators or bases, without their arguments."""
-    bare = [node.func if isinstance(node, ast.Call) else node for node in nodes]
-    return {node.id for node in bare if isinstance(node, ast.Name)}

@@ -1,7 +1,6 @@
 """A corpus in batches, cut by tokens from windows of sentences sorted by length, and made ahead in a thread.
 
-Each batch is within one *fold* (sentence number mod 8), so that statistics kept per batch can be bootstrapped like
-those kept per sentence.
+Each batch is within one *fold* (sentence number mod 8): statistics kept per batch are bootstrapped like per-sentence ones.
 """
 
 from __future__ import annotations
@@ -104,10 +103,12 @@ class Limited(Protocol):
     """A model that may have a limited number of positions, and a length that texts are cut to by default."""
 
     @property
-    def limit(self) -> int | None: ...
+    def limit(self) -> int | None:
+        """Positions that the model has, None without a table of them."""
 
     @property
-    def context(self) -> int | None: ...
+    def context(self) -> int | None:
+        """Positions that texts are cut to unless more is asked for."""
 
 
 def sentence_limit(model: Limited, asked: int | None = None) -> int:

@@ -167,7 +167,7 @@ def test_files_among_the_options_are_paths_also_where_a_record_has_their_names()
 
 def test_a_figure_of_an_analysis_that_did_not_run_is_refused() -> None:
     study = hs.load(hs.assets.trained(), device="cpu").analyze(SOURCES, only="confidence", bootstrap=10)
-    with pytest.raises(hs.HeadscopeError, match=r"'positional'.*also='positional'"):
+    with pytest.raises(hs.HeadscopeError, match=r"no positional\.csv; analyze with --also positional"):
         find_figure("positional").drawn([study])
 
 

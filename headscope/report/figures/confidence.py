@@ -55,6 +55,11 @@ class ConfidenceHistory:
     scores: Mapping[tuple[str, int], NDArray[np.float64]]
     files: tuple[Path, ...]
 
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.last.name
+
     def batches(self) -> tuple[NDArray[np.float64], Mapping[tuple[str, int], NDArray[np.float64]]]:
         """Where every batch stands, in epochs [n], and its scores by site and layer [n h].
 
