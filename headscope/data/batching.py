@@ -1,6 +1,6 @@
 """A corpus in batches, cut by tokens from windows of sentences sorted by length, and made ahead in a thread.
 
-Each batch is within one *fold* (sentence number mod 8): statistics kept per batch are bootstrapped like per-sentence ones.
+Each batch is within one *fold* (sentence number mod 8): statistics kept per batch are bootstrapped like others.
 """
 
 from __future__ import annotations

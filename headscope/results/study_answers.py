@@ -227,7 +227,7 @@ def rankings(study: Study) -> Iterator[Answer]:
 
 def unmeasured(study: Study) -> Iterator[Answer]:
     """What could have been measured with more to go by."""
-    asked = {entry.analysis: entry.why for entry in study.left_out if "needs" in entry.why and "--" in entry.why}
+    asked = {entry.analysis: entry.why for entry in study.left_out if "need" in entry.why and "--" in entry.why}
     if asked:
         parts = [f"{name} ({why})" for name, why in asked.items()]
         yield Answer("Not measured", "; ".join(parts[:3]) + (f"; {len(parts) - 3} more" if len(parts) > 3 else ""))

@@ -73,8 +73,9 @@ def test_json_goes_to_stdout_alone(headscope: Command, text: Path, tmp_path: Pat
     arguments = ("--only", "confidence", "--no-figures", "--bootstrap", 20, "--json")
     status, shown, err = headscope("analyze", MODEL, "--source", text, "--out", tmp_path / "run", *arguments)
     found = json.loads(shown)
-    assert status == 0 and err == "" and len(found["heads"]["rows"]) == 72
-    assert "|n=3" not in found["heads"]["signature"] and ",n=3|" in found["heads"]["signature"]
+    assert status == 0 and err == "" and set(found) == {"out", "record", "answers"}
+    assert "|n=3" not in found["record"]["signature"] and ",n=3|" in found["record"]["signature"]
+    assert found["answers"][0]["sentence"].endswith("3 sentences") and found["answers"][1]["table"]["rows"]
 
 
 def test_a_config_file_equals_the_options(headscope: Command, text: Path, tmp_path: Path) -> None:

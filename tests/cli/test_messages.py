@@ -70,7 +70,7 @@ def test_only_what_was_left_out_is_said_to_be(
 ) -> None:
     given = ("--source", caption_files[0], "--only", "sink", "--bootstrap", 11, "--no-figures", "--device", "cpu")
     status, shown, _ = command("analyze", MODEL, *given, "--out", tmp_path / "run")
-    assert status == 0 and "left out: cross and decoder-self (need a --target" in shown and "out: all" not in shown
+    assert status == 0 and "Not measured: cross and decoder-self (need a --target" in shown and "out: all" not in shown
 
 
 def test_messages_say_nothing_that_is_not_so() -> None:

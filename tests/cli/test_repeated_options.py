@@ -43,4 +43,4 @@ def test_the_last_of_other_options_counts(command: Command) -> None:
 def test_a_flag_may_be_repeated_and_an_argument_may_be_many(command: Command) -> None:
     """The first thing that is wrong here is that there are no such runs."""
     _, _, err = command("plot", "heads", "a", "b", "--out", "x/{run}.png", "--force", "--force")
-    assert err.startswith("error: a is no directory")
+    assert err.startswith("error: there is no directory a")

@@ -288,12 +288,12 @@ def test_analysis_sums_to_one_over_the_heads_of_a_layer() -> None:
     agreement = study.tables["lrp_rules"]
     assert agreement["spearman"].tolist() == pytest.approx(ranks.tolist())
     assert agreement["second_head"].tolist() == both["attnlrp"].idxmax(axis=1).tolist()
-    assert study.signatures["lrp"]["rules"] == "cp+attnlrp"
+    assert study.record["signatures"]["lrp"]["rules"] == "cp+attnlrp"
 
 
 def test_rule_sets_count_once_whatever_the_blanks() -> None:
     study = run("t5", rules="cp, attnlrp,cp")
-    assert study.signatures["lrp"]["rules"] == "cp+attnlrp"
+    assert study.record["signatures"]["lrp"]["rules"] == "cp+attnlrp"
     assert {*zip(study.tables["lrp_rules"]["first"], study.tables["lrp_rules"]["second"], strict=True)} == {
         ("cp", "attnlrp")
     }

@@ -144,11 +144,10 @@ def _of_units(gating: GateLayout, scores: Scores, left: Tensor) -> Tensor:
         means[number] = sum(values) / len(values)
     if bool(means.isnan().any()):
         unscored = [gating.units[number][0] for number in means.isnan().nonzero()[:, 0].tolist()]
+        units = dict(zip((unit[0] for unit in gating.units), means.isnan().tolist(), strict=True))
         sites = dict.fromkeys(head.site for head in unscored)
-        scored = [
-            site for site in dict.fromkeys(head.site for unit in gating.units for head in unit) if site not in sites
-        ]
-        if Site.ENCODER_SELF in scored:
+        scored = [site for site in dict.fromkeys(head.site for head in units) if site not in sites]
+        if Site.ENCODER_SELF in scored and all(missing for head, missing in units.items() if head.site in sites):
             raise ConfigError(
                 f"{len(unscored)} of {len(means)} heads, those of {' and '.join(sites)}, are measured on translations "
                 f"only; give --target, or --sites {','.join(scored)}"
