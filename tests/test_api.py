@@ -189,7 +189,7 @@ def test_two_studies_are_compared(pair: hs.Model, tmp_path: Path) -> None:
     assert hs.plot([first, second], "compare", measure="offset_share").axes
     assert hs.plot([tmp_path / "first", second], "compare").axes
     page = hs.plot([tmp_path / "first", second], "report", out=tmp_path / "page.html")
-    assert "Runs compared" in page.read_text(encoding="utf-8")
+    assert "Do they order the heads alike" in page.read_text(encoding="utf-8")
     figure = second.plot("attention", heads="encoder-self.0.*", sentence=SOURCES[0], out=tmp_path / "attention.svg")
     assert figure.axes and "encoder-self.0.1" in (tmp_path / "attention.svg").read_text(encoding="utf-8")
 

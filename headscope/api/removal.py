@@ -97,14 +97,16 @@ def shrunk_folder(config: ShrinkConfig, *, progress: Progress = no_progress) -> 
 
 
 def _page_of_sizes(folder: Path, name: str) -> None:
-    """The page of a folder that will have a name: the sizes that were tried, if any, and what the removal did."""
-    from headscope.report.page.pruning import pruning_data, removal_data
-    from headscope.report.page.write import report_of, save_page
+    """The page of a folder that will have a name: what the removal did, and the sizes that were tried, if any."""
+    from headscope.report.page.report import Report, pruning_blocks
+    from headscope.report.page.write import save_page
+    from headscope.report.readers.pruning_runs import load_pruned
+    from headscope.results.removal import Removal
 
-    tried = [folder / SIZES] if (folder / SIZES).is_dir() else []
-    sizes = [{**run, "name": f"{name}: sizes that were tried"} for run in pruning_data(tried)]
-    report = report_of([], pruning=sizes, removals=[{**removal_data(folder), "name": name}])
-    save_page({**report, "title": name}, folder / PAGE)
+    tried = load_pruned([folder / SIZES]) if (folder / SIZES).is_dir() else []
+    sizes = [replace(run, name="Sizes that were tried") for run in tried]
+    removal = Removal(Removal.open(folder).record, Path(name))
+    save_page(Report(name, blocks=list(pruning_blocks(sizes, [removal]))), folder / PAGE)
 
 
 def shrunk_model(

@@ -146,7 +146,7 @@ def roles(study: Study) -> Iterator[Answer]:
         return
     labels = {str(head): own for head, own in study.labels.items()}
     by_role = roles_of(labels)
-    together = _together(study)
+    together = joint_effects(study)
     columns = ("role", "heads", *([f"{damage_words(study)} if all are off"] if together else []), "which")
     rows = []
     for role, names in by_role.items():
@@ -163,7 +163,7 @@ def roles(study: Study) -> Iterator[Answer]:
     yield Answer("What the heads do", sentence, AnswerTable(columns, tuple(rows)), heads)
 
 
-def _together(study: Study) -> dict[str, str]:
+def joint_effects(study: Study) -> dict[str, str]:
     """What is lost with all heads of a role off, the range of random sets, and which text it is of, by role."""
     if not study.has_table("roles"):
         return {}

@@ -140,14 +140,25 @@ def sweep_run(path: Path, layout: Layout) -> Path:
 def removal_run(path: Path) -> Path:
     """What `headscope prune remove` writes, its model aside."""
     path.mkdir(parents=True)
+    sizes = {"bytes": 4000, "flops": 0, "cache": 0, "cross_cache": 0}
     record = {
         "kind": "removal",
         "source": {"path": "model"},
         "removed": ["encoder-self.0.0"],
-        "before": {"parameters": 1000, "attention_heads": 9, "cache": 0},
-        "after": {"parameters": 900, "attention_heads": 8, "cache": 0},
-        "times": [{"what": "forward", "sentences": 1, "before": 0.02, "after": 0.01, "speedup": 2.0}],
-        "verified": {"data": "text", "difference": 1e-7, "own": 2e-7, "searched": 8, "searches": 8, "cached": None},
+        "merged": {},
+        "before": {**sizes, "parameters": 1000, "attention_heads": 9},
+        "after": {**sizes, "parameters": 900, "attention_heads": 8},
+        "times": [
+            {"what": "forward", "sentences": 1, "tokens": 0, "before": 0.02, "after": 0.01, "least": 1.9, "most": 2.1}
+        ],
+        "verified": {
+            "data": "text",
+            "sentences": 4,
+            "difference": 1e-7,
+            "tolerance": 1e-5,
+            "searched": 8,
+            "searches": 8,
+        },
         "quality": {
             **{"metric": "accuracy", "title": "accuracy", "text": "held-out.txt", "sentences": 40, "margin": "1%"},
             **{"before": {"value": 0.9}, "after": {"value": 0.85}, "loss": [0.3, 0.4], "why": ""},
@@ -156,7 +167,10 @@ def removal_run(path: Path) -> Path:
                 "verdict": "not established",
             },
         },
-        "remarks": [],
+        "elsewhere": None,
+        "compensation": None,
+        "engines": [],
+        "notes": [],
     }
     (path / "pruning.json").write_text(json.dumps(record), encoding="utf-8")
     return path

@@ -38,6 +38,7 @@ from headscope.pruning.closed_form.moments import collect_moments, weighted
 from headscope.pruning.closed_form.output_projections import output_projections
 from headscope.pruning.closed_form.sequential import sequential_refits
 from headscope.pruning.options.refit import Refit, RefitOptions
+from headscope.report.page.report import gather
 from tests.oracles import closed_form as oracle
 from tests.oracles import speakers, tiny
 
@@ -328,16 +329,13 @@ def test_the_command_chooses_and_says_why(command: Callable[..., tuple[int, str,
     record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))["compensation"]
     assert status == 0 and "(taken)" in out and "on other text" in out and record["method"] != "auto"
     assert {"none", record["choice"]["taken"]} <= {each["name"] for each in record["choice"]["candidates"]}
-    page = json.loads(json.dumps(removal_page(tmp_path / "small")))
-    assert len(page["rows"]) == len(record["choice"]["candidates"]) and "23 sentences" in page["text"]
+    (block,) = gather([tmp_path / "small"]).blocks
+    (tried,) = [answer.table for answer in block.answers if answer.question == "Compensations"]
+    assert tried is not None and [row[0] for row in tried.rows] == [
+        row["name"] for row in record["choice"]["candidates"]
+    ]
     chosen = ("least-squares", "--anchor", "mixed", "--damping", "0.1", "--out", tmp_path / "own")
     status, out, _ = command(*remove, *given, *chosen)
     record = json.loads((tmp_path / "own" / "pruning.json").read_text(encoding="utf-8"))
     assert status == 0 and record["compensation"]["anchor"] == "mixed"
     assert "compensate:least-squares-anchor=mixed" in record["signature"]
-
-
-def removal_page(folder: Path) -> Any:
-    from headscope.report.page.pruning import removal_data
-
-    return removal_data(folder)["compared"]

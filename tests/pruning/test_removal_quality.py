@@ -14,7 +14,8 @@ import headscope as hs
 from headscope.config import EvaluateConfig
 from headscope.errors import ConfigError
 from headscope.evaluation.run import run_evaluation
-from headscope.report.page.write import gather
+from headscope.report.page.report import gather
+from headscope.results.removal import Removal
 from tests.oracles import classifiers, tiny
 
 pytestmark = pytest.mark.slow
@@ -63,11 +64,9 @@ def test_a_classifier_has_its_accuracy_and_a_verdict(folder: Path, tmp_path: Pat
     status, _, error = command(*remove, *text, "--out", tmp_path / "wide", "--margin", 1)
     assert status == 0, error
     assert json.loads((tmp_path / "wide/pruning.json").read_text())["quality"]["verdict"]["verdict"] == "non-inferior"
-    page = gather([tmp_path / "small"])["pruning"]
-    removal = page["removals"][0]
-    assert removal["quality"][0][1:] == [1, pytest.approx(after["accuracy"], abs=1e-4)]
-    assert "accuracy (" in removal["quality"][0][0] and "non-inferior" in removal["verdict"]
-    assert "accuracy" in page["findings"][0] and "before" in page["findings"][0]
+    (block,) = gather([tmp_path / "small"]).blocks
+    assert block.answers == Removal.open(tmp_path / "small").answers() and block.answers[1].table is not None
+    assert block.answers[1].table.rows[0][1:3] == ("1", f"{after['accuracy']:.4g}")
     assert "accuracy" in (tmp_path / "small/README.md").read_text()
 
 

@@ -15,27 +15,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 import headscope as hs
-from headscope.config.declarations import measure_of
-from headscope.engine.evidence.need import agreement_table
-from headscope.engine.rank_correlation import ranked
 from headscope.errors import ConfigError, OutputError
 from headscope.files.tables import Example
-from headscope.pruning.closed_form.calibration import share
-from headscope.report.page.analysis import examples_data, pack
 from headscope.report.page.cards import window
-from headscope.report.page.numbers import rounded, spearman, words
-from headscope.report.page.pruning import removal_data
-from headscope.report.page.write import (
-    SCRIPTS,
-    asset,
-    data_json,
-    gather,
-    page_html,
-    report_of,
-    write_page,
-)
+from headscope.report.page.examples import examples_data, pack
+from headscope.report.page.report import Report, gather
+from headscope.report.page.svg import figure_svg
+from headscope.report.page.write import asset, data_json, page_html, without_code, write_page
+from headscope.results.answer import number_text
 from headscope.results.study import Study
 from headscope.results.study_tables import RunError
 from tests.makers.pages import (
@@ -43,7 +33,6 @@ from tests.makers.pages import (
     PAIRS,
     add_descriptions,
     add_faithfulness,
-    add_function_need,
     add_importance,
     edit_record,
     hostile_run,
@@ -56,7 +45,6 @@ from tests.makers.pages import (
 from tests.makers.runs import make_run
 
 LAYOUT = {"encoder-self": [3, 2], "cross": [2, 2]}
-TEXTS = ("held_out", "check")
 
 
 class Elements(HTMLParser):
@@ -98,6 +86,7 @@ def page_of(*paths: Path) -> tuple[str, dict[str, Any], Elements]:
 
 
 def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path) -> None:
+    add_faithfulness(run)
     html, _, elements = page_of(run)
     policy = next(entry["content"] for tag, entry in elements.found if entry.get("http-equiv"))
     assert policy is not None and "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
@@ -106,106 +95,91 @@ def test_a_page_is_one_file_that_may_do_nothing_but_run_its_own_script(run: Path
         assert f"{name}-src 'sha256-{hashed}'" in policy
     for tag, attributes in elements.found:
         assert not any(name.startswith("on") or name == "style" for name in attributes), tag
-        for name in ("src", "href", "action"):
-            assert (attributes.get(name) or "#")[:5] in ("#over", "#head", "#", "data:")
+        for name in ("src", "href", "action", "xlink:href"):
+            assert (attributes.get(name) or "#")[:5].startswith(("#", "data:")), tag
     assert not re.search(
         r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", elements.inside["style"] + elements.inside["script"]
     )
     assert not re.search(
         "innerHTML|outerHTML|insertAdjacentHTML|document.write|eval\\(|Function\\(", elements.inside["script"]
     )
-    assert html.count("<script") == 2
+    assert html.count("<script") == 2 and html.count("<style") == 1 and html.count("<svg") == 3
+    ids = [attributes["id"] for _, attributes in elements.found if attributes.get("id")]
+    assert len(ids) == len(set(ids))
 
 
-def test_scripts_are_all_taken_and_short() -> None:
-    folder = Path(__file__).resolve().parents[2] / "headscope" / "report" / "page" / "browser-files"
-    assert {path.stem for path in folder.glob("*.js")} == set(SCRIPTS)
-    assert all(asset(f"{name}.js").count("\n") <= 400 for name in SCRIPTS)
+def test_script_style_and_template_stay_small_and_no_number_is_rounded_in_the_script() -> None:
+    assert asset("page.js").count("\n") <= 700
+    assert sum(asset(f"page.{kind}").count("\n") for kind in ("js", "css", "html")) <= 1200
+    assert not re.search(r"toFixed|toPrecision|toExponential|Math\.round|NumberFormat|toLocale", asset("page.js"))
 
 
-def test_what_the_page_holds_is_what_the_files_say(run: Path) -> None:
-    _, report, _ = page_of(run)
-    (data,) = report["analyses"]
+def test_numbers_are_texts_with_intervals_and_places(run: Path) -> None:
+    (data,) = page_of(run)[1]["runs"]
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
-    assert data["layout"] == LAYOUT and len(data["site"]) == len(table)
+    assert data["sites"] == list(LAYOUT) and len(data["heads"]) == len(table)
     measures = {measure["name"]: measure for measure in data["measures"]}
-    np.testing.assert_allclose(measures["confidence"]["values"], table["confidence"], rtol=1e-4)
-    np.testing.assert_allclose(measures["confidence"]["bounds"][1], table["confidence_high"], rtol=1e-4)
-    assert "Voita et al. 2019" in measures["confidence"]["about"] and measures["ablation"]["group"] == "importance"
-    assert measures["ablation"]["scale"]["low"] == -measures["ablation"]["scale"]["high"]  # zero in the middle
-    assert [";".join(labels) for labels in data["functions"]] == table["functions"].tolist()
-    offsets = pd.read_csv(run / "positional.csv")
-    number, (_, own) = next(
-        (number, group)
-        for number, group in enumerate(offsets.groupby(["site", "layer", "head"], sort=False))
-        if group[1]["offset"].abs().max() > 15
-    )
-    near, shown = own["offset"].abs() < 15, data["offsets"][str(number)]
-    assert [share for offset, share, *_ in shown if abs(offset) < 15] == pytest.approx(own["share"][near], abs=1e-4)
-    beyond = [share for offset, share, *_ in shown if abs(offset) == 15]
-    assert sum(beyond) == pytest.approx((own["count"] / own["count"].sum())[~near].sum(), abs=1e-3) and sum(beyond) > 0
-    assert data["relations"]["labels"] and len(data["relations"]["rows"]["0"]) == 8
-    assert data["similar"]["rows"]["cka"]["0"][0][0] in (1, 2)  # a head of the same layer, not itself
-    assert data["importance"]["measures"] == ["ablation", "taylor"]
+    assert measures["ablation"]["texts"] == [number_text(value) for value in table["ablation"]]
+    places = table["ablation"].rank(ascending=False).astype(int)
+    assert measures["ablation"]["places"] == list(places) and measures["ablation"]["among"] == "of 9"
+    head = data["heads"][0]
+    ends = " to ".join(number_text(table[f"ablation_{end}"][0]) for end in ("low", "high"))
+    assert head["need"][0] == ["ablation", number_text(table["ablation"][0]), ends, f"{places[0]} of 9"]
+    assert [row[0] for row in head["need"]] == ["ablation", "Taylor importance"]
+    tables = {title: rows for title, _, rows in head["tables"]}
+    best = pd.read_csv(run / "positional.csv").query("site == 'encoder-self' and layer == 0 and head == 0")
+    assert tables["Offsets of the most attended token"][0][1] == number_text(best["share"].max())
+    similar = dict(tables["Most similar heads of the layer"])
+    assert "encoder-self.0.0" not in str(similar) and "encoder-self.0." in next(iter(similar.values()))
 
 
-@pytest.mark.parametrize("count", [2, 9])
-def test_importances_agree_as_the_run_says(run: Path, count: int) -> None:
-    """The median of the same correlations as in `importance_agreement.csv`, also where two heads have both numbers."""
+def test_importance_and_joint_effects_of_roles_stand_on_cards(run: Path) -> None:
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
-    table.loc[count:, "taylor"] = np.nan
-    table.to_csv(run / "heads.csv", index=False)
-    pairs = agreement_table(table.astype({"taylor": float}), [measure_of("ablation"), measure_of("taylor")])
-    (data,) = gather([run])["analyses"]
-    assert data["importance"]["median"] == pytest.approx(pairs["spearman"].median(), abs=1e-4)
-    assert data["importance"]["agreement"][0][1] == data["importance"]["agreement"][1][0] is not None
-
-
-def test_findings_are_the_answers_of_the_study(run: Path) -> None:
-    table = pd.read_csv(run / "heads.csv", keep_default_na=False)
-    names = [".".join(map(str, place)) for place in zip(table["site"], table["layer"], table["head"], strict=True)]
     rows = table[["site", "layer", "head"]].assign(measure="ablation", p_adjusted=[0.2, 0.01, 0.06, *[0.04] * 6])
     rows = rows.assign(value=table["ablation"], value_low=table["ablation_low"], value_high=table["ablation_high"])
     rows.assign(rank=rows["value"].rank(ascending=False).astype(int)).to_csv(run / "importance.csv", index=False)
+    table["functions"] = ["positional:-1", *[""] * 8]
+    table.to_csv(run / "heads.csv", index=False)
+    joint = {"role": "previous token", "value": 0.11, "random_low": 0.0, "random_high": 0.03, "sets": 9, "text": "text"}
+    pd.DataFrame([joint]).to_csv(run / "roles.csv", index=False)
     report = gather([run])
-    (data,) = report["analyses"]
-    assert data["findings"] == Study.open(run).answers()
-    first, needed = data["findings"][:2]
-    assert first.sentence.startswith("all-MiniLM-L6-v2 (bert): 9 heads (encoder-self 2 × 3/2; cross 2 × 2)")
-    most = names[int(table["ablation"].to_numpy().argmax())]
-    assert needed.heads[0] == most and needed.sentence.startswith("2 of 9 heads cannot be told from zero")
-    assert f'<a class="head" href="#head=0/{most}">{most}</a>' in page_html(report)
+    (data,) = report.runs
+    assert data["heads"][0]["joint"] == ["damage if all heads of “previous token” are off: 0.11 (random 0 to 0.03)"]
+    assert ["not told from zero" in head["need"][0][3] for head in data["heads"]] == [True, False, True, *[False] * 6]
+    assert data["start"] == int(table["ablation"].to_numpy().argmax())
+    name = data["heads"][data["start"]]["name"]
+    findings = report.sections["Findings"][0].answers
+    assert findings == Study.open(run).answers() and findings[1].heads[0] == name
+    assert f'<a class="head" href="#head=0/{name}">{name}</a>' in page_html(report)
+
+
+def test_names_are_short_where_a_model_has_one_site(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one", {"encoder-self": [3, 2]})
+    html, data, _ = page_of(run)
+    assert [head["short"] for head in data["runs"][0]["heads"]] == ["0.0", "0.1", "0.2", "1.0", "1.1"]
+    assert re.search(r'<a class="head" href="#head=0/encoder-self\.(\d\.\d)">\1</a>', html)
 
 
 def test_labels_without_evidence_are_said_to_have_none(run: Path) -> None:
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
-    lacking = ["syntactic:amod> (4 instances, 20 are needed);syntactic:amod> (p 0.1 is 1)", *[""] * (len(table) - 1)]
+    lacking = ["syntactic:amod> (4 instances, 20 are needed)", *[""] * (len(table) - 1)]
     table.assign(functions_unsupported=lacking).to_csv(run / "heads.csv", index=False)
     row = {"site": "encoder-self", "layer": 0, "head": 0, "label": "syntactic:amod>", "given": False}
     row |= {"measure": "syntactic_margin", "value": 0.25, "value_low": -0.83, "instances": 4, "p_adjusted": np.nan}
     pd.DataFrame([{**row, "missing": "4 instances, 20 are needed"}]).to_csv(run / "labels.csv", index=False)
-    _, report, _ = page_of(run)
-    (data,) = report["analyses"]
-    assert (
-        data["unsupported"][0] == lacking[0].split(";")
-        and data["unsupported"][1] == []
-        and data["texts"][0]["name"] != "labels"
-    )
-    (answer,) = [answer for answer in Study.open(run).answers() if answer.question == "Not enough evidence"]
-    assert answer.table is not None and answer.detail
-    assert answer.table.rows[0] == ("encoder-self.0.0", "head → dependent (amod)", "4 instances, 20 are needed")
-    assert data["evidence"]["columns"][:3] == ["label", "given", "measure"]
-    assert data["evidence"]["rows"]["0"] == [
-        ["syntactic:amod>", False, "syntactic_margin", 0.25, -0.83, 4, "", "4 instances, 20 are needed"]
-    ]
+    data = page_of(run)[1]
+    head = data["runs"][0]["heads"][0]
+    assert head["weak"] == lacking[:1] and data["labels"][lacking[0]][3] == "head → dependent (amod)"
+    title, columns, rows = head["tables"][0]
+    assert (title, columns) == ("Evidence for its labels", ["", "syntactic:amod>"])
+    assert ["given", "no"] in rows and ["value low", "−0.83"] in rows and "p adjusted" not in dict(rows)
 
 
 def test_hostile_texts_are_texts(tmp_path: Path) -> None:
-    html, report, elements = page_of(hostile_run(tmp_path / "r"))
-    assert "<img" not in html and "</script><" not in elements.inside["data"]
+    html, data, elements = page_of(hostile_run(tmp_path / "r"))
+    assert "<img" not in html and "</script><" not in elements.inside["data"] and "<b>" not in html
     assert [tag for tag, _ in elements.found].count("script") == 2
-    assert report["analyses"][0]["remarks"] == [HOSTILE] and HOSTILE in report["title"]
-    assert report["analyses"][0]["examples"]["sentences"][0]["subwords"]["source"] == [HOSTILE] * 4
+    assert data["runs"][0]["examples"]["sentences"][0]["subwords"]["source"] == [HOSTILE] * 4
     compact = Study.open(tmp_path / "r")._repr_html_()
     assert "<img" not in compact and "<script" not in compact and "<b>" not in compact
 
@@ -216,34 +190,48 @@ def test_half_a_pair_of_surrogates_and_control_characters_do_no_harm(run: Path) 
     assert b"\x00" not in written and json.loads(Elements(written.decode()).inside["data"])
 
 
-def test_two_runs_are_compared_head_by_head(run: Path, tmp_path: Path) -> None:
+def test_figures_have_no_style_of_their_own_and_own_ids() -> None:
+    figure = Figure()
+    figure.suptitle("a < b \x1b")
+    figure.subplots().plot([0.123456, 1], [0, 1])
+    svg = figure_svg(figure, "one", 'a "title"')
+    assert svg.startswith('<svg role="img" aria-label=\'a "title"\'') and "style" not in svg and "\x1b" not in svg
+    assert "a &lt; b" in svg and set(re.findall(r' id="([^"]+)"', svg)) == set(re.findall(r"#(one-[^\")]+)", svg))
+    assert not re.search(r'[ "]\d+\.\d{3}', svg)
+
+
+def test_definitions_name_no_modules() -> None:
+    assert without_code("as `headscope.engine.evidence.labels` says, not `a.b`") == "as `labels` says, not `a.b`"
+
+
+def test_two_runs_are_compared_first_and_head_by_head(run: Path, tmp_path: Path) -> None:
     other = make_run(tmp_path / "other", LAYOUT, seed=2)
-    (comparison,) = gather([run, other])["comparisons"]
+    report = gather([run, other])
     first, second = (pd.read_csv(path / "heads.csv", keep_default_na=False) for path in (run, other))
-    assert len(comparison["pairs"]) == 9 and comparison["sites"] == list(LAYOUT)
+    changed, orders = report.blocks[0].answers
     differ = [
         set(a.split(";")) != set(b.split(";")) for a, b in zip(first["functions"], second["functions"], strict=True)
     ]
-    assert len(comparison["changed"]) == sum(differ)
-    known = {entry["name"]: entry["spearman"] for entry in comparison["correlations"]}
-    expected = first["confidence"].corr(second["confidence"], method="pearson")
+    assert len(changed.heads) == sum(differ) > 0 and changed.sentence.startswith(f"{sum(differ)} of 9 heads")
+    assert orders.table is not None
+    known = {row[0]: row[1] for row in orders.table.rows}
     ranks = first["confidence"].rank().corr(second["confidence"].rank())
-    assert known["confidence"] == pytest.approx(ranks, abs=1e-4) != expected
+    assert known["confidence"] == f"{ranks:.2f}".replace("-", "−")
     assert "ablation" not in known  # the other run has none
-    assert f"{sum(differ)} head" in comparison["findings"][0]
-    apart = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})])["comparisons"][0]
-    assert apart["pairs"] == [] and "no site with the same layout" in apart["findings"][0]
-    assert apart["means"], "their means are compared"
-    assert [data["name"] for data in gather([run, run])["analyses"]] == ["bert (1)", "bert (2)"]
+    assert report.sections["Comparison"][0].figures and list(report.sections)[:2] == ["Findings", "Comparison"]
+    (apart,) = gather([run, make_run(tmp_path / "wide", {"encoder-self": [4]})]).blocks[0].answers
+    assert apart.caution and apart.table is not None and apart.table.rows[0][0] == "encoder-self"
+    assert [data["name"] for data in gather([run, run]).runs] == ["bert (1)", "bert (2)"]
 
 
 @pytest.mark.slow
-def test_a_large_run_with_fifty_sentences_stays_below_ten_megabytes(tmp_path: Path) -> None:
-    report = gather([large_run(tmp_path / "large", sentences=50)])
-    (data,) = report["analyses"]
-    assert len(data["site"]) == 24 * 16 * 3 and len(data["measures"]) > 40
-    assert len(data["examples"]["sentences"]) == 50 and data["examples"]["left_out"] == 0
-    assert len(page_html(report).encode()) < 10_000_000
+@pytest.mark.parametrize("layers, heads, sentences, most", [(30, 3, 12, 3_000_000), (24, 16, 50, 10_000_000)])
+def test_a_large_run_stays_small(layers: int, heads: int, sentences: int, most: int, tmp_path: Path) -> None:
+    report = gather([large_run(tmp_path / "large", layers=layers, heads=heads, sentences=sentences)])
+    (data,) = report.runs
+    assert len(data["heads"]) == layers * heads * 3 and len(data["measures"]) > 40
+    assert len(data["examples"]["sentences"]) == sentences and data["examples"]["left_out"] == 0
+    assert len(page_html(report).encode()) < most
 
 
 @pytest.mark.parametrize("shape", ["sharp", "even"])
@@ -256,7 +244,7 @@ def test_weights_of_any_number_of_sentences_take_what_room_there_is(
     )
     sides = {"target": ["t"] * 11, "source": ["s"] * 13}
     examples = [Example(number, {"source": "s"}, sides, {"cross": weights}) for number in range(5)]
-    monkeypatch.setattr("headscope.report.page.analysis.ROOM", 1500)
+    monkeypatch.setattr("headscope.report.page.examples.ROOM", 1500)
     data = examples_data(examples)
     assert data is not None
     packed = [sentence["sites"]["cross"]["packed"] for sentence in data["sentences"]]
@@ -271,48 +259,19 @@ def test_packed_weights_are_near_those_that_were_kept() -> None:
 
 
 def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path) -> None:
-    add_faithfulness(run)
     others = (sweep_run(tmp_path / "sweep", LAYOUT), removal_run(tmp_path / "small"), training_run(tmp_path / "train"))
     report = gather([*others, run])
-    (data,) = report["analyses"]
-    (answer,) = [each for each in data["findings"] if each.question == "Which ranking removal bears out"]
-    assert answer.table is not None and answer.table.rows[0][:2] == ("ablation", "0.5")
-    assert list(data["faithfulness"]["curves"]["loss"]) == ["ablation", "taylor", "random:1", "random:2"]
-    (sweep,) = report["pruning"]["runs"]
-    assert sweep["cells"]["kept"] == [9, 3, 6, 3, 6] and sweep["survivors"]["l0-keep3-seed1"] == {
-        "encoder-self": [[0, 1, 2]]
-    }
-    found = report["pruning"]["findings"]
-    assert found[0] == "l0: 3 heads can go." and "1,000 parameters became 900 (10 % fewer)" in found[1]
-    assert report["training"]["findings"] == [
-        "train (mixing): 30 updates; best validation loss 1.67 at update 30, best BLEU 9 at update 30."
-    ]
-    (removal,) = report["pruning"]["removals"]
-    assert [row[0] for row in removal["sizes"]] == ["parameters", "attention heads"]  # an encoder has no cache
-    titles = [panel["title"] for panel in report["training"]["panels"]]
-    assert titles[0].startswith("Loss") and "Alphas: nuclear norm over heads" in titles
-
-
-@pytest.mark.parametrize("masked", [0.2, -0.2])
-def test_harm_is_a_share_of_a_loss_never_of_a_gain(masked: float, tmp_path: Path) -> None:
-    path = removal_run(tmp_path / "small")
-    record = json.loads((path / "pruning.json").read_text(encoding="utf-8"))
-    candidates = [
-        {"name": name, "remark": "", **{text: {"value": 2 + loss, "damage": loss, "harm": harm} for text in TEXTS}}
-        for name, loss, harm in (("none", masked, 1.0), ("mean", 0.1, share(0.1, masked)))
-    ]
-    choice = {"text": "varied", "sentences": 1, "objective": "top1", "taken": "mean", "candidates": candidates}
-    compensation = {"choice": choice, "performance": {"intact": {"objective": "loss"}}}
-    verified = record["verified"] | {"searched": 0, "searches": 0}
-    record |= {"compensation": compensation, "verified": verified}
-    (path / "pruning.json").write_text(json.dumps(record), encoding="utf-8")
-    removal = removal_data(path)
-    compared = removal["compared"]
-    numbers = [2.1, 0.1, 0.5] if masked > 0 else [2.1, 0.1]
-    assert compared["rows"][1] == ["mean (taken)", *numbers, *numbers]
-    assert len(compared["columns"]) == len(compared["rows"][1]) and "(varied, 1 sentence)" in compared["text"]
-    assert [name for name in compared["columns"] if "," in name] == ["loss, held out", "top1, other text"]
-    assert "searches" not in [name for name, _ in removal["verified"]]
+    removal, sweep = report.sections["Pruning"]
+    assert removal.answers[0].caution and removal.answers[0].sentence.endswith("NOT SHOWN TO BE AS GOOD")
+    html = page_html(report)
+    assert '<td class="worse">worse by 0.05, perhaps 0.09 worse</td>' in html
+    assert sweep.answers[0].sentence == "model: l0: 3 heads can go" and sweep.answers[1].table is not None
+    kept = sweep.answers[1].table.columns.index("kept")
+    assert [row[kept] for row in sweep.answers[1].table.rows] == ["9", "3", "6", "3", "6"]
+    assert len(sweep.figures) == 2
+    (training,) = report.sections["Training"]
+    assert training.answers[0].table is not None and len(training.figures) == 1
+    assert training.answers[0].table.rows == (("train", "mixing", "30", "3", "1.67 at update 30", "9 at update 30"),)
 
 
 def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
@@ -331,7 +290,7 @@ def test_kinds_of_runs_and_what_is_none(run: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="--force"):
         write_page([run], tmp_path / "page.html", force=False)
     assert data_json({"a": "</script>&"}) == '{"a":"\\u003c/script\\u003e\\u0026"}'
-    assert report_of([])["title"] == "nothing"
+    assert "<title>nothing" in page_html(Report("nothing"))
 
 
 @pytest.mark.parametrize("content", [b"PK broken", None])
@@ -345,16 +304,6 @@ def test_broken_examples_end_in_one_line(run: Path, content: bytes | None) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_numbers_and_ranks() -> None:
-    assert [rounded(value) for value in (0.1234567891, 3.0, float("nan"), -1e-9)] == [0.123456789, 3, None, -1e-9]
-    assert words(rounded(0.180502)) == words(0.180502) == "0.181"
-    assert [words(value) for value in (-0.5, 12345.6, 0.00012, 2e-6)] == ["−0.5", "12,346", "0.00012", "2e−6"]
-    assert ranked(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
-    correlation, count = spearman([1, 2, 3, np.nan], [2, 4, 9, 1])
-    assert correlation == pytest.approx(1.0) and count == 3
-    assert np.isnan(spearman([1, 1, 1], [1, 2, 3])[0])
-
-
 def test_analyze_writes_the_page_with_examples(
     tmp_path: Path, caption_files: tuple[Path, Path], command: Callable[..., tuple[int, str, str]]
 ) -> None:
@@ -363,8 +312,9 @@ def test_analyze_writes_the_page_with_examples(
     words = ("analyze", hs.assets.trained(), "--source", source, "--target", target, "--bootstrap", 10, "--out", out)
     status, said, _ = command(*words, "--only", "confidence,positional", "--no-figures", "--report", "--examples", 2)
     assert status == 0 and "report.html" in said
-    data = json.loads(Elements((out / "report.html").read_text(encoding="utf-8")).inside["data"])["analyses"][0]
+    data = json.loads(Elements((out / "report.html").read_text(encoding="utf-8")).inside["data"])["runs"][0]
     assert data["name"] == "run" and len(data["examples"]["sentences"]) == 2
+    assert [head["at"] for head in data["heads"]] == [*range(24)] * 3
     sentence = data["examples"]["sentences"][0]
     (example, _) = Study.open(out).examples
     assert sentence["texts"]["source"] == source.read_text(encoding="utf-8").splitlines()[sentence["line"] - 1]
@@ -388,40 +338,35 @@ def test_the_study_has_a_page_and_a_compact_form(pair: hs.Model, tmp_path: Path)
     compact = study._repr_html_()
     assert "The sharpest heads" in compact and "<script" not in compact
     page = study.report(tmp_path / "page.html")
-    data = json.loads(Elements(page.read_text(encoding="utf-8")).inside["data"])["analyses"][0]
+    data = json.loads(Elements(page.read_text(encoding="utf-8")).inside["data"])["runs"][0]
     assert len(data["examples"]["sentences"]) == 2
 
 
-def test_functions_stand_beside_importances(run: Path) -> None:
-    assert gather([run])["analyses"][0]["importance"]["functions"] == {}
-    table = add_function_need(run)
-    (data,) = gather([run])["analyses"]
-    found = data["importance"]["functions"]
-    assert list(found) == ["ablation", "taylor"]
-    rows = table[table["measure"] == "taylor"]
-    assert [row[:3] for row in found["taylor"]["rows"]] == rows[["kind", "name", "heads"]].values.tolist()
-    assert found["ablation"]["said"]
-
-
 def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
-    assert gather([run])["analyses"][0]["cards"] is None
     add_descriptions(run)
     html, data, _ = page_of(run)
-    cards = data["analyses"][0]["cards"]
-    assert cards["sentences"][:2] == [HOSTILE, "does what head 1 does"] and HOSTILE not in html
-    assert cards["shares"][0] == [0.5, 0.05, -0.02, 0.2, 0]
-    assert cards["mostly"][:3] == ["position and sinks", "only the sentence", "position and sinks"]
-    near, far = cards["examples"]["0"]
-    assert near == {"line": 7, "weight": 0.9, "words": [[f"w{place}" for place in range(9)]], "ends": [[0, 3], [0, 5]]}
+    heads = data["runs"][0]["heads"]
+    assert [head["said"] for head in heads[:2]] == [HOSTILE, "does what head 1 does"] and HOSTILE not in html
+    assert [part[2:] for part in heads[0]["bar"]] == [  # what a group takes away is not drawn
+        ["0.5", "0.0", "50.0"], ["0.05", "50.0", "5.0"], ["0.2", "55.0", "20.0"],
+    ]  # fmt: skip
+    near, far = heads[0]["examples"]
+    assert near == {
+        "line": 7,
+        "weight": "0.9",
+        "words": [[f"w{place}" for place in range(9)]],
+        "ends": [[0, 3], [0, 5]],
+    }
     assert [far["words"][line][place] for line, place in far["ends"]] == ["w30", "w2"] and None in far["words"][0]
-    crossed = cards["examples"][str(len(cards["sentences"]) - 1)][1]
+    crossed = heads[-1]["examples"][1]
     assert [crossed["words"][line][place] for line, place in crossed["ends"]] == ["w30", "w2"]
     assert crossed["words"] == [[f"w{place}" for place in range(27, 34)], [f"w{place}" for place in range(6)]]
-    heads = pd.read_csv(run / "heads.csv", keep_default_na=False)
-    heads.loc[0, "explained"] = np.nan
-    heads.to_csv(run / "heads.csv", index=False)
-    assert gather([run])["analyses"][0]["cards"]["shares"][:2] == [[None] * 5, cards["shares"][1]]
-    assert cards["pairs"]["0"] == [[kind, "None", "dog", 2.5, 0.7, 6] for kind in PAIRS]
+    assert len(heads[0]["pairs"]) == len(PAIRS)
+    assert heads[0]["pairs"][0][1:] == ["None → dog", "score 2.5, weight 0.7, count 6"]
+    table = pd.read_csv(run / "heads.csv", keep_default_na=False)
+    table.loc[0, "explained"] = np.nan
+    table.to_csv(run / "heads.csv", index=False)
+    assert [head["bar"] for head in gather([run]).runs[0]["heads"]][:2] == [[], heads[1]["bar"]]
 
 
 @pytest.mark.parametrize("text, at, found", [

@@ -90,7 +90,7 @@ def test_figures_that_only_commands_drew_are_there_in_python(tmp_path: Path) -> 
     runs = [make_run(tmp_path / name, layout, seed=seed) for seed, name in enumerate("ab")]
     trained = make_training(tmp_path / "trained", layout, "baseline")
     page = hs.plot([*runs, trained], "report", out=tmp_path / "page.html")
-    assert page == tmp_path / "page.html" and "Runs compared" in page.read_text(encoding="utf-8")
+    assert page == tmp_path / "page.html" and "Do they order the heads alike" in page.read_text(encoding="utf-8")
     with pytest.raises(ConfigError, match=r"'report'.*out="):
         hs.plot(runs, "report")
     with pytest.raises(ConfigError, match=r"'attention'.*heads="):

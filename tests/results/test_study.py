@@ -12,7 +12,7 @@ import pytest
 import headscope as hs
 from headscope.cli.answers import answer_lines, table_lines
 from headscope.config.declarations import measure_of
-from headscope.report.page.write import gather
+from headscope.report.page.report import gather
 from headscope.results.answer import Answer, AnswerTable, interval_text, number_text
 from headscope.results.roles import role_of, roles_of
 from headscope.results.study import Study
@@ -32,7 +32,7 @@ def study() -> Study:
 def test_memory_folder_and_page_say_the_same(study: Study, tmp_path: Path) -> None:
     folder = study.save(tmp_path / "run", figures=False)
     opened = Study.open(folder)
-    assert opened.answers() == study.answers() == gather([folder])["analyses"][0]["findings"]
+    assert opened.answers() == study.answers() == gather([folder]).blocks[0].answers
     assert opened.record == json.loads(json.dumps(study.record)) and opened.labels == study.labels
     assert next(iter(opened.tables)) == "heads" and set(opened.tables) == set(study.tables)
     for name, table in study.tables.items():

@@ -6,8 +6,8 @@ from headscope.report.registry import PlotFigure, Source
 
 REPORT = PlotFigure(
     "report",
-    "One HTML page about runs, which works from disk: findings, maps, table, detail of every head, comparison.",
-    "headscope.report.page.write:gather",
+    "One HTML page about runs, which works from disk: map and cards of heads, findings, comparison, figures, table.",
+    "headscope.report.page.report:gather",
     source=Source("RUN", "Directories that `headscope analyze`, `prune` or `train` wrote, in any order.", studies=True),
     runs="together",
     order=1000,

@@ -1,6 +1,6 @@
-"""One self-contained HTML page about finished runs: data, template, style and scripts inlined, no request.
+"""One self-contained HTML page about finished runs: text, figures, style and script inlined, no request.
 
-`gather` reads runs into a JSON-serialisable report; `analysis`, `importance`, `comparison`, `pruning`, `training` and
-`weights` make its parts, `findings` say in words what the numbers say; `write` puts the page together, `compact` is
-what a notebook shows. `browser-files/` holds the page's style, markup and scripts.
+`report` gathers runs into what the template shows: heads as `heads` and `cards` describe them, answers of results, and
+figures as `svg` draws them; `write` puts the page together. All numbers are texts before the template or the script
+see them. `browser-files/` holds template, style and script.
 """

@@ -9,9 +9,8 @@ from typing import Any
 
 from headscope.data.token_text import Marks, shown
 from headscope.description.examples import WINDOW
-from headscope.description.sentences import mostly
 from headscope.report.figures.explained import PARTS
-from headscope.report.page.numbers import rounded
+from headscope.results.answer import number_text
 from headscope.results.study import Study
 from headscope.results.study_tables import HEAD_COLUMNS, MissingTable
 
@@ -24,27 +23,41 @@ Line = list[str | None]
 """Words of an example; None for those that are left out."""
 
 
-def cards_data(run: Study) -> dict[str, Any] | None:
-    """Of every head its sentence, shares, examples and pairs; None where no head was described.
+def card_parts(run: Study) -> dict[int, dict[str, Any]]:
+    """Of every head that was described: sentence, shares as a bar, examples and pairs; empty where none was.
 
-    `groups` are [title, colour] of the shares, which are those of the figure; a head that has none explained has none
-    of these either. `mostly` is what explains the most of a head, in words.
+    `bar` has a part for every group of the figure: title, place of its colour, share, and left end and width in
+    percent of the bar; what no group explains is left.
     """
-    heads = run.heads
-    if SENTENCE not in heads or "explained" not in heads:
-        return None
-    names = [f"explained_{group}" for group in PARTS]
-    rows = heads.to_dict("records")
+    if SENTENCE not in run.heads or "explained" not in run.heads:
+        return {}
+    examples = _by_head(run, "examples", partial(_example, marks=run.marks))
+    pairs = _by_head(run, "token_pairs", partial(_pair, marks=run.marks))
     return {
-        "groups": [list(part) for part in PARTS.values()],
-        "sentences": heads[SENTENCE].fillna("").astype(str).tolist(),
-        "shares": [
-            [rounded(row.get(name, 0.0)) if math.isfinite(row["explained"]) else None for name in names] for row in rows
-        ],
-        "mostly": [mostly(row) for row in rows],
-        "examples": _by_head(run, "examples", partial(_example, marks=run.marks)),
-        "pairs": _by_head(run, "token_pairs", partial(_pair, marks=run.marks)),
+        row: {
+            "said": str(own[SENTENCE] or "") if own[SENTENCE] == own[SENTENCE] else "",
+            "bar": _bar(own),
+            "examples": examples.get(row, []),
+            "pairs": pairs.get(row, []),
+        }
+        for row, own in enumerate(run.heads.to_dict("records"))
     }
+
+
+def _bar(head: Mapping[Any, Any]) -> list[list[str]]:
+    """The parts of a head's bar with a share to see; empty for a head without any."""
+    if not math.isfinite(head["explained"]):
+        return []
+    left, parts = 0.0, []
+    for place, (group, (title, _)) in enumerate(PARTS.items()):
+        share = min(max(float(head.get(f"explained_{group}") or 0), 0), 1 - left)
+        if share >= VISIBLE:
+            parts.append([title, f"g{place}", number_text(share, 2), f"{100 * left:.1f}", f"{100 * share:.1f}"])
+        left += share
+    return parts
+
+
+VISIBLE = 0.005  # shares below are not named
 
 
 def _by_head(run: Study, name: str, cell: Any) -> dict[int, list[Any]]:
@@ -60,6 +73,10 @@ def _by_head(run: Study, name: str, cell: Any) -> dict[int, list[Any]]:
     return rows
 
 
+KINDS = {
+    "lexical": "the word types scored highest",
+    "surprising": "looked at far more than position expects",
+}
 NEEDED = {
     "examples": ("sentence", "weight", "query", "key", "query_position", "key_position", "query_text", "key_text"),
     "token_pairs": ("kind", "query", "key", "score", "weight", "count"),
@@ -67,8 +84,9 @@ NEEDED = {
 
 
 def _pair(row: Mapping[Any, Any], *, marks: Marks) -> list[Any]:
-    ends = [shown(str(row[end]), marks) for end in ("query", "key")]
-    return [row["kind"], *ends, *(rounded(row[name]) for name in ("score", "weight", "count"))]
+    ends = " → ".join(shown(str(row[end]), marks) for end in ("query", "key"))
+    numbers = (f"{name} {number_text(row[name])}" for name in ("score", "weight", "count"))
+    return [KINDS.get(row["kind"], row["kind"]), ends, ", ".join(numbers)]
 
 
 def _example(row: Mapping[Any, Any], *, marks: Marks) -> dict[str, Any]:
@@ -88,7 +106,7 @@ def _example(row: Mapping[Any, Any], *, marks: Marks) -> dict[str, Any]:
     ends = [[line, lines[line][0].index(place)] for line, place in zip(number, at, strict=True)]
     return {
         "line": int(row["sentence"]) + 1,
-        "weight": rounded(row["weight"]),
+        "weight": number_text(row["weight"], 2),
         "words": [[word and shown(word, marks) for word in words] for _, words in lines],
         "ends": ends,
     }

@@ -1,0 +1,284 @@
+"""The heads of a study as the page's script shows them: texts, and the order of heads by each measure.
+
+Numbers are rounded here, by the functions that round those of answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from headscope.config.declarations import Declaration, measure_of, measured_columns, pair_measures
+from headscope.report.layout.legend import functions_of
+from headscope.report.page.cards import card_parts
+from headscope.report.page.examples import examples_data
+from headscope.results.answer import interval_text, number_text
+from headscope.results.roles import role_of
+from headscope.results.study import Study
+from headscope.results.study_answers import LEVEL, MEASURED, damage_words, joint_effects, main_importance
+from headscope.results.study_tables import HEAD_COLUMNS, MissingTable
+
+RELATIONS, OFFSETS, ALIKE = 10, 6, 4
+"""Rows of a card: relations with the largest margins, offsets with the largest shares, most similar heads."""
+DISTANCES = {"l2", "js"}
+Rows = list[list[str]]
+Tables = dict[int, list[tuple[str, list[str], Rows]]]
+
+
+def run_data(study: Study, name: str) -> dict[str, Any]:
+    """Everything of a study that the script shows."""
+    found = measures(study)
+    places: dict[str, int] = {}
+    heads = []
+    importance, tables, parts = need_rows(study, found), detail_tables(study), card_parts(study)
+    joint, damage = joint_effects(study), damage_words(study)
+    for row, (site, layer, head) in enumerate(study.heads[list(HEAD_COLUMNS)].itertuples(index=False, name=None)):
+        full = f"{site}.{layer}.{head}"
+        labels = labels_of(study, row, "functions")
+        roles = list(dict.fromkeys(map(role_of, labels)))
+        heads.append(
+            {
+                "name": full,
+                "short": study.short_name(full),
+                "place": [site, layer, head],
+                "at": places.setdefault(site, 0),
+                "labels": labels,
+                "weak": labels_of(study, row, "functions_unsupported"),
+                "need": importance[row],
+                "joint": [f"{damage} if all heads of “{own}” are off: {joint[own]}" for own in roles if own in joint],
+                "tables": tables.get(row, []),
+                **parts.get(row, {}),
+            }
+        )
+        places[site] += 1
+    return {
+        "name": name,
+        "model": study.model,
+        "sites": list(places),
+        "heads": heads,
+        "start": start(study, found),
+        "measures": found,
+        "examples": examples_data(study.examples),
+    }
+
+
+def start(study: Study, found: list[dict[str, Any]]) -> int:
+    """The head to begin with: first by what says which heads matter, else by the first measure of an overview."""
+    first = main_importance(study)
+    shown = sorted((measure for measure in found if measure["overview"]), key=lambda measure: measure["overview"])
+    leading = [measure for measure in found if first and measure["name"] == first.name] + shown
+    return leading[0]["places"].index(1) if leading and 1 in leading[0]["places"] else 0
+
+
+def labels_of(study: Study, row: int, column: str) -> list[str]:
+    """The labels in a cell of `functions` or `functions_unsupported`."""
+    cell = study.heads[column].iloc[row] if column in study.heads else ""
+    return [label.strip() for label in str(cell or "").split(";") if label.strip()]
+
+
+def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, str]]]:
+    """How labels are written short, `{label: [glyph and letters, style class, role]}`, and `{class: colours}`.
+
+    Of a label without evidence the reason in brackets is no part of the mark.
+    """
+    found: dict[str, list[Any]] = {}
+    colors: dict[str, tuple[str, str]] = {}
+    for label in sorted(labels):
+        bare = label.partition(" (")[0]
+        function = functions_of(bare)[0]
+        name = f"f{list(colors).index(function.family.name)}" if function.family.name in colors else f"f{len(colors)}"
+        colors.setdefault(function.family.name, (name, function.family.color))
+        found[label] = [function.family.glyph, function.short, name, role_of(bare)]
+    return found, colors
+
+
+def measures(study: Study) -> list[dict[str, Any]]:
+    """Every column of numbers as texts with intervals; `places` count from the head that ranks first, `among` whom.
+
+    Shares within a layer have places within it.
+    """
+    declared, found = measured_columns(), []
+    layers = [study.heads[name] for name in ("site", "layer")]
+    for column in study.measures:
+        analysis = declared[column][0] if column in declared else Declaration("")
+        measure, values = measure_of(column), study.heads[column].astype(float)
+        groups = values.groupby(layers) if measure.within_layer else values
+        places = groups.rank(method="min", ascending=measure.keep == "lowest")
+        ends = [study.heads.get(f"{column}_{end}", values) for end in ("low", "high")]
+        known = np.isfinite(values)
+        found.append(
+            {
+                "name": column,
+                "title": measure.label + (", within its layer" if measure.within_layer else ""),
+                "importance": analysis.group == "importance" and measure.orders,
+                "overview": measure.overview,
+                "texts": [number_text(value) if own else "" for value, own in zip(values, known, strict=True)],
+                "ends": [interval_text(low, high) for low, high in zip(*ends, strict=True)],
+                "places": [int(place) if own else None for place, own in zip(places, known, strict=True)],
+                "among": "in its layer" if measure.within_layer else f"of {known.sum()}",
+            }
+        )
+    return found
+
+
+def need_rows(study: Study, found: list[dict[str, Any]]) -> list[Rows]:
+    """Of every head its importances, the one that answers which heads matter first: title, value, interval, place."""
+    first = main_importance(study)
+    order = [*([first.name] if first else []), *MEASURED]
+    shown = [measure for measure in found if measure["importance"]]
+    shown.sort(key=lambda measure: order.index(measure["name"]) if measure["name"] in order else len(order))
+    tests = {measure["name"]: _adjusted(study, measure["name"]) for measure in shown}
+    return [
+        [
+            [
+                measure["title"],
+                measure["texts"][row],
+                measure["ends"][row],
+                f"{measure['places'][row]} {measure['among']}"
+                + ("; not told from zero" if tests[measure["name"]][row] > LEVEL else ""),
+            ]
+            for measure in shown
+            if measure["texts"][row]
+        ]
+        for row in range(len(study.heads))
+    ]
+
+
+def _adjusted(study: Study, measure: str) -> list[float]:
+    """The adjusted p of every head, NaN where it was not tested."""
+    if not study.has_table("importance"):
+        return [np.nan] * len(study.heads)
+    table = study.table("importance", "measure", "p_adjusted")
+    own = table[table["measure"] == measure].drop_duplicates(list(HEAD_COLUMNS))
+    merged = study.heads[list(HEAD_COLUMNS)].merge(own, on=list(HEAD_COLUMNS), how="left")
+    return [float(value) for value in merged["p_adjusted"]]
+
+
+def detail_tables(study: Study) -> Tables:
+    """Of every head its tables: title, names of columns, rows of texts."""
+    tables: Tables = {}
+    for part in (evidence, relations, offsets, similar):
+        for row, table in part(study):
+            tables.setdefault(row, []).append(table)
+    return tables
+
+
+Part = Iterator[tuple[int, tuple[str, list[str], Rows]]]
+
+
+def _by_head(study: Study, name: str, *columns: str) -> Iterator[tuple[int, pd.DataFrame]]:
+    """The rows of a table by the row of their head; nothing where the study lacks the table."""
+    try:
+        table = study.table(name, *columns)
+    except MissingTable:
+        return
+    places = study.heads[list(HEAD_COLUMNS)].assign(index=range(len(study.heads)))
+    for index, rows in table.merge(places, on=list(HEAD_COLUMNS), how="inner").groupby("index"):
+        yield int(str(index)), rows
+
+
+def evidence(study: Study) -> Part:
+    """What labels rest on, and what others lack: a row a number, a column a label."""
+    for row, table in _by_head(study, "labels", "label"):
+        names = [name for name in table.columns if name not in (*HEAD_COLUMNS, "index", "label")]
+        lines = [[name.replace("_", " "), *map(cell_text, table[name])] for name in names]
+        yield (
+            row,
+            ("Evidence for its labels", ["", *map(str, table["label"])], [line for line in lines if any(line[1:])]),
+        )
+
+
+def relations(study: Study) -> Part:
+    """The relations that a head follows most above their baselines."""
+    columns = ("label", "count", "accuracy", "accuracy_low", "accuracy_high", "baseline", "margin")
+    for row, table in _by_head(study, "syntactic", *columns):
+        best = table.sort_values("margin", ascending=False, kind="stable").head(RELATIONS)
+        lines = [
+            [
+                role_of(f"syntactic:{own['label']}"),
+                number_text(own["count"]),
+                number_text(own["accuracy"]),
+                interval_text(own["accuracy_low"], own["accuracy_high"]),
+                number_text(own["baseline"]),
+            ]
+            for own in best.to_dict("records")
+        ]
+        yield row, ("Relations", ["relation", "seen", "rate", "95 %", "by the best offset"], lines)
+
+
+def offsets(study: Study) -> Part:
+    """Where the largest weights lie, seen from the query."""
+    for row, table in _by_head(study, "positional", "offset", "count", "share", "share_low", "share_high"):
+        lines = [
+            [
+                f"{own['offset']:+d}".replace("-", "−"),
+                number_text(own["share"]),
+                interval_text(own["share_low"], own["share_high"]),
+                number_text(own["count"]),
+            ]
+            for own in table.nlargest(OFFSETS, "share").to_dict("records")
+        ]
+        yield row, ("Offsets of the most attended token", ["offset", "share of queries", "95 %", "queries"], lines)
+
+
+def similar(study: Study) -> Part:
+    """The most similar heads of the layer, by every kind of similarity."""
+    try:
+        matrices = study.similarity
+    except MissingTable:
+        return
+    places = {key: row for row, key in enumerate(study.heads[list(HEAD_COLUMNS)].itertuples(index=False, name=None))}
+    titles, lines = pair_measures(), dict[int, Rows]()
+    for key, matrix in matrices.items():
+        site, layer, kind = key.split("/")
+        if kind.endswith(("_low", "_high")) or kind in DISTANCES or len(matrix) < 2:
+            continue
+        for head, values in enumerate(matrix):
+            others = [
+                other for other in np.argsort(-values, kind="stable") if other != head and np.isfinite(values[other])
+            ]
+            names = [
+                f"{study.short_name(f'{site}.{layer}.{other}')} ({number_text(values[other])})"
+                for other in others[:ALIKE]
+            ]
+            if (site, int(layer), head) in places and names:
+                title = titles[kind].words if kind in titles else kind
+                lines.setdefault(places[site, int(layer), head], []).append([title, "  ".join(names)])
+    for row, own in lines.items():
+        yield row, ("Most similar heads of the layer", ["by", "heads"], own)
+
+
+def cell_text(value: Any) -> str:
+    """A cell of a table as text; empty where there is nothing."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    return number_text(value) if isinstance(value, (int, float, np.number)) else str(value)
+
+
+def facts(study: Study) -> Mapping[str, str]:
+    """What a reader of the page may want to know of the run."""
+    record = study.record
+    checkpoint, data = record.get("checkpoint") or {}, record.get("data") or {}
+    command = record.get("command")
+    entries = {
+        **{
+            name: checkpoint.get(key)
+            for name, key in (("checkpoint", "path"), ("format", "format"), ("digest", "digest"))
+        },
+        **{name: data.get(key) for name, key in DATA.items()},
+        "cut at the length limit": data.get("truncated") or None,
+        "command": " ".join(map(str, command)) if isinstance(command, list) else None,
+        **{name: record.get(name) for name in ("seconds", "device", "dtype", "seed", "headscope")},
+    }
+    return {name: str(value) for name, value in entries.items() if value not in (None, "")}
+
+
+DATA = {
+    **{"source": "source", "prompts": "clean", "corrupt prompts": "corrupt", "answers": "answer"},
+    **{"target": "target", "parses": "parse", "sentences": "sentences"},
+}

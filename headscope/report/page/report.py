@@ -1,0 +1,233 @@
+"""What the page says about runs: heads, and blocks of answers and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from headscope.config.declarations import measure_of
+from headscope.errors import HeadscopeError
+from headscope.files.reading import read_object, read_record
+from headscope.report.figures.training import TrainingHistory, load_history
+from headscope.report.layout.output import FigureStyle, figure_style
+from headscope.report.page.compare import comparison
+from headscope.report.page.heads import cell_text, facts, marks, run_data
+from headscope.report.page.svg import figure_svg
+from headscope.report.readers.fork import read_run
+from headscope.report.readers.pruning_runs import PruningRun, load_pruned
+from headscope.report.registry import find_figure, plot_figures
+from headscope.results.answer import Answer, AnswerTable, number_text
+from headscope.results.removal import RECORD, Removal
+from headscope.results.study import Study
+from headscope.results.study_answers import main_importance
+from headscope.results.study_tables import HEAD_COLUMNS, RunError
+from headscope.signature import counted
+
+LIVE = "functions"
+"""The figure that the page has as a map to choose heads from."""
+COLUMNS = {"cell": "run", "of": "of all", "low": "95 % from", "high": "to", "loss": "loss (nats)"}
+
+
+@dataclass
+class PageBlock:
+    """Answers under one heading of a section, figures below; `run` is the number of the study that heads are of."""
+
+    section: str
+    title: str = ""
+    answers: Sequence[Answer] = ()
+    figures: Sequence[Markup] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Full names of heads by the names that the answers give them."""
+    run: int = 0
+
+
+@dataclass
+class Report:
+    """Everything that the page shows; sections come in the order of their first blocks."""
+
+    title: str
+    studies: Sequence[Study] = ()
+    runs: Sequence[dict[str, Any]] = ()
+    """What the script shows of each study."""
+    blocks: Sequence[PageBlock] = ()
+
+    @property
+    def sections(self) -> dict[str, list[PageBlock]]:
+        """Blocks by the titles of their sections; those without anything are left out."""
+        sections: dict[str, list[PageBlock]] = {}
+        for block in (block for block in self.blocks if block.answers or block.figures):
+            sections.setdefault(block.section, []).append(block)
+        return sections
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the script reads."""
+        heads = [head for run in self.runs for head in run["heads"]]
+        labels, colors = marks({label for head in heads for label in (*head["labels"], *head["weak"])})
+        return {"runs": self.runs, "labels": labels, "colors": dict(colors.values())}
+
+    @property
+    def facts(self) -> list[tuple[Study, str, Mapping[str, str]]]:
+        """Of every study its name on the page and what is known of it."""
+        return [(study, run["name"], facts(study)) for study, run in zip(self.studies, self.runs, strict=True)]
+
+
+def gather(given: Sequence[Path | Study], *, names: Sequence[str] = ()) -> Report:
+    """The report on runs of `analyze`, `prune` and `train`, in whatever order they are named.
+
+    Studies in memory may be among the runs of `analyze`. `names` replace those of the directories, where all are
+    analysis runs. RunError for a directory that is no run.
+    """
+    runs: dict[str, list[Any]] = {"analysis": [], "pruning": [], "removal": [], "training": []}
+    for run in given:
+        kind = "analysis" if isinstance(run, Study) else kind_of(run)
+        runs[kind].append(read_run(run) if kind == "analysis" and isinstance(run, Path) else run)
+    studies = runs["analysis"]
+    names = names or distinct([study.name for study in studies])
+    pruning = load_pruned(runs["pruning"]) if runs["pruning"] else []
+    removals = [Removal.open(path) for path in runs["removal"]]
+    histories = [load_history(path) for path in runs["training"]]
+    models = list(dict.fromkeys(study.model for study in studies))
+    others = [*(run.name for run in pruning), *(path.resolve().name for path in (*runs["removal"], *runs["training"]))]
+    return Report(
+        ", ".join(models or others) or "nothing",
+        studies,
+        [run_data(study, name) for study, name in zip(studies, names, strict=True)],
+        [*study_blocks(studies, names), *pruning_blocks(pruning, removals), *training_blocks(histories)],
+    )
+
+
+def kind_of(path: Path) -> str:
+    """ "analysis", "pruning", "removal" or "training", by the files of a directory; "analysis" for anything else."""
+    if is_removal(path):
+        return "removal"
+    if (path / "sweep.json").is_file() or (path / RECORD).is_file() or any(path.glob(f"lambda-*/{RECORD}")):
+        return "pruning"
+    if (path / "metrics.csv").is_file() and not (path / "heads.csv").is_file():
+        return "training"
+    if not path.exists() or (path.is_dir() and not (path / "run.json").is_file()):
+        what = "has no run.json" if path.exists() else "is no directory"
+        raise RunError(f"{path} {what}; name what `headscope analyze`, `prune` or `train` wrote with --out")
+    if path.is_dir() and (record := read_record(path / "run.json").get("kind")) not in (None, "analysis"):
+        raise RunError(f"{path} is a run of another kind ({str(record)[:40]}), which no report shows")
+    return "analysis"
+
+
+def is_removal(path: Path) -> bool:
+    """Whether a directory is what `headscope prune remove` or `shrink` wrote."""
+    try:
+        return read_object(path / RECORD, error=RunError).get("kind") in ("removal", "shrink")
+    except HeadscopeError:
+        return False
+
+
+def study_blocks(studies: Sequence[Study], names: Sequence[str]) -> Iterator[PageBlock]:
+    """Findings of every study, the comparisons of the first with the others before them; then figures."""
+    short = [{study.short_name(name): name for name in head_names(study)} for study in studies]
+    several = len(studies) > 1
+    for other, name in zip(studies[1:], names[1:], strict=True):
+        answers = comparison(studies[0], other, (names[0], name))
+        yield PageBlock("Findings", f"{names[0]} and {name} compared", answers, (), short[0])
+    for number, (study, name) in enumerate(zip(studies, names, strict=True)):
+        yield PageBlock("Findings", f"Run {name}" if several else "", study.answers(), (), short[number], number)
+    for number, other in enumerate(studies[1:], start=1):
+        measure = compared_measure(studies[0], other)
+        drawn = draw("compare", [studies[0], other], f"compare{number}", measure=measure) if measure else []
+        yield PageBlock("Comparison", f"{names[0]} and {names[number]}", (), drawn)
+    if several:
+        yield PageBlock("Comparison", "Do functions predict importance", (), draw("needs", studies, "all"))
+    for number, (study, name) in enumerate(zip(studies, names, strict=True)):
+        wanted = [figure.name for figure in plot_figures().values() if figure.every_run and figure.name != LIVE]
+        drawn = [svg for figure in wanted for svg in draw(figure, [study], f"run{number}")]
+        yield PageBlock("Figures", f"Run {name}" if several else "", (), drawn)
+
+
+def head_names(study: Study) -> list[str]:
+    """`encoder-self.2.5` of every row."""
+    return [f"{site}.{layer}.{head}" for site, layer, head in study.heads[list(HEAD_COLUMNS)].itertuples(index=False)]
+
+
+def compared_measure(first: Study, second: Study) -> str:
+    """The measure of which two studies are drawn side by side: which heads matter, else the first of an overview."""
+    shared = [name for name in first.measures if name in second.measures]
+    main = main_importance(first)
+    if main and main.name in shared:
+        return main.name
+    return min(
+        (name for name in shared if measure_of(name).overview), key=lambda name: measure_of(name).overview, default=""
+    )
+
+
+def draw(name: str, runs: Sequence[Any], prefix: str, **options: Any) -> list[Markup]:
+    """A figure as SVG, nothing where it is none of the runs or they lack what it shows."""
+    figure = find_figure(name)
+    try:
+        if figure.runs == "each" and not figure.is_of(runs[0]):
+            return []
+        with figure_style(FigureStyle(signature=False)):
+            drawn = figure.drawn(runs, figure.Options(**options))
+    except HeadscopeError:
+        return []
+    return [figure_svg(drawn, f"{prefix}-{name}", figure.summary)]
+
+
+def pruning_blocks(runs: Sequence[PruningRun], removals: Sequence[Removal]) -> Iterator[PageBlock]:
+    """Verdicts first; then of every sweep its conclusions, its cells and what it costs where."""
+    for removal in removals:
+        yield PageBlock("Pruning", removal.folder.resolve().name, removal.answers())
+    for number, run in enumerate(runs):
+        kinds = [*(["quality"] if run.measured else []), "sites", *(["gates"] if run.gates else [])]
+        drawn = [svg for kind in kinds for svg in draw("pruning", [run], f"sweep{number}-{kind}", figure=kind)]
+        yield PageBlock("Pruning", run.name, list(sweep_answers(run)), drawn)
+
+
+def sweep_answers(run: PruningRun) -> Iterator[Answer]:
+    """How many heads can go, and all cells."""
+    yield Answer("", f"{run.model}: " + ("; ".join(run.notes) or counted(len(run.cells), "run")))
+    columns = [name for name in map(str, run.cells) if (run.cells[name].map(cell_text) != "").any()]
+    rows = zip(*(map(cell_text, run.cells[name]) for name in columns), strict=True)
+    titles = tuple(COLUMNS.get(name, name.replace("kept_", "kept in ").replace("_", " ")) for name in columns)
+    yield Answer(
+        "All runs of the sweep" if run.measured else "Runs that chose heads", "", AnswerTable(titles, tuple(rows))
+    )
+
+
+def training_blocks(histories: Sequence[TrainingHistory]) -> Iterator[PageBlock]:
+    """The best of every training, and curves of all quantities."""
+    if not histories:
+        return
+    columns = ("run", "variant", "updates", "seconds", "best validation loss", "best BLEU")
+    rows = [
+        (
+            name,
+            str(history.meta.get("variant", "")),
+            f"{history.metrics['update'].max():,.0f}",
+            number_text(history.metrics["seconds"].max()),
+            *(best_of(history, column, choose) for column, choose in (("valid_nll", np.argmin), ("bleu", np.argmax))),
+        )
+        for name, history in zip(distinct([history.name for history in histories]), histories, strict=True)
+    ]
+    yield PageBlock(
+        "Training", "", [Answer("", "", AnswerTable(columns, tuple(rows)))], draw("training", histories, "all")
+    )
+
+
+def best_of(history: TrainingHistory, column: str, choose: Callable[[Any], Any]) -> str:
+    """The best of what was measured on the validation text, and the update at which that was."""
+    if not history.has(column):
+        return ""
+    x, y = history.line(column, "update")
+    return f"{number_text(y[choose(y)])} at update {x[choose(y)]:,.0f}"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names, numbered where several are the same."""
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
+        for place, name in enumerate(names)
+    ]
