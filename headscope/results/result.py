@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -47,18 +47,17 @@ class Result:
         return f"<div>{shown}<p><small>{text_html(self.signature)}</small></p></div>"
 
 
-def answer_html(answer: Answer, *, cell_html: Callable[[str, str], str] = lambda column, cell: text_html(cell)) -> str:
-    """An answer as inert HTML; `cell_html` makes that of a cell in a column, and of the sentence, with no column."""
+def answer_html(answer: Answer) -> str:
+    """An answer as inert HTML."""
     heading = f"<strong>{text_html(answer.question)}</strong> " if answer.question else ""
-    table = "" if answer.table is None else _table_html(answer.table, cell_html)
-    sentence = f"<p>{cell_html('', answer.sentence)}</p>" if answer.sentence else ""
+    table = "" if answer.table is None else _table_html(answer.table)
+    sentence = f"<p>{text_html(answer.sentence)}</p>" if answer.sentence else ""
     return f"<div>{heading}{table}{sentence}</div>"
 
 
-def _table_html(table: AnswerTable, cell_html: Callable[[str, str], str]) -> str:
+def _table_html(table: AnswerTable) -> str:
     head = "".join(f"<th>{text_html(name)}</th>" for name in table.columns)
-    cells = ([cell_html(*pair) for pair in zip(table.columns, row, strict=True)] for row in table.rows)
-    rows = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in cells)
+    rows = "".join(f"<tr><td>{'</td><td>'.join(map(text_html, row))}</td></tr>" for row in table.rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
 
 

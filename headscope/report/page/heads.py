@@ -6,6 +6,7 @@ Numbers are rounded here, by the functions that round those of answers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -59,18 +60,16 @@ def run_data(study: Study, name: str) -> dict[str, Any]:
         "model": study.model,
         "sites": list(places),
         "heads": heads,
-        "start": start(study, found),
+        "start": start(found),
         "measures": found,
         "examples": examples_data(study.examples),
     }
 
 
-def start(study: Study, found: list[dict[str, Any]]) -> int:
-    """The head to begin with: first by what says which heads matter, else by the first measure of an overview."""
-    first = main_importance(study)
-    shown = sorted((measure for measure in found if measure["overview"]), key=lambda measure: measure["overview"])
-    leading = [measure for measure in found if first and measure["name"] == first.name] + shown
-    return leading[0]["places"].index(1) if leading and 1 in leading[0]["places"] else 0
+def start(found: list[dict[str, Any]]) -> int:
+    """The head to begin with: the first one by the measure that is shown first."""
+    leading = min((measure for measure in found if measure["lead"] is not None), key=itemgetter("lead"), default=None)
+    return leading["places"].index(1) if leading and 1 in leading["places"] else 0
 
 
 def labels_of(study: Study, row: int, column: str) -> list[str]:
@@ -98,9 +97,9 @@ def marks(labels: set[str]) -> tuple[dict[str, list[Any]], dict[str, tuple[str, 
 def measures(study: Study) -> list[dict[str, Any]]:
     """Every column of numbers as texts with intervals; `places` count from the head that ranks first, `among` whom.
 
-    Shares within a layer have places within it.
+    Shares within a layer have places within it. `lead` orders those that are shown first; these have shades on the map.
     """
-    declared, found = measured_columns(), []
+    declared, first, found = measured_columns(), main_importance(study), []
     layers = [study.heads[name] for name in ("site", "layer")]
     for column in study.measures:
         analysis = declared[column][0] if column in declared else Declaration("")
@@ -109,12 +108,14 @@ def measures(study: Study) -> list[dict[str, Any]]:
         places = groups.rank(method="min", ascending=measure.keep == "lowest")
         ends = [study.heads.get(f"{column}_{end}", values) for end in ("low", "high")]
         known = np.isfinite(values)
+        lead = 0 if first and column == first.name else measure.overview or None
         found.append(
             {
                 "name": column,
-                "title": measure.label + (", within its layer" if measure.within_layer else ""),
+                "title": measure.label,
                 "importance": analysis.group == "importance" and measure.orders,
-                "overview": measure.overview,
+                "lead": lead,
+                "shades": shades(values) if lead is not None else None,
                 "texts": [number_text(value) if own else "" for value, own in zip(values, known, strict=True)],
                 "ends": [interval_text(low, high) for low, high in zip(*ends, strict=True)],
                 "places": [int(place) if own else None for place, own in zip(places, known, strict=True)],
@@ -122,6 +123,13 @@ def measures(study: Study) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def shades(values: pd.Series) -> str:
+    """A digit for every head, from 0 at the smallest value to 8 at the largest; a hyphen where there is no number."""
+    low, high = values.min(), values.max()
+    steps = 8.999 * (values - low) / (high - low) if high > low else values * 0
+    return "".join(str(int(step)) if np.isfinite(step) else "-" for step in steps)
 
 
 def need_rows(study: Study, found: list[dict[str, Any]]) -> list[Rows]:
@@ -275,7 +283,7 @@ def facts(study: Study) -> Mapping[str, str]:
         "command": " ".join(map(str, command)) if isinstance(command, list) else None,
         **{name: record.get(name) for name in ("seconds", "device", "dtype", "seed", "headscope")},
     }
-    return {name: str(value) for name, value in entries.items() if value not in (None, "")}
+    return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in entries.items() if value}
 
 
 DATA = {

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 
 from headscope.config.declarations import measured_columns
 from headscope.files.writing import write_atomically
@@ -49,7 +51,8 @@ def save_page(report: Report, out: Path, *, force: bool = True) -> Path:
 def page_html(report: Report) -> str:
     """The whole page."""
     data = report.data
-    colors = {**data.pop("colors"), **{f"g{place}": color for place, (_, color) in enumerate(PARTS.values())}}
+    colors = data.pop("colors") | {f"g{place}": color for place, (_, color) in enumerate(PARTS.values())}
+    colors |= {f"s{step}": to_hex(colormaps["viridis"](step / 8)) for step in range(9)}
     style = asset("page.css") + "".join(
         f".{name} {{ background: {color}; color: {contrast(color)}; fill: {color}; }}\n"
         for name, color in colors.items()

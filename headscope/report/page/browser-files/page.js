@@ -70,6 +70,8 @@ function showRun() {
   for (const maps of document.querySelectorAll('.maps')) maps.hidden = Number(maps.dataset.run) !== state.run;
   if (find('run')) find('run').value = state.run;
   state.sentence = 0;
+  put(find('shade'), make('option', { value: '' }, 'functions'), leads(current()).map(({ name, title }) => make('option', { value: name }, title)));
+  shade();
   showTable();
 }
 
@@ -103,6 +105,24 @@ function cellStep(all, place, key) {
     ArrowDown: there[Math.min(across, there.length - 1)], ArrowUp: there[Math.min(across, there.length - 1)],
   }[key];
   return all.indexOf(target);
+}
+
+/** The measures that are shown first, in their order. */
+const leads = (run) => run.measures.filter((measure) => measure.lead !== null).sort((a, b) => a.lead - b.lead);
+
+/** Colour the map by functions, or by the measure that is chosen. */
+function shade() {
+  const run = current();
+  const measure = run.measures.find(({ name }) => name === find('shade').value);
+  find('scale').hidden = !measure;
+  for (const cell of cells()) {
+    const place = numberOf(run, cell.dataset.name);
+    const head = run.heads[place];
+    const words = [rolesOf(head).join(', ') || 'none found', ...(measure ? [`${measure.title} ${measure.texts[place]}`] : [])].join('; ');
+    cell.className = `cell ${measure ? `s${measure.shades[place]}` : head.labels.length ? labels[head.labels[0]][2] : ''}`;
+    cell.title = `${head.short}: ${words}`;
+    cell.setAttribute('aria-label', cell.title);
+  }
 }
 
 // The card
@@ -148,7 +168,7 @@ function showCard() {
     head.said ? make('p', { class: 'said', dir: 'auto' }, head.said) : null, bar(head),
     head.need.length ? table('Importance', ['importance', 'value', '95 %', 'place'], head.need) : null,
     head.joint.map((line) => make('p', {}, line)),
-    head.examples?.length ? part('Its sharpest queries', head.examples.map(example)) : null,
+    head.examples?.length ? part('Sharpest queries, underlined, and their keys', head.examples.map(example)) : null,
     make('p', { class: 'controls' }, step(-1, 'Previous head'), step(1, 'Next head')),
     head.weak.length ? make('p', { class: 'quiet' }, `Not enough evidence: ${head.weak.join(', ')}`) : null,
     run.examples ? part('Attention on example sentences', attention(run, head)) : null,
@@ -261,8 +281,8 @@ const sorting = { key: 'head', down: false, shown: PAGE };
 
 function columnsOf(run) {
   const known = run.measures.filter((measure) => measure.texts.some(Boolean));
-  const foremost = known.filter((measure) => measure.importance || measure.overview).sort((a, b) => b.importance - a.importance || a.overview - b.overview);
-  return find('every').checked ? known : (foremost.length ? foremost : known).slice(0, 7);
+  const leading = leads(run);
+  return find('every').checked ? known : leading.length ? leading : known.slice(0, 6);
 }
 
 function showTable() {
@@ -432,6 +452,7 @@ if (runs.length && current().heads.length) {
     const same = numberOf(runs[run], current().heads[state.head].name);
     select(run, same < 0 ? runs[run].start : same);
   });
+  find('shade').addEventListener('change', shade);
   find('filter').addEventListener('input', () => { sorting.shown = PAGE; showTable(); });
   find('every').addEventListener('change', showTable);
   find('more').addEventListener('click', () => { sorting.shown += 4 * PAGE; showTable(); });
