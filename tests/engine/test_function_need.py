@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from headscope.config.declarations import Measure
-from headscope.engine.evidence.function_need import function_need_sentence, function_need_table
+from headscope.engine.evidence.function_need import function_need_table
 
 NEEDED = Measure("need", keep="highest")
 LEAST = Measure("need", keep="lowest")
@@ -62,16 +62,6 @@ def test_intervals_stay_within_the_range_of_the_measure() -> None:
     share = replace(NEEDED, range=(0.0, 1.0))
     row = row_of(function_need_table(heads_of(["sink"] * 3 + [""] * 3, [0.0, 0.9, 1, 0, 0, 1]), [share]), "sink")
     assert (row["mean_low"], row["mean_high"], row["difference_low"], row["difference_high"]) == (0, 1, -1, 1)
-
-
-def test_a_sentence_names_what_stands_out_and_nothing_else() -> None:
-    functions = ["aligned:fed"] * 9 + ["sink"] * 3 + [""] * 28
-    strong = function_need_table(heads_of(functions, [9.0 - head / 100 for head in range(40)]), [NEEDED])
-    said = "9 of the 10 heads that need needs most are labelled aligned, as 9 of all 40 are (2.2 by chance)"
-    assert function_need_sentence(strong, "need") == said
-    weak = function_need_table(heads_of(functions, [head / 100 for head in range(40)]), [NEEDED])
-    assert function_need_sentence(weak, "need") == "no function stands out among the 10 heads that need needs most"
-    assert function_need_sentence(None, "need") == function_need_sentence(weak, "other") == ""
 
 
 def test_what_explains_heads_mostly_is_a_group() -> None:

@@ -268,6 +268,8 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
     assert sweep.answers[0].sentence == "model: l0: 3 heads can go" and sweep.answers[1].table is not None
     kept = sweep.answers[1].table.columns.index("kept")
     assert [row[kept] for row in sweep.answers[1].table.rows] == ["9", "3", "6", "3", "6"]
+    difference = sweep.answers[1].table.columns.index("difference")
+    assert [row[difference] for row in sweep.answers[1].table.rows][:2] == ["0", "worse by 6"]
     assert len(sweep.figures) == 2
     (training,) = report.sections["Training"]
     assert training.answers[0].table is not None and len(training.figures) == 1
@@ -365,8 +367,11 @@ def test_cards_have_sentences_examples_and_pairs(run: Path) -> None:
     assert heads[0]["pairs"][0][1:] == ["None → dog", "score 2.5, weight 0.7, count 6"]
     table = pd.read_csv(run / "heads.csv", keep_default_na=False)
     table.loc[0, "explained"] = np.nan
+    table["explained_token"] = np.nan  # nothing was found out about it
     table.to_csv(run / "heads.csv", index=False)
-    assert [head["bar"] for head in gather([run]).runs[0]["heads"]][:2] == [[], heads[1]["bar"]]
+    assert [head["bar"] for head in gather([run]).runs[0]["heads"]][:2] == [
+        [], [heads[1]["bar"][0], ["pairs of words", "g3", "0.2", "50.0", "20.0"]],
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text, at, found", [

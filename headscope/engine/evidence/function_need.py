@@ -5,9 +5,9 @@ Voita et al. (2019, §§4–5) find that the heads which LRP ranks highest have 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import comb, floor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -149,26 +149,3 @@ def _among(first: Members, own: Members, known: Members) -> dict[str, float]:
     hits = int((first & own).sum())
     ways = sum(comb(size, number) * comb(total - size, drawn - number) for number in range(hits, min(size, drawn) + 1))
     return {"first": hits, "of_first": drawn, "p_first": ways / comb(total, drawn)}
-
-
-def function_need_sentence(table: pd.DataFrame | None, measure: str) -> str:
-    """The function that stands out most among the heads needed most by a measure, or that none does; "" for no data.
-
-    None stands for a run without the table. A function stands out where so many would be there by chance in 5 % of
-    cases at most, by Bonferroni for all functions.
-    """
-    if table is None:
-        return ""
-    own = table[(table["measure"] == measure) & (table["kind"] == "function")]
-    rows = [row for row in own.to_dict("records") if row["name"] != NO_LABEL]
-    if not rows:
-        return ""
-    best: Mapping[Any, Any] = min(rows, key=lambda row: (row["p_first"], -row["first"]))
-    needed, heads = f"{best['of_first']} heads that {measure} needs most", best["heads"] + best["others"]
-    if best["p_first"] * len(rows) > LEVEL:
-        return f"no function stands out among the {needed}"
-    chance = best["of_first"] * best["heads"] / heads
-    return (
-        f"{best['first']} of the {needed} are labelled {best['name']}, as {best['heads']} of all {heads} are "
-        f"({chance:.1f} by chance)"
-    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from headscope.data.token_text import Marks, shown
 from headscope.description.examples import WINDOW
@@ -31,8 +33,13 @@ def card_parts(run: Study) -> dict[int, dict[str, Any]]:
     """
     if SENTENCE not in run.heads or "explained" not in run.heads:
         return {}
-    examples = _by_head(run, "examples", partial(_example, marks=run.marks))
-    pairs = _by_head(run, "token_pairs", partial(_pair, marks=run.marks))
+    examples, pairs = (
+        {
+            row: [cell(own, run.marks) for own in rows.to_dict("records")]
+            for row, rows in rows_by_head(run, name, *columns)
+        }
+        for (name, columns), cell in zip(NEEDED.items(), (_example, _pair), strict=True)
+    )
     return {
         row: {
             "said": str(own[SENTENCE] or "") if own[SENTENCE] == own[SENTENCE] else "",
@@ -50,7 +57,7 @@ def _bar(head: Mapping[Any, Any]) -> list[list[str]]:
         return []
     left, parts = 0.0, []
     for place, (group, (title, _)) in enumerate(PARTS.items()):
-        share = min(max(float(head.get(f"explained_{group}") or 0), 0), 1 - left)
+        share = min(max(np.nan_to_num(head.get(f"explained_{group}", 0.0)), 0), 1 - left)
         if share >= VISIBLE:
             parts.append([title, f"g{place}", number_text(share, 2), f"{100 * left:.1f}", f"{100 * share:.1f}"])
         left += share
@@ -60,17 +67,15 @@ def _bar(head: Mapping[Any, Any]) -> list[list[str]]:
 VISIBLE = 0.005  # shares below are not named
 
 
-def _by_head(run: Study, name: str, cell: Any) -> dict[int, list[Any]]:
-    """What `cell` makes of the rows of a table, by the row of their head; nothing where the run lacks the table."""
+def rows_by_head(run: Study, name: str, *columns: str) -> Iterator[tuple[int, pd.DataFrame]]:
+    """The rows of a table, by the number of their head in `heads`; nothing where the run lacks the table."""
     try:
-        table = run.table(name, *NEEDED[name])
+        table = run.table(name, *columns)
     except MissingTable:
-        return {}
+        return
     places = run.heads[list(HEAD_COLUMNS)].assign(index=range(len(run.heads)))
-    rows: dict[int, list[Any]] = {}
-    for row in table.merge(places, on=list(HEAD_COLUMNS), how="inner").to_dict("records"):
-        rows.setdefault(int(row["index"]), []).append(cell(row))
-    return rows
+    for index, rows in table.merge(places, on=list(HEAD_COLUMNS), how="inner").groupby("index"):
+        yield int(str(index)), rows
 
 
 KINDS = {
@@ -83,13 +88,13 @@ NEEDED = {
 }
 
 
-def _pair(row: Mapping[Any, Any], *, marks: Marks) -> list[Any]:
+def _pair(row: Mapping[Any, Any], marks: Marks) -> list[Any]:
     ends = " → ".join(shown(str(row[end]), marks) for end in ("query", "key"))
     numbers = (f"{name} {number_text(row[name])}" for name in ("score", "weight", "count"))
     return [KINDS.get(row["kind"], row["kind"]), ends, ", ".join(numbers)]
 
 
-def _example(row: Mapping[Any, Any], *, marks: Marks) -> dict[str, Any]:
+def _example(row: Mapping[Any, Any], marks: Marks) -> dict[str, Any]:
     """The words about a query and about its key: in one line for self attention, else in two; `ends` are their places.
 
     Positions count the tokens of a side from 0.

@@ -27,7 +27,7 @@ def comparison(first: Study, second: Study, names: tuple[str, str]) -> list[Answ
     both = both[both["site"].isin(sites)].reset_index(drop=True)
     answers = list(_changed(first, both, names)) if sites else []
     shared = [name for name in first.measures if name in second.measures]
-    answers += _orders(both, shared) if sites else []
+    answers += _orders(both, shared, names) if sites else []
     apart = [site for site in layouts[0] if site not in sites and site in layouts[1]]
     if len(sites) < len(layouts[0]):
         left = ", ".join(site for site in layouts[0] if site not in sites)
@@ -53,7 +53,7 @@ def _roles(cell: object) -> list[str]:
     return list(dict.fromkeys(role_of(label.strip()) for label in str(cell or "").split(";") if label.strip()))
 
 
-def _orders(both: pd.DataFrame, measures: list[str]) -> list[Answer]:
+def _orders(both: pd.DataFrame, measures: list[str], names: tuple[str, str]) -> list[Answer]:
     """Spearman's correlation of every measure that at least three heads have in both, the most alike first."""
     found = []
     for name in measures:
@@ -67,7 +67,7 @@ def _orders(both: pd.DataFrame, measures: list[str]) -> list[Answer]:
                     (rho, (measure_of(name).label, f"{rho:.2f}".replace("-", "−"), difference, f"{known.sum():,}"))
                 )
     rows = tuple(row for _, row in sorted(found, key=lambda entry: -entry[0]))
-    columns = ("measure", "rank correlation", "mean difference", "heads")
+    columns = ("measure", "rank correlation", f"{names[1]} − {names[0]}, mean", "heads")
     return [Answer("Do they order the heads alike", "", AnswerTable(columns, rows))] if rows else []
 
 

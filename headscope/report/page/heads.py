@@ -14,7 +14,7 @@ import pandas as pd
 
 from headscope.config.declarations import Declaration, measure_of, measured_columns, pair_measures
 from headscope.report.layout.legend import functions_of
-from headscope.report.page.cards import card_parts
+from headscope.report.page.cards import card_parts, rows_by_head
 from headscope.report.page.examples import examples_data
 from headscope.results.answer import interval_text, number_text
 from headscope.results.roles import role_of
@@ -177,20 +177,9 @@ def detail_tables(study: Study) -> Tables:
 Part = Iterator[tuple[int, tuple[str, list[str], Rows]]]
 
 
-def _by_head(study: Study, name: str, *columns: str) -> Iterator[tuple[int, pd.DataFrame]]:
-    """The rows of a table by the row of their head; nothing where the study lacks the table."""
-    try:
-        table = study.table(name, *columns)
-    except MissingTable:
-        return
-    places = study.heads[list(HEAD_COLUMNS)].assign(index=range(len(study.heads)))
-    for index, rows in table.merge(places, on=list(HEAD_COLUMNS), how="inner").groupby("index"):
-        yield int(str(index)), rows
-
-
 def evidence(study: Study) -> Part:
     """What labels rest on, and what others lack: a row a number, a column a label."""
-    for row, table in _by_head(study, "labels", "label"):
+    for row, table in rows_by_head(study, "labels", "label"):
         names = [name for name in table.columns if name not in (*HEAD_COLUMNS, "index", "label")]
         lines = [[name.replace("_", " "), *map(cell_text, table[name])] for name in names]
         yield (
@@ -202,7 +191,7 @@ def evidence(study: Study) -> Part:
 def relations(study: Study) -> Part:
     """The relations that a head follows most above their baselines."""
     columns = ("label", "count", "accuracy", "accuracy_low", "accuracy_high", "baseline", "margin")
-    for row, table in _by_head(study, "syntactic", *columns):
+    for row, table in rows_by_head(study, "syntactic", *columns):
         best = table.sort_values("margin", ascending=False, kind="stable").head(RELATIONS)
         lines = [
             [
@@ -219,7 +208,7 @@ def relations(study: Study) -> Part:
 
 def offsets(study: Study) -> Part:
     """Where the largest weights lie, seen from the query."""
-    for row, table in _by_head(study, "positional", "offset", "count", "share", "share_low", "share_high"):
+    for row, table in rows_by_head(study, "positional", "offset", "count", "share", "share_low", "share_high"):
         lines = [
             [
                 f"{own['offset']:+d}".replace("-", "−"),

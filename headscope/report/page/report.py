@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from headscope.config.declarations import measure_of
 from headscope.errors import HeadscopeError
+from headscope.evaluation.metrics.base import METRICS
 from headscope.files.reading import read_object, read_record
 from headscope.report.figures.training import TrainingHistory, load_history
 from headscope.report.layout.output import FigureStyle, figure_style
@@ -189,12 +190,25 @@ def pruning_blocks(runs: Sequence[PruningRun], removals: Sequence[Removal]) -> I
 def sweep_answers(run: PruningRun) -> Iterator[Answer]:
     """How many heads can go, and all cells."""
     yield Answer("", f"{run.model}: " + ("; ".join(run.notes) or counted(len(run.cells), "run")))
-    columns = [name for name in map(str, run.cells) if (run.cells[name].map(cell_text) != "").any()]
-    rows = zip(*(map(cell_text, run.cells[name]) for name in columns), strict=True)
+    cells = run.cells.map(cell_text)
+    if run.measured:
+        cells["difference"] = [
+            change_text(*own) for own in zip(run.cells["metric"], run.cells["difference"], strict=True)
+        ]
+    columns = [name for name in map(str, cells) if (cells[name] != "").any()]
+    rows = cells[columns].itertuples(index=False, name=None)
     titles = tuple(COLUMNS.get(name, name.replace("kept_", "kept in ").replace("_", " ")) for name in columns)
     yield Answer(
         "All runs of the sweep" if run.measured else "Runs that chose heads", "", AnswerTable(titles, tuple(rows))
     )
+
+
+def change_text(metric: str, difference: float) -> str:
+    """`worse by 12`, `better by 1`, by the metric's direction."""
+    if not difference or difference != difference or metric not in METRICS.names():
+        return cell_text(difference)
+    worse = (difference < 0) == METRICS.get(metric).higher_is_better
+    return f"{'worse' if worse else 'better'} by {number_text(abs(difference))}"
 
 
 def training_blocks(histories: Sequence[TrainingHistory]) -> Iterator[PageBlock]:
