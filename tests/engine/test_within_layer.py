@@ -14,8 +14,7 @@ from headscope.engine.evidence.function_need import function_need_table
 from headscope.engine.evidence.need import agreement_table, need_table
 from headscope.engine.plan import analyze, choose_analyses
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
-from headscope.report.page.analysis import measures as measures_of_page
-from headscope.report.page.importance import importances
+from headscope.report.page.heads import measures as measures_of_page
 from headscope.results.study_answers import main_importance, needed
 from tests.oracles import speakers
 from tests.oracles.run_options import run_options
@@ -40,10 +39,10 @@ def test_shares_within_a_layer_order_no_heads_of_several(name: str) -> None:
     assert need[need["measure"] == "taylor"]["rank"].tolist() == [4, 1, 6, 5, 2, 3]
     assert agreement_table(heads, [measure, taylor]).empty
     assert set(function_need_table(heads, [measure, taylor])["measure"]) == {"taylor"}
-    run: Any = SimpleNamespace(heads=heads, measures=[name, "taylor"])
+    run: Any = SimpleNamespace(heads=heads, measures=[name, "taylor"], has_table=lambda _: False)
     shown = measures_of_page(run)
-    assert [one["name"] for one in importances({"measures": shown})] == ["taylor"]
-    assert shown[0]["title"].endswith(", within its layer")
+    assert [one["name"] for one in shown if one["importance"]] == ["taylor"]
+    assert shown[0]["title"].endswith(", within its layer") and shown[0]["places"] == [2, 1, 3, 3, 1, 2]
     both, alone = need, need[need["measure"] == name]
     study, bare = (SimpleNamespace(tables={"importance": part}, has_table=lambda _: True) for part in (both, alone))
     assert main_importance(study) == taylor and main_importance(bare) is None and not [*needed(bare)]  # type: ignore[arg-type]
