@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from headscope.config.declarations import head_functions
 
-SINK = "rests on first or special tokens"
+SINK = "first or special tokens (sink)"
 NONE = "none found"
 ROLES: Mapping[str, str] = {
     "positional:-1": "previous token",

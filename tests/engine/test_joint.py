@@ -53,7 +53,7 @@ def test_roles_are_worth_what_the_plain_model_loses_without_them(kind: str, monk
     monkeypatch.setattr(sys.modules[analyze.__module__], "batches", other_way_round)  # padding in the middle
     its, corpus = speakers.checkpoint(kind), speakers.corpus(kind, count=5)
     heads = list(all_heads(its.layout))
-    off = {"next token": [heads[1], heads[-1]], "rests on first or special tokens": [heads[0], heads[3]]}
+    off = {"next token": [heads[1], heads[-1]], "first or special tokens (sink)": [heads[0], heads[3]]}
     labels = ("positional:1", "sink")
     study = labelled(its, {str(head): label for label, own in zip(labels, off.values(), strict=True) for head in own})
     joint_ablation(study, its, corpus, run_options(), replicates=11)
@@ -66,7 +66,7 @@ def test_roles_are_worth_what_the_plain_model_loses_without_them(kind: str, monk
         assert row["sets"] == len(others) and row["value_low"] <= row["value"] <= row["value_high"]
         assert [row["random_low"], row["random_high"]] == pytest.approx([min(others), max(others)], rel=1e-6)
     assert study.record["signatures"]["roles"]["roles-n"] == "5 of 5 text"
-    assert study.role("sink")["role"] == "rests on first or special tokens"
+    assert study.role("sink")["role"] == "first or special tokens (sink)"
     with pytest.raises(ConfigError, match="unknown role 'next tokens'; did you mean 'next token'"):
         study.role("next tokens")
 

@@ -97,7 +97,7 @@ def test_roles_in_words(label: str, role: str) -> None:
 
 def test_labels_of_one_meaning_are_one_role() -> None:
     roles = roles_of({"a": ["positional:-1", "previous"], "b": ["sink"], "c": ["previous"]})
-    assert roles == {"previous token": ["a", "c"], "rests on first or special tokens": ["b"]}
+    assert roles == {"previous token": ["a", "c"], "first or special tokens (sink)": ["b"]}
 
 
 def test_numbers_are_rounded_once() -> None:
