@@ -48,9 +48,9 @@ def test_importance_says_which_heads_are_needed(command: Command, few: tuple[Pat
     assert table[table.measure != "ablation"].p.isna().all()
     need = pd.read_csv(out / "importance_functions.csv")
     assert set(need.measure) == set(table.measure) and set(need.name) == {"sink", "no label"}
-    figure, smaller = rest[-2:]
+    figure = rest[-1]
     assert figure.startswith("Figure for a paper:  headscope plot heads ") and "--measure ablation" in figure
-    assert smaller.startswith("Smaller model:  headscope prune shrink ")
+    assert not any(line.startswith("Smaller model:") for line in rest), "so few lines can tell nothing"
     words = shlex.split(figure.partition(":  headscope ")[2])
     assert command(*words)[0] == 0
     alone = ("--out", tmp_path / "one", "--only", "ablation", "--max-sentences", 1, *given[4:])

@@ -177,7 +177,7 @@ def test_a_very_long_line_is_cut_and_counted_or_refused(headscope: Command, tmp_
     path.write_text("word " * 20_000 + "\n", encoding="utf-8")
     quick = ("--only", "confidence", "--no-figures", "--bootstrap", 20)
     ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "run", *quick)
-    assert ran[0] == 0 and "cut off at the length limit: 1 sentences" in ran[1]
+    assert ran[0] == 0 and "Cut off: 1 sentence at the length limit" in ran[1]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["truncated"] == 1
     ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "other", *quick, "--long", "refuse")
     refused(ran, r"long\.en:1: 20002 subwords, the limit is 512; shorten the line")
@@ -305,7 +305,7 @@ def test_demo_runs_on_what_ships(headscope: Command, tmp_path: Path, monkeypatch
     parts = re.split(r"^── (\d) .*─$", shown, flags=re.MULTILINE)
     assert status == 0 and parts[1::2] == ["1", "2", "3"], err
     first, second, third = (" ".join(part.split()) for part in parts[2::2])
-    assert first.startswith("22 English sentences with their parses went once through") and "22 sentences, 72" in first
+    assert first.startswith("22 English sentences with their parses went once through") and ", 22 sentences" in first
     assert ".headscope-build" not in shown + (tmp_path / "demo" / "bert-pruned" / "pruning.json").read_text()
     assert "The 36 of 72 heads" in second and "on 16 sentences" in second and "logits differ by" in second
     record = json.loads((tmp_path / "demo" / "bert-pruned" / "pruning.json").read_text(encoding="utf-8"))

@@ -83,7 +83,7 @@ def test_options_of_heads_and_similarity(run_dir: Path) -> None:
     out = run_dir.parent / "x.svg"
     plot("heads", run_dir, "--measure", "lrp", "--measure", "distance", "--sort", "--out", out)
     content = out.read_text(encoding="utf-8")
-    assert "LRP relevance · cross" in content
+    assert "LRP relevance" in content and "within its layer" in content
     assert "mean distance of the argmax" in content
     assert ">rank<" in content
     plot("similarity", run_dir, "--measure", "cka", "--out", out, "--force")
@@ -103,7 +103,7 @@ def test_pickles_of_the_mhr_fork(run_dir: Path) -> None:
         assert f"{name}.pkl" in out.read_text(encoding="utf-8")
     with pytest.raises(HeadscopeError, match=r"a\.pkl"):
         plot("heads", run_dir.parent / "a.pkl", "--out", run_dir.parent / "x.svg")
-    with pytest.raises(HeadscopeError, match=r"alphas\.csv.*--only alphas"):
+    with pytest.raises(HeadscopeError, match=r"alphas\.csv.*--also alphas"):
         plot("alphas", run_dir, "--out", run_dir.parent / "x.svg")
 
 
@@ -192,7 +192,7 @@ def test_what_is_refused(run_dir: Path) -> None:
     with pytest.raises(HeadscopeError, match=r"run\.json"):
         plot("heads", run_dir.parent, "--out", out)
     (run_dir / "positional.csv").unlink()
-    with pytest.raises(HeadscopeError, match=r"positional\.csv.*--only positional"):
+    with pytest.raises(HeadscopeError, match=r"positional\.csv.*--also positional"):
         plot("positional", run_dir, "--out", out)
     assert not out.exists()
 
@@ -254,7 +254,7 @@ def test_rankings_and_mixtures(run_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.svg"
     plot("rankings", run_dir, "--ranking", "lrp", "--ranking", "confidence", "--out", out)
     assert "How much rankings of heads agree" in out.read_text(encoding="utf-8")
-    with pytest.raises(HeadscopeError, match=r"experts\.csv.*--only experts"):
+    with pytest.raises(HeadscopeError, match=r"experts\.csv.*--also experts"):
         plot("experts", run_dir, "--out", out, "--force")
     trained = make_training(tmp_path / "mae", {"encoder-self": [3]}, "mae")
     assert json.loads(plot("gates", trained, "--out", out, "--force", "--json"))["written"][0]["runs"] == ["mae"]
