@@ -27,7 +27,6 @@ def demo(values: Mapping[str, Any]) -> None:
     """
     from headscope.api.demo import run_demonstration
     from headscope.cli.answers import show_result
-    from headscope.cli.prune_remove import show_removed
 
     config = read(DemoConfig, values)
     result = run_demonstration(config.out, force=config.force, progress=console.progress)
@@ -37,10 +36,10 @@ def demo(values: Mapping[str, Any]) -> None:
         _begin("1  What the heads of a pretrained BERT do", functions_found(result.bert))
         show_result(result.bert.analysis)
         _begin("2  Half of its heads go, without training", half_removed(result.bert))
-        show_removed(result.bert.removed)
+        show_result(result.bert.removal)
     _begin("3  Which heads of a translation model its translations rest on", relevance_found(result.translation))
     show_result(result.translation.analysis)
-    sizes = result.translation.removed.before.attention_heads, result.translation.removed.after.attention_heads
+    sizes = [result.translation.removal.record[when]["attention_heads"] for when in ("before", "after")]
     title = f"captions that nothing was fitted to, with {sizes[0]} heads and with {sizes[1]}"
     assert result.translation.scores is not None
     columns = ("before", "95 %", "after", "95 %")
@@ -51,7 +50,7 @@ def demo(values: Mapping[str, Any]) -> None:
         table.add_row(old.name, f"{old.value:.2f}", ends[0], f"{new.value:.2f}", ends[1])
     console.show(["", title, table])
     figures = [f"{part.analysis.folder}/figures/heads.png" for part in result.parts]
-    smaller = [f"smaller checkpoint: {part.removed.path}" for part in result.parts]
+    smaller = [f"smaller checkpoint: {part.removal.path}" for part in result.parts]
     drawn = [f"figure: {figure}" for figure in figures]
     console.show(["", *smaller, *drawn, f"everything in one page, for a browser: {result.page}"])
 
@@ -94,31 +93,32 @@ def _best_of_each(labels: pd.DataFrame) -> Iterator[str]:
 
 def half_removed(part: Part) -> tuple[str, str]:
     """What was done in part 2, and what came out and why."""
-    removed, compensated = part.removed, part.removed.compensated
-    assert compensated is not None
-    text, quality = compensated.text, {name: each.value for name, each in compensated.performance.items()}
+    record = part.removal.record
+    compensation = record["compensation"]
+    quality = {name: each["value"] for name, each in compensation["performance"].items()}
     lost, left = quality["intact"] - quality["removed"], quality["intact"] - quality["refitted"]
     done = (
-        f"The {len(removed.removal.removed)} of {removed.before.attention_heads} heads that the others can best stand "
+        f"The {len(record['removed'])} of {record['before']['attention_heads']} heads that the others can best stand "
         "in for (obs) were cut out, and what is left of the output projections was refitted in closed form, on "
-        f"{text.calibration.count} sentences."
+        f"{compensation['calibration']['sentences']} sentences."
     )
     back = f"{(lost - left) / lost:.0%} of the loss comes back" if left < lost else "here it does not help"
     return done, (
-        f"On {text.held_out.count} other sentences the cosine of sentence vectors to the intact model's is "
-        f"{quality['refitted']:.3f}, without the refit {quality['removed']:.3f}: {back}, as a refit can give back what "
+        f"On {compensation['held_out']['sentences']} other sentences the cosine of sentence vectors to the intact "
+        f"model's is {quality['refitted']:.3f}, without the refit {quality['removed']:.3f}: {back}, as a refit can give back what "
         "of the removed heads' output is a linear function of the others'."
     )
 
 
 def relevance_found(part: Part) -> tuple[str, str]:
     """What was done in part 3, and what came out and why."""
-    study, removed, scores = part.analysis, part.removed, part.scores
+    from headscope.api.demo import MEASURE
+
+    study, scores = part.analysis, part.scores
     assert scores is not None
     heads = study.heads[study.heads["site"] == "encoder-self"]
-    gone = {(head.layer, head.head) for head in removed.removal.removed}
-    measure = part.choice.facts["ranking"]["by"]
-    shares = {(int(row["layer"]), int(row["head"])): float(row[measure]) for row in heads.to_dict("records")}
+    gone = {(head.layer, head.head) for head in part.removal.removed}
+    shares = {(int(row["layer"]), int(row["head"])): float(row[MEASURE]) for row in heads.to_dict("records")}
     share = sum(shares[head] for head in gone) / sum(shares.values())
     before, after = (evaluation.scores[0] for evaluation in scores)
     done = (

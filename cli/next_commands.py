@@ -11,8 +11,8 @@ from headscope.config import Companions, TextFiles, ValidatedTextFiles
 from headscope.heads import Site
 
 if TYPE_CHECKING:
-    from headscope.pruning.removal.record import Removed
     from headscope.pruning.selection import Selection
+    from headscope.results.removal import Removal
     from headscope.results.study import Study
 
 COMPANIONS = ("format", *(entry.name for entry in fields(Companions)))
@@ -105,7 +105,7 @@ def _companions(choice: Selection) -> tuple[str, ...]:
     return ("bpe",) if "bpe" in detect_format(str(choice.folder / "model")).takes else ()
 
 
-def after_removal(removed: Removed, options: Mapping[str, Any]) -> str:
+def after_removal(removal: Removal, options: Mapping[str, Any]) -> tuple[str, str]:
     """After a removal the score of what is left, on text that it has not seen, or the sample that ships.
 
     Heads were chosen, and what is left was refitted, on the text that was given.
@@ -113,14 +113,17 @@ def after_removal(removed: Removed, options: Mapping[str, Any]) -> str:
     from headscope.assets import sample
     from headscope.formats.base import FORMATS
 
-    if removed.quality is None:
-        return command_line("show", removed.path)
+    quality = removal.record["quality"]
+    if quality is None:
+        return "What it is", command_line("show", removal.path)
     given = {name for name in TEXT if options.get(name) or options.get(f"valid_{name}")}
     text: dict[str, Any] = {name: f"YOUR-TEST.{NEW_TEXT.get(name, name)}" for name in given}
     text |= {"pairs": True} if "pairs" in given else {}
     if not given & {"source", "labels"}:
-        text = {"source": sample("en"), "target": sample("de") if removed.before.cross_cache else None}
-    by_states = "labels" not in given and removed.quality.metric == "cosine"
+        text = {"source": sample("en"), "target": sample("de") if removal.record["before"]["cross_cache"] else None}
+    by_states = "labels" not in given and quality["metric"] == "cosine"
     metrics = {"metrics": "cosine"} if by_states else {}
-    bpe = {"bpe": options.get("bpe")} if "bpe" in FORMATS.get(removed.format).takes else {}
-    return command_line("evaluate", removed.path, options={**text, **metrics, **bpe}, names=(*TEXT, "metrics", "bpe"))
+    takes_bpe = "bpe" in FORMATS.get(removal.record["output"]["format"]).takes
+    more = {**text, **metrics, **({"bpe": options.get("bpe")} if takes_bpe else {})}
+    evaluated = command_line("evaluate", removal.path, options=more, names=(*TEXT, "metrics", "bpe"))
+    return "Test on text it has not seen", evaluated

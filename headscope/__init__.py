@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from headscope.heads import HeadId as HeadId
     from headscope.heads import Site as Site
     from headscope.pruning.options.refit import Refit as Refit
+    from headscope.results.removal import Removal as Removal
     from headscope.results.study import Study as Study
 
 __version__ = VERSION
@@ -36,6 +37,7 @@ _HEAVY = {
     **dict.fromkeys(("Model", "SmallModel"), "api.model"),
     "Ranking": "api.ranking",
     "Refit": "pruning.options.refit",
+    "Removal": "results.removal",
     "Study": "results.study",
     "Texts": "api.texts",
 }

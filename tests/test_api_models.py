@@ -128,11 +128,11 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
             device="cpu",
         )
     )
-    assert re.fullmatch(
-        r"<Removed, in .*small.*: 48 of 72 heads stay, .* parameters; outputs differ by .*>", repr(saved)
-    )
+    assert re.fullmatch(r"<Removal: small: 24 of 72 heads removed .*>", repr(saved))
+    again = hs.Removal.open(tmp_path / "small")
+    assert again.record == saved.record and again.answers() == saved.answers()
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("small", "command")]
-    assert weights[0] == weights[1] and saved.removal.removed == small.removed
+    assert weights[0] == weights[1] and saved.removed == list(small.removed)
     again = hs.load(tmp_path / "small", device="cpu")
     assert torch.equal(again(SOURCES, target=TARGETS), small(SOURCES, target=TARGETS))
     assert small.analyze(SOURCES, **CHEAP).record["checkpoint"]["digest"] != pair.checkpoint.digest
@@ -172,7 +172,7 @@ def test_a_small_transformers_model_can_be_trained_on_and_saved(tmp_path: Path) 
             parameter.mul_(1.01)
     assert small.checkpoint.digest != before
     found = small.save(tmp_path / "small", export="self-contained")
-    assert found.format == "huggingface" and found.export == "self-contained"
+    assert found.record["output"]["format"] == "huggingface" and found.record["output"]["export"] == "self-contained"
     again = hs.load(tmp_path / "small", dtype="float64", device="cpu")
     torch.testing.assert_close(again(sentences()), small(sentences()), rtol=0, atol=1e-12)
 
@@ -185,7 +185,7 @@ def test_the_plain_class_is_written_where_it_can_say_so(tmp_path: Path) -> None:
     small = hs.load(model, tokenizer=tokenizer).remove(
         ["encoder-self.*.1", "decoder-self.*.1", "cross.*.1"], text=[(text, text) for text in sentences()]
     )
-    assert small.save(tmp_path / "plain", export="native").export == "native"
+    assert small.save(tmp_path / "plain", export="native").record["output"]["export"] == "native"
     assert not (tmp_path / "plain" / "modeling_headscope.py").exists()
     small.save(tmp_path / "own")
     assert (tmp_path / "own" / "modeling_headscope.py").exists()
@@ -193,7 +193,8 @@ def test_the_plain_class_is_written_where_it_can_say_so(tmp_path: Path) -> None:
         small.save(tmp_path / "masked", export="masked")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "plain"]
     masked = hs.load(model, tokenizer=tokenizer).remove("cross.0.0", export="masked")
-    assert masked.save(tmp_path / "masked").export == "masked" and len(masked.heads) == len(hs.load(model).heads)
+    assert masked.save(tmp_path / "masked").record["output"]["export"] == "masked"
+    assert len(masked.heads) == len(hs.load(model).heads)
 
 
 # Models in memory.

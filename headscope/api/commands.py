@@ -28,8 +28,8 @@ from headscope.registry import unknown
 if TYPE_CHECKING:
     from torch import nn
 
-    from headscope.pruning.removal.record import Removed
     from headscope.pruning.sweep.sweep import Sweep
+    from headscope.results.removal import Removal
     from headscope.training.trainer import TrainingResult
 
 
@@ -150,7 +150,7 @@ def prune(
 @overload
 def prune(checkpoint: PathName, method: Literal["sweep"], *, out: PathName, **options: Any) -> Sweep: ...
 @overload
-def prune(checkpoint: PathName, method: Literal["shrink"], *, out: PathName, **options: Any) -> Removed: ...
+def prune(checkpoint: PathName, method: Literal["shrink"], *, out: PathName, **options: Any) -> Removal: ...
 @in_python
 @kept_random_state()
 def prune(
@@ -161,7 +161,7 @@ def prune(
     force: bool = False,
     progress: Report = False,
     **options: Any,
-) -> Selection | Sweep | Removed:
+) -> Selection | Sweep | Removal:
     """Choose heads to remove, by a ranking or by learned gates, and write the choice: `headscope prune METHOD`.
 
     checkpoint: a path or a hub id.

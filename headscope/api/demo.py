@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from headscope.api.analysis import run_analysis
 from headscope.assets import captions, demo_checkpoint, sample, trained
@@ -20,15 +20,14 @@ from headscope.progress import Progress, no_progress
 from headscope.pruning.options.rank import RankConfig
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.rank_run import run_ranking
-from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import REMOVAL, run_removal
 from headscope.pruning.selection import CHOICE, Selection
 from headscope.report.page.write import write_page
+from headscope.results.removal import Removal
 from headscope.results.study import Study
 from headscope.results.study_files import STUDY
 from headscope.version import VERSION
 
-T = TypeVar("T")
 DEMONSTRATION = OutputKind(
     "demonstration",
     "run of `headscope demo`",
@@ -53,8 +52,7 @@ class Part:
     """A model that was measured and pruned; `scores` are of texts that had no part in it, before and after."""
 
     analysis: Study
-    choice: Selection
-    removed: Removed
+    removal: Removal
     scores: tuple[Evaluation, Evaluation] | None = None
 
 
@@ -81,33 +79,35 @@ def run_demonstration(out: Path, *, force: bool = False, progress: Progress = no
     """
     with Build(out, DEMONSTRATION, force=force) as build:
         with build.writing() as temporary:
-            demonstration = _run(temporary, out, progress)
+            missing, scores = _run(temporary, out, progress)
         build.finish({"headscope": VERSION})
-    return _moved(demonstration, temporary, out)
+    bert = None if missing else _part(out, "bert")
+    return Demonstration(bert, replace(_part(out, "translation"), scores=scores), out / "page.html", missing)
 
 
-def _run(out: Path, final: Path, progress: Progress) -> Demonstration:
-    text, missing, bert = _texts(out / "text"), "", None
+def _part(out: Path, name: str) -> Part:
+    return Part(Study.open(out / name), Removal.open(out / f"{name}-pruned"))
+
+
+def _run(out: Path, final: Path, progress: Progress) -> tuple[str, tuple[Evaluation, Evaluation]]:
+    """Why there is no BERT ("" where there is one), and scores of the translation model before and after."""
+    text, missing, names = _texts(out / "text"), "", ["translation"]
     try:
         checkpoint = demo_checkpoint()
     except CheckpointError as error:
         missing = str(error)
     else:
-        bert = _bert(checkpoint, out, text, progress)
-    translation = _translation(out, text, progress)
+        _bert(checkpoint, out, text, progress)
+        names.insert(0, "bert")
+    scores = _translation(out, text, progress)
     _move_in_files(out, final)
-    runs = [
-        folder
-        for name, part in (("bert", bert), ("translation", translation))
-        if part is not None
-        for folder in (out / name, out / f"{name}-ranking", part.removed.path)
-    ]
-    return Demonstration(bert, translation, write_page(runs, out / "page.html"), missing)
+    write_page([out / f"{name}{kind}" for name in names for kind in ("", "-ranking", "-pruned")], out / "page.html")
+    return missing, scores
 
 
-def _bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress) -> Part:
+def _bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress) -> None:
     """All heads on parsed sentences; half of them go by how well the others make up for them."""
-    analysis = _analysed(
+    _analysed(
         AnalyzeConfig(checkpoint=checkpoint, out=out / "bert", parse=str(text["parsed.conllu"]), also=("explained",)),
         progress,
     )
@@ -116,11 +116,11 @@ def _bert(checkpoint: str, out: Path, text: dict[str, Path], progress: Progress)
         RankConfig(checkpoint=checkpoint, out=out / "bert-ranking", by="obs", keep_fraction=SHARE, **calibration),
         progress=progress,
     )
-    return Part(analysis, choice, _removed(checkpoint, out / "bert-pruned", choice, calibration))
+    _remove(checkpoint, out / "bert-pruned", choice, calibration)
 
 
-def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
-    """Relevance of all heads for translations; half of the encoder's go, the least relevant ones."""
+def _translation(out: Path, text: dict[str, Path], progress: Progress) -> tuple[Evaluation, Evaluation]:
+    """Relevance of all heads for translations; half of the encoder's go. Scores before and after."""
     analysis = _analysed(
         AnalyzeConfig(
             checkpoint=trained(),
@@ -148,9 +148,9 @@ def _translation(out: Path, text: dict[str, Path], progress: Progress) -> Part:
         "valid_source": text["test.en"],
         "valid_target": text["test.de"],
     }
-    removed = _removed(trained(), out / "translation-pruned", choice, calibration)
-    before, after = (_scores(path, text, progress) for path in (trained(), str(removed.path)))
-    return Part(analysis, choice, removed, (before, after))
+    removal = _remove(trained(), out / "translation-pruned", choice, calibration)
+    before, after = (_scores(path, text, progress) for path in (trained(), str(removal.path)))
+    return before, after
 
 
 def _analysed(config: AnalyzeConfig, progress: Progress) -> Study:
@@ -160,7 +160,7 @@ def _analysed(config: AnalyzeConfig, progress: Progress) -> Study:
     return study
 
 
-def _removed(checkpoint: str, out: Path, choice: Selection, calibration: dict[str, Any]) -> Removed:
+def _remove(checkpoint: str, out: Path, choice: Selection, calibration: dict[str, Any]) -> Removal:
     """The heads that were chosen cut out, and what is left of the output projections refitted."""
     heads = ",".join(map(str, choice.removed))
     options = {"compensate": "least-squares", "rounds": ROUNDS, **calibration}
@@ -195,22 +195,6 @@ def _texts(folder: Path) -> dict[str, Path]:
 def _written(path: Path, lines: Sequence[str]) -> Path:
     text = "\n".join(lines) + "\n"
     return write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-
-
-def _moved(value: T, old: Path, new: Path) -> T:
-    """A copy of results with paths below `new` instead of `old`, in names and messages too."""
-    moved: Any = value
-    if isinstance(value, (str, Path)):
-        moved = type(value)(str(value).replace(str(old), str(new)))
-    elif is_dataclass(value) and not isinstance(value, type):
-        changed = {field.name: _moved(getattr(value, field.name), old, new) for field in fields(value) if field.init}
-        moved = replace(value, **changed)
-    elif isinstance(value, dict):
-        moved = {key: _moved(entry, old, new) for key, entry in value.items()}
-    elif type(value) in (list, tuple):
-        moved = type(value)(_moved(entry, old, new) for entry in value)  # type: ignore[attr-defined, call-arg]
-    result: T = moved
-    return result
 
 
 def _move_in_files(folder: Path, new: Path) -> None:

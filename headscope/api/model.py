@@ -39,9 +39,10 @@ from headscope.pruning.engines.convert import converted
 from headscope.pruning.options.rank import Allocation
 from headscope.pruning.options.refit import DAMPING, Refit
 from headscope.pruning.options.remove import MergeAllocation
-from headscope.pruning.removal.record import Removed, Shrunk
+from headscope.pruning.removal.record import Shrunk
 from headscope.pruning.removal.savings import Timing
 from headscope.pruning.removal.verify import Verification
+from headscope.results.removal import Removal
 from headscope.results.study import Study
 
 if TYPE_CHECKING:
@@ -375,7 +376,7 @@ class SmallModel(Model):
         quantize: str = "none",
         force: bool = False,
         **more: Unpack[FileMore],
-    ) -> Removed:
+    ) -> Removal:
         """Write the checkpoint, open what was written, and compare it with the model in memory.
 
         folder: must be empty, unless `force` allows to replace an earlier removal in it.

@@ -37,12 +37,13 @@ from headscope.pruning.options.remove import MergeAllocation, check_allocation, 
 from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.export import as_export, split_export
 from headscope.pruning.removal.merge_plan import Merge
-from headscope.pruning.removal.record import Removed, Shrunk, pushed
-from headscope.pruning.removal.remove import REMOVAL, Destination, remove_heads, write_shrunk
+from headscope.pruning.removal.record import Shrunk
+from headscope.pruning.removal.remove import REMOVAL, Destination, pushed, remove_heads, write_shrunk
 from headscope.pruning.removal.savings import Timing, engine_timing, timings
 from headscope.pruning.scores_file import read_scores
 from headscope.pruning.selection import OpenedSelection, gates_for
 from headscope.pruning.shrink import PAGE, SIZES, opened_with, run_shrink, small_model
+from headscope.results.removal import Removal
 
 
 def shrunk_copy(
@@ -91,7 +92,7 @@ def shrunk_copy(
         )
 
 
-def shrunk_folder(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removed:
+def shrunk_folder(config: ShrinkConfig, *, progress: Progress = no_progress) -> Removal:
     """What `headscope prune shrink` does: the smaller model in a folder, with its card and a page."""
     return run_shrink(config, draw=_page_of_sizes, progress=progress)
 
@@ -217,7 +218,7 @@ def save_shrunk(
     force: bool,
     push_to: str | None = None,
     public: bool = False,
-) -> Removed:
+) -> Removal:
     """Write a shrunk checkpoint, open it again, and compare its outputs with those of the model in memory."""
     began, target = time.monotonic(), hub_target(push_to, public=public)
     kind, names = split_export(_names(export))
@@ -234,5 +235,5 @@ def save_shrunk(
             if kind is not None:
                 exported, built = as_export(done.checkpoint, done.export, done.removal, kind)
                 done = replace(done, checkpoint=exported, export=built)
-            removed = write_shrunk(done, to, build, wanted=expected, began=began)
-    return pushed(removed, target)
+            removal = write_shrunk(done, to, build, wanted=expected, began=began)
+    return pushed(removal, target)

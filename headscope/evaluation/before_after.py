@@ -24,7 +24,15 @@ from headscope.evaluation.metrics.base import (
     reference_texts,
     resampled,
 )
-from headscope.evaluation.non_inferiority import NON_INFERIOR, WORSE, NonInferiority, bounded, judge, why_open
+from headscope.evaluation.non_inferiority import (
+    NON_INFERIOR,
+    WORSE,
+    NonInferiority,
+    bounded,
+    groups_needed,
+    judge,
+    why_open,
+)
 from headscope.evaluation.text_mode import RAW, text_mode, text_remarks
 from headscope.formats.base import Checkpoint
 from headscope.formats.translate_options import TranslateOptions
@@ -122,8 +130,9 @@ class QualityChange:
     signature: str = ""
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
+        """As JSON has it, with about how many lines would be enough where these are too few for a verdict."""
+        needed = None if self.verdict is None else groups_needed(self.verdict, self.sentences)
+        return {**asdict(self), "needed": needed}
 
 
 def question(

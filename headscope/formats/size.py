@@ -20,7 +20,7 @@ from headscope.heads import Site
 from headscope.model.forward import ModelInputs, outputs
 from headscope.model.interface import through_attend
 from headscope.model.native.transformer import Transformer
-from headscope.model.stored_weights import written_type
+from headscope.model.stored_weights import parameters_by_part, written_type
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Size:
     `cache` are bytes of keys and values for each token of the decoder's own text, `cross_cache` for each token
     of the source. `attention_flops` and `output_flops` are those within attention modules and the output layer,
     `read` the bytes of weights that a step of decoding reads: all but rows of an embedding that is no output layer.
+    `attention_parameters` are those of attention modules.
     """
 
     parameters: int
@@ -42,6 +43,7 @@ class Size:
     attention_flops: int = 0
     output_flops: int = 0
     read: int = 0
+    attention_parameters: int = 0
 
 
 def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
@@ -68,6 +70,7 @@ def size(checkpoint: Checkpoint, feeds: Sequence[ModelInputs]) -> Size:
         attention_flops=counts["attention"],
         output_flops=counts["output"],
         read=read,
+        attention_parameters=parameters_by_part(model).get("attention", 0),
     )
 
 

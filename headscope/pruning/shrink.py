@@ -53,8 +53,8 @@ from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.ranking.ranking import rank_heads
 from headscope.pruning.ranking.scoring import moments_of
 from headscope.pruning.removal.export import export_for
-from headscope.pruning.removal.record import Removed, Shrunk, pushed
-from headscope.pruning.removal.remove import RECORD, Destination, shrink, write_shrunk
+from headscope.pruning.removal.record import Shrunk
+from headscope.pruning.removal.remove import Destination, pushed, shrink, write_shrunk
 from headscope.pruning.removal.verify import compare
 from headscope.pruning.selection import OpenedSelection, open_selection
 from headscope.pruning.sweep.cell_files import CELLS, SCORES, SWEEP, Record, finished_cells, write_cell
@@ -63,6 +63,7 @@ from headscope.pruning.sweep.cells import SweepContext, ranked_out, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.sweep import difference, sweep_record, write_conclusion
 from headscope.pruning.sweep.table import MeasuredCells
+from headscope.results.removal import RECORD, Removal
 from headscope.signature import counted
 
 COMPARED = 32
@@ -278,7 +279,7 @@ SHRINK = OutputKind(
 
 def run_shrink(
     config: ShrinkConfig, *, draw: Callable[[Path, str], object] | None = None, progress: Progress = no_progress
-) -> Removed:
+) -> Removal:
     """Make the model of a checkpoint smaller and write it to `config.out`, or go on with what an interrupted run left.
 
     `draw` makes files of the complete folder, given it and the name that it will have. HeadscopeError for whatever the
@@ -319,10 +320,10 @@ def run_shrink(
                 draw(folder, config.out.resolve().name)
 
         with Build(config.out, SHRINK, inputs=inputs, force=True) as build:
-            removed = write_shrunk(done, to, build, whole=opened.checkpoint, add=add, began=began)
+            removal = write_shrunk(done, to, build, whole=opened.checkpoint, add=add, began=began)
         if place.path.resolve() != config.out.resolve():
             place.discard()
-    return pushed(removed, target)
+    return pushed(removal, target)
 
 
 def small_model(opened: Opened, *, progress: Progress = no_progress) -> Shrunk:

@@ -9,29 +9,33 @@ from typing import Any
 
 import pandas as pd
 
+from headscope.config.declarations import imported
 from headscope.files.reading import read_json
-from headscope.results.answer import Answer, AnswerTable, number_text
+from headscope.heads import HeadId, by_layer
+from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, number_text
 from headscope.results.result import Result
 from headscope.results.study_tables import RunError
 from headscope.signature import counted
 
 RECORD = "pruning.json"
+KINDS = ("removal", "shrink")
+OPEN, WORSE = "not established", "worse"
 VERDICTS = {
     "non-inferior": "AS GOOD, within {margin}",
-    "worse": "WORSE, by more than {margin}",
-    "not established": "NOT SHOWN TO BE AS GOOD",
-    "not tested": "NOT SHOWN TO BE AS GOOD",
+    WORSE: "WORSE, by more than {margin}",
+    OPEN: "NOT SHOWN TO BE AS GOOD",
 }
 
 
 class Removal(Result):
     """A model without some heads: the heads, the proof, quality, size and speed before and after.
 
-    `record` is what pruning.json holds, `path` where the smaller checkpoint is, `folder` the directory of all files.
+    `record` is what pruning.json holds, `folder` the directory of all files (of a model in memory the one that it was
+    made of), `pushed` the address on the hub ("" where it is not there).
     """
 
     def __init__(self, record: dict[str, Any], folder: Path) -> None:
-        self.record, self.folder = record, folder
+        self.record, self.folder, self.pushed = record, folder, ""
         self.tables: Mapping[str, pd.DataFrame] = {}
 
     @classmethod
@@ -40,7 +44,10 @@ class Removal(Result):
         path = Path(folder)
         if not (path / RECORD).is_file():
             raise RunError(f"{path} has no {RECORD}; name a folder that `headscope prune remove` wrote")
-        return cls(read_json(path / RECORD, error=RunError, name=str(path / RECORD)), path)
+        record = read_json(path / RECORD, error=RunError, name=str(path / RECORD))
+        if not isinstance(record, dict) or record.get("kind") not in KINDS:
+            raise RunError(f"{path / RECORD} is no record of a removal; name a folder that `prune remove` wrote")
+        return cls(record, path)
 
     @property
     def path(self) -> Path:
@@ -49,13 +56,18 @@ class Removal(Result):
         return self.folder if name == "." else self.folder / name
 
     @property
-    def removed(self) -> list[str]:
-        """Names of the heads that were removed, as numbered in the whole model."""
-        return list(self.record["removed"])
+    def removed(self) -> list[HeadId]:
+        """The heads that were removed, as numbered in the whole model."""
+        return [HeadId.parse(name) for name in self.record["removed"]]
+
+    @property
+    def engines(self) -> list[Any]:
+        """The files that were written for engines, and how they were proved (`EngineFile`)."""
+        return [imported("headscope.pruning.engines.base:EngineFile")(**file) for file in self.record["engines"]]
 
     def answers(self) -> list[Answer]:
-        """Is it any good, what does it save, how was it proved."""
-        questions = (verdict, comparison, most_saved, refit, checked, notes)
+        """Is it any good, what does it save, how was it proved; then all that else is in the record."""
+        questions = (verdict, comparison, most_saved, refit, checked, opening, made_of, proofs, compared, timed, notes)
         return [answer for question in questions for answer in question(self)]
 
 
@@ -63,50 +75,81 @@ def verdict(removal: Removal) -> Iterator[Answer]:
     """Which heads went, and whether the smaller model is as good, in one line."""
     record, quality = removal.record, removal.record["quality"]
     before, after = record["before"]["attention_heads"], record["after"]["attention_heads"]
-    what = f"{before - after} of {before} heads removed"
-    if merged := sum(len(layers) for layers in record["merged"].values()):
-        what = f"key/value heads merged in {counted(merged, 'layer')}"
+    gone = len(record["removed"])
+    what = merged_text(record) or f"{gone:,} of {before:,} heads removed"
+    if not merged_text(record) and after > before - gone:
+        what += f", {after - before + gone:,} of zeros in their place"
     judged = None if quality is None else quality["verdict"]
     if judged is None:
-        why = "its quality was not measured" if quality is None else quality["why"]
-        yield Answer("", f"{removal.folder.name}: {what}; {why}", heads=tuple(removal.removed), caution=True)
-        return
-    said = VERDICTS[judged["verdict"]].format(margin=quality["margin"])
-    good = judged["verdict"] == "non-inferior"
-    yield Answer("", f"{removal.folder.name}: {what}   {said}", heads=tuple(removal.removed), caution=not good)
+        said = "QUALITY NOT MEASURED" if quality is None else f"NO VERDICT: {quality['why']}"
+    else:
+        said = VERDICTS[judged["verdict"]].format(margin=quality["margin"])
+    good = judged is not None and judged["verdict"] not in (OPEN, WORSE)
+    heads = tuple(record["removed"])
+    yield Answer("", f"{removal.folder.resolve().name}: {what}   {said}", heads=heads, caution=not good)
+
+
+def merged_text(record: Mapping[str, Any]) -> str:
+    """How many key/value heads became how many; empty where none were merged."""
+    layers = [sets for layers in record["merged"].values() for sets in layers.values()]
+    counts = sorted({(sum(map(len, sets)), len(sets)) for sets in layers})
+    numbers = " and ".join(f"{before} into {after}" for before, after in counts)
+    return numbers and f"key/value heads merged {numbers} in {counted(len(layers), 'layer')}"
 
 
 def comparison(removal: Removal) -> Iterator[Answer]:
-    """Quality, size and speed before and after."""
+    """Quality, size and speed before and after, and what to do where the verdict is not a good one."""
     record = removal.record
-    rows = [*_quality_rows(record["quality"], ""), *_quality_rows(record["elsewhere"], "other text: ")]
-    rows += [*_size_rows(record["before"], record["after"]), *map(_time_row, record["times"])]
-    table = AnswerTable(("", "before", "after", "change"), tuple(rows))
-    yield Answer("Before and after", _too_little_text(record["quality"]), table)
+    rows = [row for name in ("quality", "elsewhere") for row in _quality_rows(record[name], other=name != "quality")]
+    rows += _size_rows(record["before"], record["after"])
+    rows += [_time_row(timing) for timing in main_times(record["times"])]
+    table = AnswerTable(("", "before", "after", "change", "on"), tuple(rows))
+    yield Answer("Quality, size and speed", _advice(record), table)
+    texts = [f"{counted(each['sentences'], 'line')} of {Path(each['text']).name}" for each in _measured(record)]
+    if texts:
+        yield Answer("Measured on", "; other text: ".join(texts), detail=True)
 
 
-def _quality_rows(quality: Mapping[str, Any] | None, kind: str) -> Iterator[tuple[str, ...]]:
+def _measured(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [record[name] for name in ("quality", "elsewhere") if record[name] is not None]
+
+
+def _quality_rows(quality: Mapping[str, Any] | None, *, other: bool) -> Iterator[tuple[str, ...]]:
     """The metric with what was lost, and how much more may have been."""
     if quality is None:
         return
-    before, after, judged = quality["before"]["value"], quality["after"]["value"], quality["verdict"]
-    change = ""
-    if judged is not None:
-        word = "worse" if judged["worse"] >= 0 else "better"
-        change = f"{word} by {number_text(abs(judged['worse']), 2)}"
-        if judged["worse_limit"] == judged["worse_limit"] and judged["worse_limit"] > 0:
-            change += f", perhaps {number_text(judged['worse_limit'], 2)} worse"
-    title = f"{kind}{quality['title']}, {counted(quality['sentences'], 'line')}"
-    yield title, f"{before:.4g}", f"{after:.4g}", change
-    if quality["loss"] is not None:
-        yield f"{kind}loss (nats)", *(f"{value:.4f}" for value in quality["loss"]), ""
+    title = f"other text ({quality['metric']})" if other else quality["title"]
+    values = [f"{quality[end]['value']:.4g}" for end in ("before", "after")]
+    yield title, *values, _lost_text(quality["verdict"]), counted(quality["sentences"], "line")
+    if quality["loss"] is not None and not other:
+        yield "loss (nats)", *(f"{value:.4f}" for value in quality["loss"]), "", ""
 
 
-def _too_little_text(quality: Mapping[str, Any] | None) -> str:
-    """What to give where the verdict stays open."""
-    if quality is None or quality["verdict"] is None or quality["verdict"]["verdict"] != "not established":
+def _lost_text(judged: Mapping[str, Any] | None) -> str:
+    """`worse by 0.062, perhaps 0.22`; empty without a verdict."""
+    if judged is None:
         return ""
-    return f"{counted(quality['sentences'], 'held-out line')} cannot show it; give more with --valid-source"
+    worse, limit = judged["worse"], judged["worse_limit"]
+    said = "as good" if worse == 0 else f"{'worse' if worse > 0 else 'better'} by {number_text(abs(worse), 2)}"
+    if limit != limit or limit <= 0:
+        return said
+    return f"{said}, perhaps {number_text(limit, 2)}{'' if worse > 0 else ' worse'}"
+
+
+def _advice(record: Mapping[str, Any]) -> str:
+    """How many lines to give where there are too few, and what loses less where the model is worse."""
+    quality = record["quality"]
+    judged = None if quality is None else quality["verdict"]
+    if judged is None:
+        return ""
+    if judged["verdict"] == OPEN and (needed := quality["needed"]):
+        lines = counted(quality["sentences"], "held-out line")
+        margin = number_text(judged["margin"], 2)
+        return f"{lines} cannot tell a loss of {margin} from none; about {needed:,} could (--valid-source)"
+    if judged["verdict"] != WORSE:
+        return ""
+    refits = record["compensation"] and not record["compensation"]["feed_forward"] and not record["merged"]
+    return f"less is lost with {'--feed-forward, which takes many passes, or with ' if refits else ''}more heads"
 
 
 SIZES = {
@@ -122,18 +165,25 @@ def _size_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[
     for title, (name, unit, suffix) in SIZES.items():
         old, new = before[name], after[name]
         if old:
-            values = (f"{value / unit:,.{0 if unit == 1 else 1}f}{suffix}" for value in (old, new))
-            yield title, *values, f"{percent(new / old - 1)}"
+            values = (f"{value / unit:,.{0 if unit == 1 else 3 if old < unit else 1}f}{suffix}" for value in (old, new))
+            yield title, *values, percent(new / old - 1), ""
+
+
+def main_times(times: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One pass over most sentences at once, decoding, and what engines run."""
+    passes = [timing for timing in times if timing["what"] == "forward"]
+    others = [timing for timing in times if timing["what"] not in ("forward", "beam search")]
+    return [*passes[-1:], *others]
 
 
 def _time_row(timing: Mapping[str, Any]) -> tuple[str, ...]:
-    title = f"{timing['what']}, {counted(timing['sentences'], 'sentence')}"
     if timing["tokens"]:
         values = [f"{timing['tokens'] / timing[end]:,.0f} tokens/s" for end in ("before", "after")]
     else:
-        values = [f"{1e3 * timing[end]:,.0f} ms" for end in ("before", "after")]
-    ratio = timing["before"] / timing["after"]
-    return title, *values, f"{ratio:.2f}× ({timing['least']:.2f}–{timing['most']:.2f})"
+        values = [f"{number_text(1e3 * timing[end])} ms" for end in ("before", "after")]
+    alike = ", not told apart" if timing["least"] < 1 < timing["most"] else ""
+    ratio = f"{timing['speedup']:.2f}× ({timing['least']:.2f}–{timing['most']:.2f}){alike}"
+    return timing["what"], *values, ratio, counted(timing["sentences"], "line")
 
 
 def percent(share: float) -> str:
@@ -143,10 +193,15 @@ def percent(share: float) -> str:
 
 
 def most_saved(removal: Removal) -> Iterator[Answer]:
-    """What removal can save at most; `savings` of newer records says it."""
-    savings = removal.record.get("savings")
-    if savings:
-        yield Answer("What heads can save", savings)
+    """What removing so many heads can save at most, by the share of attention in the parameters."""
+    before, gone = removal.record["before"], len(removal.record["removed"])
+    if not (gone and before["parameters"] and before["attention_parameters"]):
+        return
+    share = 100 * before["attention_parameters"] / before["parameters"]
+    saved = 100 * (1 - removal.record["after"]["parameters"] / before["parameters"])
+    most = max(share * gone / before["attention_heads"], saved)  # of layers of unequal size more may be saved
+    heads = counted(gone, "head")
+    yield Answer("", f"Attention is {share:.3g} % of this model's parameters: {heads} can save at most {most:.3g} %")
 
 
 def refit(removal: Removal) -> Iterator[Answer]:
@@ -155,32 +210,120 @@ def refit(removal: Removal) -> Iterator[Answer]:
     if not compensation:
         return
     choice = compensation["choice"]
+    text = f"fitted to {counted(compensation['calibration']['sentences'], 'line')}"
     if choice is None:
-        text = counted(compensation["calibration"]["sentences"], "sentence")
-        yield Answer("Refit", f"{compensation['method']}, on {text}")
+        if compensation["method"] != "none":
+            yield Answer("Refit", f"{compensation['method']}, {text}")
         return
-    tried = counted(len(choice["candidates"]) - 1, "compensation")
-    rows = tuple(
-        (row["name"], f"{row['held_out']['value']:.4f}", f"{row['check']['value']:.4f}")
-        for row in choice["candidates"][:12]
-    )
-    yield Answer("Refit", f"{choice['taken']} taken; {tried} tried (table: pruning.json)")
-    yield Answer("Compensations", "", AnswerTable(("", "held-out text", "other text"), rows), detail=True)
+    rows = choice["candidates"]
+    taken = next(row for row in rows if row["name"] == choice["taken"])
+    tried = f" of {len(rows) - 1} tried" if len(rows) > 2 else ""
+    harms = taken["check"]["harm"] > 1
+    on_other = "; worse on other text than no refit, see --compensate auto" if harms else ""
+    yield Answer("Refit", f"{choice['taken']} taken{tried}, {text}{on_other}", caution=harms)
 
 
 def checked(removal: Removal) -> Iterator[Answer]:
-    """How the smaller model was compared with the whole one with these heads masked."""
+    """How the smaller model was compared with the whole one with these heads masked, and what no engine has run."""
+    record, proof = removal.record, removal.record["verified"]
+    compensated = record["compensation"] and record["compensation"]["method"] != "none"
+    how = "key/value heads averaged in place" if record["merged"] else "these heads off"
+    yield Answer(
+        "Checked",
+        f"outputs equal those of the {'refitted ' if compensated else ''}model with {how} to "
+        f"{proof['difference']:.1e} (limit {proof['tolerance']:.0e}), on {counted(proof['sentences'], 'line')}; "
+        f"reloaded {proof['reloaded'] or 0.0:.1e}",
+    )
+    for file in removal.engines:
+        yield Answer("", file.proof, caution=file.difference is None, detail=file.difference is not None)
+
+
+def opening(removal: Removal) -> Iterator[Answer]:
+    """What opens it, the first way; all of them stand in the card."""
+    if opens := removal.record["opens"]:
+        name = str(removal.path)
+        yield Answer("Opens with", opens[0].replace("FOLDER", repr(name)))
+
+
+def made_of(removal: Removal) -> Iterator[Answer]:
+    """The source, and the heads that went by layer."""
+    record, source = removal.record, removal.record["source"]
+    digest = f"{Path(source['path']).name} ({source['format']}, {source['digest'][:12]})"
+    yield Answer("Made of", digest, detail=True)
+    if record["removed"]:
+        kept = record["kept"]
+        layers = (
+            f"{site}.{layer}: {', '.join(map(str, heads)) if kept[site.value][str(layer)] else 'all'}"
+            for (site, layer), heads in by_layer(removal.removed).items()
+        )
+        yield Answer("Heads removed", "; ".join(layers), heads=tuple(record["removed"]), detail=True)
+
+
+def proofs(removal: Removal) -> Iterator[Answer]:
+    """The other comparisons: through the cache, and searches."""
     proof = removal.record["verified"]
-    text = f"outputs equal those of the model with these heads off to {proof['difference']:.0e} (limit "
-    text += f"{proof['tolerance']:.0e}), on {counted(proof['sentences'], 'sentence')}; it reloads"
-    yield Answer("Checked", text)
-    for file in removal.record["engines"]:
-        yield Answer("", file["proof"])
-    if proof.get("searches"):
+    if proof["cached"] is not None:
+        yield Answer("Through the key/value cache", f"{proof['cached']:.1e}", detail=True)
+    if proof["searches"]:
         yield Answer("Beam search", f"{proof['searched']} of {proof['searches']} results are the same", detail=True)
 
 
+def compared(removal: Removal) -> Iterator[Answer]:
+    """The objective of the intact, the pruned and the refitted models, on held-out text and on other text."""
+    compensation = removal.record["compensation"]
+    if not compensation:
+        return
+    change = "key/value heads merged" if removal.record["merged"] else "heads removed"
+    performance, choice = compensation["performance"], compensation["choice"]
+    intact = performance["intact"]
+    title = {"representation": "cosine to the intact model"}.get(intact["objective"], intact["objective"])
+    columns: tuple[str, ...] = ("", f"{title}, held out", "worse by")
+    rows: list[tuple[str, ...]] = [("intact", *_numbers(intact))]
+    if choice is None:
+        rows.append((change, *_numbers(performance["removed"])))
+    else:
+        columns += (f"{choice['objective']}, other text", "worse by")
+        rows = [("intact", *_numbers(intact), "", "")]
+        for row in choice["candidates"][:MOST_ROWS]:
+            name = change if row["name"] == "none" else row["name"]
+            taken = " (taken)" if row["name"] == choice["taken"] else ""
+            rows.append((f"{name}{taken}", *_numbers(row["held_out"]), *_numbers(row["check"])))
+    text = compensation["held_out"]
+    said = f"held out: {counted(text['sentences'], 'line')} of {Path(text['text']).name}"
+    said += f"; other: {counted(choice['sentences'], 'line')} of {Path(choice['text']).name}" if choice else ""
+    yield Answer("Compensations", said, AnswerTable(columns, tuple(rows)), detail=True)
+
+
+def _numbers(performance: Mapping[str, Any]) -> tuple[str, str]:
+    """An objective, and by how much it is worse; what is rounded to 0 has no sign."""
+    value, damage = (f"{round(performance[name], 4) + 0.0:.4f}" for name in ("value", "damage"))
+    return value, damage
+
+
+def timed(removal: Removal) -> Iterator[Answer]:
+    """All times, how many times as fast it can be at most, and where the operations are that are left."""
+    times, after = removal.record["times"], removal.record["after"]
+    if not times:
+        return
+    rows = tuple((*_time_row(timing), f"{timing['at_most']:.2f}×") for timing in times)
+    said = f"at most: by FLOPs of a pass, by bytes that a step reads; the FLOPs left: {rest(after)}"
+    yield Answer("Times", said, AnswerTable(("", "before", "after", "faster", "on", "at most"), rows), detail=True)
+
+
+def rest(after: Mapping[str, Any]) -> str:
+    """Where the operations are that a removal has left, in words, the largest part first."""
+    known = {"attention": after["attention_flops"], "the output layer": after["output_flops"]}
+    parts = known | {"feed-forward blocks and others": after["flops"] - sum(known.values())}
+    shares = sorted(((count / max(after["flops"], 1), name) for name, count in parts.items()), reverse=True)
+    return ", ".join(f"{share:.0%} {name}" for share, name in shares if share >= 0.005)
+
+
 def notes(removal: Removal) -> Iterator[Answer]:
-    """What else there is to know."""
-    for note in removal.record["notes"]:
-        yield Answer("", note, detail=True)
+    """What else there is to know; warnings are no details."""
+    texts = removal.record["notes"]
+    warnings = [text for text in texts if text.startswith("warning")]
+    yield from (Answer("", text, caution=True) for text in warnings)
+    others = [text for text in texts if text not in warnings]
+    if others:
+        yield Answer("Notes", f"{len(others)}, with --verbose and in {RECORD}")
+    yield from (Answer("note", text, detail=True) for text in others)

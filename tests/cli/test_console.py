@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 import headscope as hs
-from headscope.cli import console, prune_remove
+from headscope.cli import console
 from headscope.progress import console_for_text
-from headscope.pruning.closed_form.damage import Performance
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -53,11 +52,6 @@ def test_tables_without_room_are_folded_not_cut(
     assert "…" not in shown
     for word in ("encoder", "0.0123456", "0.0100001", "0.0200002"):
         assert word in shown
-
-
-def test_what_is_rounded_to_nothing_has_no_sign() -> None:
-    performance = Performance("loss", 0.35, -2.6e-5, sentences=32, predictions=32)
-    assert prune_remove._numbers(performance) == ("0.3500", "0.0000")
 
 
 def test_lines_of_text_are_not_broken(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

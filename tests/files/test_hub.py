@@ -91,8 +91,8 @@ def assert_card(out: Path, folder: Path) -> None:
     card = (out / "README.md").read_text(encoding="utf-8")
     head = card.split("---\n")[1]
     assert 'library_name: "transformers"' in head and "base_model" not in head
-    assert "4 attention heads: encoder-self.0: all; encoder-self.1: 2" in card
-    assert "outputs equal those of the whole model" in card
+    assert "Heads removed: encoder-self.0: all; encoder-self.1: 2" in card
+    assert "outputs equal those of the refitted model" in card
     record = json.loads((out / "pruning.json").read_text(encoding="utf-8"))
     for performance in record["compensation"]["performance"].values():
         assert f"{performance['value']:.4f}" in card

@@ -174,9 +174,9 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
     options = (*by, "--rounds", 1, "--batch", 2, "--max-sentences", 4)
     status, out, err = command("prune", "remove", folder, "--merge-kv", 2, "--out", tmp_path / "small", *options)
     assert status == 0, err
-    assert "key/value heads merged 4 into 2 in 3 layers" in out and "averaged and shrunk logits differ" in out
-    cache = next(line.split() for line in out.splitlines() if "cache bytes per token" in line)
-    assert cache[4:6] == ["1,536", "768"], "3 layers · 2 · heads · 16 · 4 bytes"
+    assert "key/value heads merged 4 into 2 in 3 layers" in out and "model with key/value heads averaged" in out
+    cache = next(line.split() for line in out.splitlines() if "cache a token" in line)
+    assert cache[3:7] == ["1,536", "bytes", "768", "bytes"], "3 layers · 2 · heads · 16 · 4 bytes"
     assert "decoding after 111 tokens" in out and "tokens/s" in out
     auto: Any = transformers.AutoModelForCausalLM
     small = auto.from_pretrained(tmp_path / "small")
@@ -199,7 +199,7 @@ def test_other_exports_and_a_refit(
     arguments = ("--merge-kv", 1, "--export", export, "--rounds", 0, "--max-sentences", 4, *refit)
     status, out, err = command("prune", "remove", folder, "--out", tmp_path / "small", "--json", *arguments)
     assert status == 0, err
-    record = json.loads(out)
+    record = json.loads(out)["record"]
     assert record["verified"]["reloaded"] <= 1e-5 and record["after"]["attention_heads"] == 24
     assert record["after"]["cache"] == record["before"]["cache"] // (4 if export == "self-contained" else 1)
     if refit:
@@ -221,7 +221,7 @@ def test_means_and_refits_are_rounded_to_the_half_precision_of_the_file(
     options = ("--compensate", "least-squares", "--source", text, "--rounds", 0, "--max-sentences", 4)
     status, out, err = command("prune", "remove", half, "--merge-kv", 1, *options, "--out", small, "--json")
     assert status == 0, err
-    record = json.loads(out)
+    record = json.loads(out)["record"]
     assert record["verified"]["reloaded"] <= 1e-6
     assert any("rounded to bfloat16, as the checkpoint stores them" in note for note in record["notes"])
     assert {values.dtype for values in load_file(small / "model.safetensors").values()} == {torch.bfloat16}
@@ -254,7 +254,10 @@ def test_the_api_merges_saves_and_opens_again(folder: Path, tmp_path: Path) -> N
     small = model.remove(merge_kv=2, merge_by=scores, max_sentences=4)
     assert small.removed == () and small.sizes["after"]["cache"] * 2 == small.sizes["before"]["cache"]
     saved = small.save(tmp_path / "small")
-    assert saved.export == "native" and saved.removal.merged[Site.DECODER_SELF, 2] == ((0, 2), (1, 3))
+    assert saved.record["output"]["export"] == "native" and saved.record["merged"]["decoder-self"]["2"] == [
+        [0, 2],
+        [1, 3],
+    ]
     again = hs.load(tmp_path / "small", device="cpu")
     assert {site.groups for site in again.checkpoint.attention_sites.order} == {2}
     for options, message in (

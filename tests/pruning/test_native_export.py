@@ -16,8 +16,8 @@ from headscope.model.discovery import find_attention
 from headscope.model.removal_plan import padded_plan, plan_removal
 from headscope.model.taps import masked
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
+from headscope.results.removal import Removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers import decoders
 
@@ -28,7 +28,7 @@ SPLIT = "decoder-self.0.2,decoder-self.0.3,decoder-self.1.*,decoder-self.2.0,dec
 """Groups that are split, and a layer that is emptied."""
 
 
-def removed(path: Path, out: Path, heads: str, **options: Any) -> Removed:
+def removed(path: Path, out: Path, heads: str, **options: Any) -> Removal:
     quick: dict[str, Any] = {"rounds": 0, "max_sentences": 8, "export": ("native",)}
     return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
 
@@ -66,7 +66,7 @@ def test_equal_counts_are_plain_classes_that_generate_the_same(
     ids = torch.arange(5, 41)[None]
     greedy = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.no_grad():
-        with masked(whole, found.removal.removed):
+        with masked(whole, found.removed):
             wanted, text = whole(ids).logits, whole.generate(ids, **greedy)
         torch.testing.assert_close(small(ids).logits, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
         assert small.generate(ids, **greedy).tolist() == text.tolist()
@@ -81,10 +81,10 @@ def test_layers_are_filled_up_with_heads_of_zeros(tmp_path: Path) -> None:
     found = removed(path, tmp_path / "small", SPLIT, pad=True)
     small = alone(tmp_path / "small")
     assert small.config.num_attention_heads == 6 and small.config.num_key_value_heads == 3
-    assert "filled up with 7 heads of zeros, to 6 heads a layer" in found.notes
+    assert "filled up with 7 heads of zeros, to 6 heads a layer" in found.record["notes"]
     whole, ids = open_checkpoint(str(path)).model, torch.arange(5, 41)[None]
     with torch.no_grad():
-        with masked(whole, found.removal.removed):
+        with masked(whole, found.removed):
             wanted = whole(ids).logits
         torch.testing.assert_close(small(ids).logits, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
     kept = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))["kept"]["decoder-self"]
@@ -100,7 +100,7 @@ def test_a_shared_position_bias_keeps_the_same_heads_everywhere(tmp_path: Path) 
     small = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "small").eval()
     assert small.config.num_heads == 2
     whole, inputs = open_checkpoint(str(tmp_path / "whole")).model, inputs_of(BY_NAME["t5"])
-    with masked(whole, found.removal.removed):
+    with masked(whole, found.removed):
         wanted = logits(whole, inputs)
     torch.testing.assert_close(logits(small, inputs), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
 

@@ -30,8 +30,8 @@ from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove, verify
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
+from headscope.results.removal import Removal
 from tests.contracts.architectures import BY_NAME, build, inputs_of, logits
 from tests.makers.modules import ROOT
 from tests.makers.shared import SHIPPED
@@ -56,7 +56,7 @@ def bert(folder: Path, *, kind: str = "bert") -> Path:
     return folder
 
 
-def removed(path: Path, out: Path, heads: str, **options: Any) -> Removed:
+def removed(path: Path, out: Path, heads: str, **options: Any) -> Removal:
     quick = {"rounds": 0, "max_sentences": 8}
     return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
 
@@ -84,7 +84,7 @@ def test_native_shrunk_equals_masked_sentence_by_sentence(tmp_path: Path, option
     NATIVE.save(whole, tmp_path / "whole")
     found = removed(tmp_path / "whole", tmp_path / "small", MANY)
     small = open_checkpoint(str(tmp_path / "small"))
-    assert isinstance(small, TransformerCheckpoint) and small.format == found.format == "native"
+    assert isinstance(small, TransformerCheckpoint) and small.format == found.record["output"]["format"] == "native"
     assert (small.model.config.decoder.self_heads, small.model.config.decoder.cross_heads) == ((1, 0, 2), (2, 2, 0))
     assert small.model.config.encoder is not None and small.model.config.encoder.self_heads == (0, 2)
     source, target, source_mask, target_mask = native.texts()
@@ -99,13 +99,16 @@ def test_native_shrunk_equals_masked_sentence_by_sentence(tmp_path: Path, option
         best = whole.translations(checkpoints.SOURCES, TranslateOptions(beam=3))
     again = small.translations(checkpoints.SOURCES, TranslateOptions(beam=3))
     assert [each[0].text for each in again] == [each[0].text for each in best]
-    assert found.verified.difference <= 1e-10 and found.verified.searched == found.verified.searches == 8
+    assert (
+        found.record["verified"]["difference"] <= 1e-10
+        and found.record["verified"]["searched"] == found.record["verified"]["searches"] == 8
+    )
 
 
 def test_a_decoder_alone_is_shrunk(tmp_path: Path) -> None:
     path = saved(tmp_path / "whole", decoder_only=True)
     found = removed(path, tmp_path / "small", "decoder-self.0.1,decoder-self.1.*")
-    assert found.verified.difference <= 1e-10 and found.verified.cached is not None
+    assert found.record["verified"]["difference"] <= 1e-10 and found.record["verified"]["cached"] is not None
     assert open_checkpoint(str(tmp_path / "small")).layout == {(Site.DECODER_SELF, 0): 2, (Site.DECODER_SELF, 1): 0}
 
 
@@ -118,14 +121,16 @@ def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[s
     fairseq.dictionaries(tmp_path / "in")
     before = digests(tmp_path / "in")
     found = removed(path, tmp_path / "out", "encoder-self.0.1,encoder-self.1.*,cross.1.0,cross.1.2", dtype="float64")
-    assert (found.format, found.path) == ("fairseq", tmp_path / "out" / "best.pt")
+    assert (found.record["output"]["format"], found.path) == ("fairseq", tmp_path / "out" / "best.pt")
     assert digests(tmp_path / "in") == before
     small = open_checkpoint(str(found.path), dtype="float64")
     assert isinstance(small, FairseqCheckpoint) and small.target is not None
     with pytest.raises(CheckpointError, match=r"removal, pruning.json\), .*give one that lies in it: .*out/best\.pt$"):
         open_checkpoint(str(tmp_path / "out"))
     assert not any("alphas" in key for key in small.origin.keys)
-    notes = [note for note in found.notes if not note.startswith("warning: ")]  # that the vocabulary lacks subwords
+    notes = [
+        note for note in found.record["notes"] if not note.startswith("warning: ")
+    ]  # that the vocabulary lacks subwords
     assert len(notes) == (2 if alphas else 1) and "open it with headscope" in notes[-1]
     blind = {key: value.double() for key, value in weights.items()}
     gone = {"encoder.layers.0.self_attn": [1], "encoder.layers.1.self_attn": [0, 1, 2]}
@@ -143,8 +148,8 @@ def test_fairseq_and_mhr_files_keep_their_format(tmp_path: Path, alphas: tuple[s
 def test_story_of_heads_becomes_native_and_says_so(tmp_path: Path) -> None:
     path = SHIPPED / "story-of-heads" / "model.npz"
     found = removed(path, tmp_path / "small", "encoder-self.0.*,cross.1.0", max_sentences=2)
-    assert found.format == "native" and "native" in found.notes[0]
-    assert found.verified.difference <= 1e-5
+    assert found.record["output"]["format"] == "native" and "native" in found.record["notes"][0]
+    assert found.record["verified"]["difference"] <= 1e-5
     again = open_checkpoint(str(tmp_path / "small"))
     assert again.layout[Site.ENCODER_SELF, 0] == 0 and again.encode(["ein mann"], side="source", limit=9)
 
@@ -175,7 +180,7 @@ def test_native_export_of_t5_is_the_plain_class(tmp_path: Path) -> None:
     assert small.config.num_heads == 2
     whole = open_checkpoint(str(path)).model
     inputs = inputs_of(BY_NAME["t5"])
-    with masked(whole, found.removal.removed):
+    with masked(whole, found.removed):
         wanted = logits(whole, inputs)
     torch.testing.assert_close(logits(small.eval(), inputs), wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
@@ -203,10 +208,10 @@ def test_masked_export_keeps_its_size_and_takes_any_heads(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="group 0 keeps 2, group 1 keeps 3"):
         removed(path, tmp_path / "small", heads)
     found = removed(path, tmp_path / "small", heads, export=("masked",))
-    assert found.before.parameters == found.after.parameters
+    assert found.record["before"]["parameters"] == found.record["after"]["parameters"]
     small = AutoModelForCausalLM.from_pretrained(tmp_path / "small").eval()
     whole, inputs = open_checkpoint(str(path)).model, inputs_of(BY_NAME["llama"])
-    with masked(whole, found.removal.removed):
+    with masked(whole, found.removed):
         torch.testing.assert_close(logits(small, inputs), logits(whole, inputs), rtol=0, atol=1e-4)
     columns = load_file(tmp_path / "small" / "model.safetensors")["model.layers.0.self_attn.o_proj.weight"]
     assert not columns[:, 10:20].any() and columns[:, :10].all()
@@ -226,16 +231,16 @@ def test_matrices_that_are_folded_in_are_rounded_as_the_file_stores_weights(tmp_
     path = fairseq.write(tmp_path / "in" / "best.pt", fairseq.BASE, {key: its.half() for key, its in weights.items()})
     fairseq.dictionaries(tmp_path / "in")
     found = removed(path, tmp_path / "out", "encoder-self.0.1")
-    assert any("rounded to float16, as the checkpoint stores them" in note for note in found.notes)
-    assert found.verified.reloaded is not None and found.verified.reloaded <= 1e-6
+    assert any("rounded to float16, as the checkpoint stores them" in note for note in found.record["notes"])
+    assert found.record["verified"]["reloaded"] is not None and found.record["verified"]["reloaded"] <= 1e-6
 
 
 def test_positions_that_no_file_has_are_not_rounded(tmp_path: Path) -> None:
     """Marian's class computes them, in the type that it is opened in."""
     build(BY_NAME["marian"]).half().save_pretrained(tmp_path / "whole")
     found = removed(tmp_path / "whole", tmp_path / "small", "encoder-self.0.1")
-    assert not any("rounded" in note for note in found.notes)
-    assert found.verified.reloaded is not None and found.verified.reloaded <= 1e-6
+    assert not any("rounded" in note for note in found.record["notes"])
+    assert found.record["verified"]["reloaded"] is not None and found.record["verified"]["reloaded"] <= 1e-6
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "t5", "llama"])
@@ -248,13 +253,11 @@ def test_what_is_only_rounding_is_settled_in_float64(
     checkpoint = open_checkpoint(str(tmp_path / "whole"), device="cpu")
     group, *_, other = gate_layout(checkpoint.attention_sites).units
     found = removed(tmp_path / "whole", tmp_path / "small", ",".join(map(str, group)))
-    rounding = found.verified.rounding
-    assert rounding is not None, found.verified
-    assert rounding.difference <= 1e-9 < rounding.masked < 1e-5 and 0 < rounding.smaller < 1e-5
-    note = f"in float64 both models' logits differ by {rounding.difference:.1e}"
-    assert any(note in each for each in found.notes)
-    record = json.loads((tmp_path / "small/pruning.json").read_text())["verified"]["rounding"]
-    assert record == {name: getattr(rounding, name) for name in ("difference", "masked", "smaller")}
+    rounding = found.record["verified"]["rounding"]
+    assert rounding is not None, found.record
+    assert rounding["difference"] <= 1e-9 < rounding["masked"] < 1e-5 and 0 < rounding["smaller"] < 1e-5
+    note = f"in float64 both models' logits differ by {rounding['difference']:.1e}"
+    assert any(note in each for each in found.record["notes"])
     data = texts(checkpoint, None, None, sentences=4)
     plan = plan_removal(checkpoint.attention_sites, group)
     small = choose_export(None, checkpoint).build(checkpoint, plan)
@@ -271,7 +274,7 @@ def test_weights_keep_the_type_that_the_file_had(tmp_path: Path) -> None:
     found = removed(tmp_path / "whole", tmp_path / "small", "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2")
     state = load_file(tmp_path / "small" / "model.safetensors")
     assert {each.dtype for each in state.values()} == {torch.bfloat16}
-    assert found.verified.difference <= 1e-5
+    assert found.record["verified"]["difference"] <= 1e-5
     whole = load_file(tmp_path / "whole" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(state["model.layers.0.self_attn.q_proj.weight"], whole[30:])
 
@@ -291,8 +294,8 @@ def test_every_weight_keeps_its_own_type(tmp_path: Path) -> None:
         assert {key.removeprefix("model."): its.dtype for key, its in state.items()} == {
             key.removeprefix("model."): its.dtype for key, its in weights.items()
         }
-        assert found.after.bytes == sum(its.nbytes for its in state.values())
-        assert found.before.bytes == sum(its.nbytes for its in weights.values())
+        assert found.record["after"]["bytes"] == sum(its.nbytes for its in state.values())
+        assert found.record["before"]["bytes"] == sum(its.nbytes for its in weights.values())
 
 
 # Opening what others may have written.
@@ -344,15 +347,16 @@ def test_savings_are_those_counted_by_hand(tmp_path: Path) -> None:
     path = bert(tmp_path / "bert")
     (tmp_path / "text").write_text("aha bhb\ncic\n")
     found = removed(path, tmp_path / "small", "encoder-self.0.0,encoder-self.1.*", source=tmp_path / "text")
-    assert (found.before.attention_heads, found.after.attention_heads) == (6, 2)
+    assert (found.record["before"]["attention_heads"], found.record["after"]["attention_heads"]) == (6, 2)
     lost = 4
-    assert found.before.parameters - found.after.parameters == lost * (4 * 15 * 5 + 3 * 5)
-    assert found.before.bytes - found.after.bytes == 4 * lost * (4 * 15 * 5 + 3 * 5)
+    assert found.record["before"]["parameters"] - found.record["after"]["parameters"] == lost * (4 * 15 * 5 + 3 * 5)
+    assert found.record["before"]["bytes"] - found.record["after"]["bytes"] == 4 * lost * (4 * 15 * 5 + 3 * 5)
     whole = open_checkpoint(str(path))
     longest = max(len(each.ids) for each in whole.encode(["aha bhb", "cic"], side="source", limit=99))
     tokens = 2 * longest
-    assert found.before.flops - found.after.flops == lost * 2 * (tokens * 4 * 15 * 5 + 2 * tokens * longest * 5)
-    assert found.before.cache == found.after.cache == 0
+    spent = [found.record[when]["flops"] for when in ("before", "after")]
+    assert spent[0] - spent[1] == lost * 2 * (tokens * 4 * 15 * 5 + 2 * tokens * longest * 5)
+    assert found.record["before"]["cache"] == found.record["after"]["cache"] == 0
 
 
 def test_cache_bytes_are_those_of_the_groups(tmp_path: Path) -> None:
@@ -360,8 +364,7 @@ def test_cache_bytes_are_those_of_the_groups(tmp_path: Path) -> None:
     found = removed(
         plain(tmp_path / "llama", "llama"), tmp_path / "small", "decoder-self.0.0,decoder-self.0.1,decoder-self.0.2"
     )
-    assert (found.before.cache, found.after.cache) == (2 * 2 * 2 * 10 * 4, 3 * 2 * 10 * 4)
-    assert found.removal.groups[Site.DECODER_SELF, 0] == (1,)
+    assert (found.record["before"]["cache"], found.record["after"]["cache"]) == (2 * 2 * 2 * 10 * 4, 3 * 2 * 10 * 4)
 
 
 def test_the_record_says_what_went_and_why(tmp_path: Path) -> None:
@@ -387,9 +390,9 @@ def test_the_record_says_what_went_and_why(tmp_path: Path) -> None:
 def test_keep_only_keeps_the_other_sites(tmp_path: Path) -> None:
     path = saved(tmp_path / "whole")
     config = RemoveConfig(checkpoint=str(path), out=tmp_path / "small", keep_only="cross.0.1,cross.1.*", rounds=0)
-    layout = run_removal(config).removal.layout
-    assert [layout[Site.CROSS, layer] for layer in range(3)] == [1, 2, 0]
-    assert [layout[Site.ENCODER_SELF, layer] for layer in range(2)] == [3, 2]
+    kept = run_removal(config).record["kept"]
+    assert [len(kept["cross"][str(layer)]) for layer in range(3)] == [1, 2, 0]
+    assert [len(kept["encoder-self"][str(layer)]) for layer in range(2)] == [3, 2]
     whole = {(Site.CROSS, 0): 2, (Site.ENCODER_SELF, 0): 3}
     assert keeping(whole, [HeadId(Site.CROSS, 0, 1)]) == [HeadId(Site.CROSS, 0, 0)]
 
@@ -451,14 +454,15 @@ def test_the_command_prints_proof_savings_and_times(
         return select(values, *given)
 
     monkeypatch.setattr(torch.Tensor, "index_select", watched)
-    status, out, _ = command("prune", "remove", path, "--out", tmp_path / "small", *arguments, 1)
+    status, out, _ = command("prune", "remove", path, "--out", tmp_path / "small", *arguments, 1, "--verbose")
     assert status == 0 and walks and max(map(len, walks)) <= 8, "a reader should not have to open more"
     monkeypatch.setattr(torch.Tensor, "index_select", select)
-    for said in ("parameters", "FLOPs of the text", "cache bytes per token", "forward, 4 sentences", "beam search, 1"):
+    for said in ("parameters", "FLOPs of the text", "cache a token", "forward ", "beam search"):
         assert said in out
-    assert "masked and shrunk logits differ by" in out and "8 of 8 results are the same" in out
+    assert "Checked: outputs equal those of the model with these heads off" in out
+    assert "8 of 8 results are the same" in out
     status, out, _ = command("prune", "remove", path, "--out", tmp_path / "other", *arguments, 0, "--json")
-    assert status == 0 and json.loads(out)["after"]["attention_heads"] == 22
+    assert status == 0 and json.loads(out)["record"]["after"]["attention_heads"] == 22
 
 
 def test_an_output_that_holds_something_or_the_input_is_refused(tmp_path: Path) -> None:

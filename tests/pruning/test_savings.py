@@ -19,7 +19,8 @@ from headscope.model.interface import through_attend
 from headscope.model.native.beams import SearchConfig
 from headscope.model.taps import frozen_parameters
 from headscope.pruning.model_inputs import InputTexts, texts
-from headscope.pruning.removal.savings import Timing, affordable, allowed, in_turns, rest, speed_words
+from headscope.pruning.removal.savings import Timing, affordable, allowed, in_turns
+from headscope.results.removal import rest
 from tests.makers import decoders
 from tests.makers.translators import WORDS, trained_here
 from tests.oracles import checkpoints
@@ -82,7 +83,7 @@ def test_what_counting_allows_and_what_is_left() -> None:
     step = replace(forward, what="decoding", tokens=3, context=11)
     read = [each.read + 8 * 11 * each.cache for each in (whole, half)]
     assert allowed(step, whole, half) == pytest.approx(read[0] / read[1])
-    assert rest(replace(whole, flops=200, attention_flops=50, output_flops=30)) == (
+    assert rest({"flops": 200, "attention_flops": 50, "output_flops": 30}) == (
         "60% feed-forward blocks and others, 25% attention, 15% the output layer"
     )
 
@@ -107,10 +108,3 @@ def test_translations_of_a_transformers_model_have_it_too(monkeypatch: pytest.Mo
     its.translations(["ah"], TranslateOptions(beam=2, exact=7))
     (config,) = asked
     assert (config.min_new_tokens, config.max_new_tokens, config.max_length) == (7, 7, None)
-
-
-def test_rounds_that_differ_in_which_is_faster_are_no_speed() -> None:
-    told = Timing("forward", 8, 4.0, 2.0, 2.0, least=1.5, most=2.5)
-    assert speed_words(told) == "2.00 × as fast" == speed_words(Timing("forward", 8, 4.0, 2.0, 2.0))
-    noise = Timing("forward", 64, 4.4, 2.8, 1.56, least=0.65, most=1.56)
-    assert speed_words(noise) == "not told apart in speed (0.65 to 1.56 × as fast)"

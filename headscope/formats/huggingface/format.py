@@ -115,13 +115,12 @@ class HuggingFaceFormat(CheckpointFormat["HuggingFaceCheckpoint"]):
                 "headscope",
             )
             return SavedFiles(folder, self.name, notes, opens=opens)
-        note = "opens with AutoModel….from_pretrained(folder, trust_remote_code=True), without headscope"
         limit = (
             f"programs that build class {name} themselves (vLLM, SGLang, llama.cpp's converter): "
             "it has one number of heads for all layers. For them: `prune rank --allocate uniform`, then `prune remove "
             "--export native`, or `--pad`; for llama.cpp `--export gguf`; of layers as Qwen3's `--export laguna`"
         )
-        return SavedFiles(folder, self.name, (note, *notes), OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
+        return SavedFiles(folder, self.name, notes, OPENS_OWN_CODE, (limit, *adapter_limit(checkpoint.config)))
 
     def convert(self, checkpoint: TransformerCheckpoint, folder: Path, probe: Probe) -> Conversion:
         from headscope.formats.huggingface.native_models.from_native import converted

@@ -1,68 +1,33 @@
-"""What a removal has done: the smaller model and its proof, what `pruning.json` and the folder's card say of it."""
+"""A smaller model in memory with its proof, and what `pruning.json` and the folder's card say of it."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from headscope.config import Companions, flag
-from headscope.evaluation.before_after import QualityChange, verdict_words
-from headscope.files.hub import HubTarget, push
-from headscope.formats.base import Checkpoint, Export, SavedFiles
+from headscope.evaluation.before_after import QualityChange
+from headscope.formats.base import Checkpoint, Export
 from headscope.formats.exports import Card, hub_metadata
 from headscope.formats.size import Size
-from headscope.heads import Site, by_layer
+from headscope.heads import Site
 from headscope.model.removal_plan import RemovalPlan
 from headscope.pruning.closed_form.calibration import Compensated
-from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions
+from headscope.pruning.engines.base import EngineExport, EngineOptions
 from headscope.pruning.model_inputs import InputTexts
 from headscope.pruning.options.refit import anchor_name
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.export import choose_export
-from headscope.pruning.removal.savings import Timing, allowed, speed_words
 from headscope.pruning.removal.verify import Verification
+from headscope.results.answer import Answer
+from headscope.results.removal import Removal, merged_text
 from headscope.signature import Signature, counted
 from headscope.version import VERSION
-
-
-@dataclass(frozen=True)
-class Removed:
-    """What was done: the heads that went, proof, savings, and where the result is.
-
-    `heads` is the list as it was typed: the option, and the digest of its file where it is one. `command` is for the
-    card, `pushed` the address on the hub ("" where it is not there).
-    """
-
-    path: Path
-    out: Path
-    format: str
-    export: str
-    source: Mapping[str, str]
-    removal: RemovalPlan
-    verified: Verification
-    before: Size
-    after: Size
-    timings: tuple[Timing, ...]
-    notes: tuple[str, ...]
-    signature: Signature
-    heads: Mapping[str, str | None]
-    engines: tuple[EngineFile, ...] = ()
-    seconds: float = 0.0
-    compensated: Compensated | None = None
-    quality: QualityChange | None = None
-    elsewhere: QualityChange | None = None
-    command: str = "prune remove"
-    pushed: str = ""
-
-    def __repr__(self) -> str:
-        heads = f"{self.after.attention_heads} of {self.before.attention_heads} heads stay"
-        sizes = f"{self.after.parameters:,} of {self.before.parameters:,} parameters"
-        return f"<Removed, in {self.path}: {heads}, {sizes}; outputs differ by {self.verified.difference:.1e}>"
 
 
 @dataclass(frozen=True)
@@ -103,133 +68,72 @@ def padding_note(done: Shrunk) -> tuple[str, ...]:
     return (f"filled up with {counted(zeros, 'head')} of zeros, to {', '.join(map(str, counts))} heads a layer{saved}",)
 
 
-def merge_counts(removal: RemovalPlan) -> str:
-    """How many key/value heads became how many; empty where none were merged."""
-    counts = {(sum(map(len, sets)), len(sets)) for sets in removal.merged.values()}
-    numbers = " and ".join(f"{before} into {after}" for before, after in sorted(counts))
-    return numbers and f"key/value heads merged {numbers} in {counted(len(removal.merged), 'layer')}"
-
-
-def removal_card(removed: Removed, written: SavedFiles) -> Card:
-    """What the folder's README says."""
-    before, after, proof = removed.before, removed.after, removed.verified
-    name = Path(removed.source["path"]).name
-    refitted = "refitted and " if removed.compensated and removed.compensated.refits else ""
-    merges = merge_counts(removed.removal)
-    title = f"{after.attention_heads} of {before.attention_heads} heads"
-    changed = f"removed: {counted(len(removed.removal.removed), 'attention head')}: {_heads_by_layer(removed.removal)}"
-    compared = f"these heads {refitted}masked"
-    if merges:
-        title = changed = f"{merges}, their projections averaged"
-        compared = f"key and value projections averaged in place{', output projections refitted' if refitted else ''}"
+def removal_card(removal: Removal) -> Card:
+    """What the folder's README says: the answers, and for the hub what it was made of and what opens it."""
+    record = removal.record
+    name = Path(record["source"]["path"]).name
+    before, after = record["before"]["attention_heads"], record["after"]["attention_heads"]
     return Card(
-        title=f"{name}: {title}",
-        command=removed.command,
-        facts=(
-            f"made of {name} ({removed.source['format']}, {removed.source['digest'][:12]})",
-            changed,
-            f"parameters: {before.parameters:,} before, {after.parameters:,} now",
-            *([f"cache: {before.cache:,} bytes a token before, {after.cache:,} now"] if before.cache else []),
-            f"outputs equal those of the whole model with {compared} to {proof.difference:.1e} of the largest, "
-            f"on {counted(proof.sentences, 'sentence')} ({_without_folder(proof.data)})",
-            *_measured(removed.compensated),
-            *_change(removed.quality),
-            *(_change(removed.elsewhere)[:1] if removed.elsewhere else ()),
-            *(file.proof for file in removed.engines),
-            *removed.notes,
-        ),
-        opens=(*written.opens, *(line for file in removed.engines for line in file.opens)),
-        limits=(*written.limits, *(line for file in removed.engines for line in file.limits)),
+        title=f"{name}: {merged_text(record) or f'{after} of {before} heads'}",
+        command=record["command"],
+        facts=tuple(line for answer in removal.answers() for line in answer_lines(answer)),
+        opens=tuple(record["opens"]),
+        limits=tuple(record["limits"]),
         metadata=hub_metadata(
-            removed.source["path"],
-            library="transformers" if removed.format == "huggingface" else "headscope",
+            record["source"]["path"],
+            library="transformers" if record["output"]["format"] == "huggingface" else "headscope",
             tags=("attention-head-pruning",),
         ),
     )
 
 
-def _heads_by_layer(removal: RemovalPlan) -> str:
-    """`encoder-self.0: 1, 2; cross.3: all`."""
-    return "; ".join(
-        f"{site}.{layer}: {', '.join(map(str, heads)) if removal.kept[site, layer] else 'all'}"
-        for (site, layer), heads in by_layer(removal.removed).items()
-    )
+def answer_lines(answer: Answer) -> Iterator[str]:
+    """An answer as lines of a list: a row of its table each, and its sentence."""
+    if answer.table is not None:
+        columns = answer.table.columns[1:]
+        for title, *cells in answer.table.rows:
+            named = [
+                f"{column} {cell}".removeprefix("change ") for column, cell in zip(columns, cells, strict=True) if cell
+            ]
+            yield f"{title}: {', '.join(named)}"
+    if answer.sentence and answer.question not in ("Opens with", "Notes"):
+        yield f"{answer.question}: {answer.sentence}" if answer.question and not answer.table else answer.sentence
 
 
-def _measured(compensated: Compensated | None) -> tuple[str, ...]:
-    """The objective on held-out text of the intact, the pruned and the refitted model."""
-    if compensated is None:
-        return ()
-    held_out, performance = compensated.text.held_out, compensated.performance
-    names = {"intact": "intact", "removed": "heads removed", "refitted": "heads removed and the rest refitted"}
-    values = ", ".join(f"{names[name]} {performance[name].value:.4f}" for name in names if name in performance)
-    text = f"{counted(held_out.count, 'held-out sentence')} ({_without_folder(held_out.name)})"
-    lines = [f"{performance['intact'].objective} on {text}: {values}"]
-    choice = compensated.choice
-    if choice is not None:
-        taken = choice.taken
-        other = f"{counted(choice.sentences, 'sentence')} of another kind ({_without_folder(choice.text)})"
-        refit = "no refit did less harm" if taken is choice.masked else f"{taken.name} {taken.check.value:.4f}"
-        numbers = f"heads removed {choice.masked.check.value:.4f}, {refit}"
-        lines.append(f"{taken.check.objective} on {other}: {numbers}")
-    return tuple(lines)
-
-
-def _change(quality: QualityChange | None) -> tuple[str, ...]:
-    """The metric before and after, and the verdict; that there is none where nothing was measured."""
-    if quality is None:
-        return ("quality was not measured when this was written (`--source` does, and `headscope evaluate`)",)
-    values = f"{quality.before.value:.4f} before, {quality.after.value:.4f} now"
-    text = f"{counted(quality.sentences, 'sentence')} ({_without_folder(quality.text)})"
-    return (f"{quality.title} on {text}: {values}", verdict_words(quality.record()))
-
-
-def _without_folder(name: str) -> str:
-    """The name of a text; a card is read elsewhere, where the folders of this machine mean nothing."""
-    return Path(name).name if os.path.exists(name) else name
-
-
-def removal_record(removed: Removed) -> dict[str, Any]:
-    """What `pruning.json` says."""
+def shrunk_record(done: Shrunk) -> dict[str, Any]:
+    """What `pruning.json` says of a smaller model in memory."""
+    places = sorted(done.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1]))
     kept: dict[str, dict[str, list[int]]] = {}
-    for (site, layer), heads in sorted(
-        removed.removal.kept.items(), key=lambda item: (list(Site).index(item[0][0]), item[0][1])
-    ):
+    for (site, layer), heads in places:
         kept.setdefault(site.value, {})[str(layer)] = list(heads)
     merged: dict[str, dict[str, Sequence[Sequence[int]]]] = {}
-    for (site, layer), sets in sorted(removed.removal.merged.items()):
+    for (site, layer), sets in sorted(done.removal.merged.items()):
         merged.setdefault(site.value, {})[str(layer)] = sets
-    inside = removed.path != removed.out
     return {
         "headscope": VERSION,
-        "source": removed.source,
-        "output": {"format": removed.format, "export": removed.export, "file": removed.path.name if inside else "."},
-        "heads": dict(removed.heads),
-        "removed": [str(head) for head in removed.removal.removed],
+        "source": dict(done.source),
+        "removed": [str(head) for head in done.removal.removed],
         "kept": kept,
         "merged": merged,
-        "verified": asdict(removed.verified),
-        "engines": [asdict(file) for file in removed.engines],
-        "compensation": None if removed.compensated is None else removed.compensated.record(),
-        "quality": None if removed.quality is None else removed.quality.record(),
-        "elsewhere": None if removed.elsewhere is None else removed.elsewhere.record(),
-        "before": asdict(removed.before),
-        "after": asdict(removed.after),
-        "times": [
-            {**asdict(timing), "at_most": allowed(timing, removed.before, removed.after)} for timing in removed.timings
-        ],
-        "notes": list(removed.notes),
-        "signature": str(removed.signature),
-        "seconds": round(removed.seconds, 3),
+        "verified": asdict(done.verified),
+        "compensation": None if done.compensated is None else done.compensated.record(),
+        "quality": None if done.quality is None else done.quality.record(),
+        "elsewhere": None if done.elsewhere is None else done.elsewhere.record(),
+        "before": asdict(done.before),
+        "signature": str(done.signature),
     }
 
 
-def pushed(removed: Removed, target: HubTarget | None) -> Removed:
-    """The same, once its folder is on the hub too; OutputError where that fails."""
-    if target is None:
-        return removed
-    counts = f"{removed.after.attention_heads} of {removed.before.attention_heads} attention heads"
-    return replace(removed, pushed=push(removed.out, target, title=f"{counts}, by headscope prune remove"))
+def notes_on(done: Shrunk) -> tuple[str, ...]:
+    """What there is to know of a smaller model in memory."""
+    return (
+        *padding_note(done),
+        *done.alignment,
+        *done.rounded,
+        *filter(None, [done.verified.rounds, done.unmeasured]),
+        *(() if done.compensated is None else done.compensated.remarks()),
+        *(() if done.quality is None else done.quality.unread),
+    )
 
 
 def list_made(done: Shrunk) -> dict[str, str | None]:
@@ -286,29 +190,3 @@ def typed_command(checkpoint: str, options: Mapping[str, Any], *, command: str =
             shown = Path(shown).name if os.path.isfile(shown) else shown
             words += [flag(name)] if value is True else [flag(name), shlex.quote(shown)]
     return " ".join([command, shlex.quote(Path(checkpoint).name), *words])
-
-
-def summary(removed: Removed) -> str:
-    """In one line what was saved, what it costs, and how sure that is.
-
-    `36 of 72 heads stay, 7.8 % fewer parameters, 16.9 % fewer FLOPs; perplexity 12.1 before, 12.6 now, …`.
-    """
-    before, after = removed.before, removed.after
-    saved = [f"{after.attention_heads} of {before.attention_heads} heads stay"]
-    for title, name in (("parameters", "parameters"), ("FLOPs", "flops")):
-        old, new = getattr(before, name), getattr(after, name)
-        saved += [f"{100 * (1 - new / old):.1f} % fewer {title}"] if old else []
-    whole = next((timing for timing in removed.timings if timing.what == "forward" and timing.sentences > 1), None)
-    saved += [speed_words(whole)] if whole else []
-    parts = [", ".join(saved)]
-    if removed.quality is not None:
-        parts += [_before_and_after(removed.quality), verdict_words(removed.quality.record())]
-    if removed.elsewhere is not None:
-        parts.append(f"on a second text {_before_and_after(removed.elsewhere)}")
-    return "; ".join(parts)
-
-
-def _before_and_after(quality: QualityChange) -> str:
-    """The metric before and after, and on what."""
-    text = f"{counted(quality.sentences, 'sentence')} of {Path(quality.text).name}"
-    return f"{quality.title} {quality.before.value:.4g} before, {quality.after.value:.4g} now ({text})"

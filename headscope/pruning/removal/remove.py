@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from headscope.data.labels import with_labels
 from headscope.errors import CheckpointError, ConfigError, HeadscopeError
 from headscope.evaluation.before_after import Question, quality_change, question
 from headscope.files.folders import Build
-from headscope.files.hub import hub_target
+from headscope.files.hub import HubTarget, hub_target, push
 from headscope.files.output_checks import OutputKind, inputs_of
 from headscope.files.writing import write_json
 from headscope.formats.base import Checkpoint, Export, SavedFiles, open_checkpoint, open_configured, write_checkpoint
@@ -37,7 +37,7 @@ from headscope.model.removal_plan import RemovalPlan, alignment_note, keeping, p
 from headscope.model.stored_weights import round_weights, rounding_note
 from headscope.pruning.closed_form.bench import RefitBench
 from headscope.pruning.closed_form.calibration import CalibrationText, Compensated, calibration_text, split_text
-from headscope.pruning.engines.base import EngineExport, EngineOptions, engines_named
+from headscope.pruning.engines.base import EngineExport, EngineFile, EngineOptions, engines_named
 from headscope.pruning.model_inputs import InputTexts, texts
 from headscope.pruning.options.refit import Refit
 from headscope.pruning.options.remove import RemoveConfig
@@ -45,23 +45,21 @@ from headscope.pruning.options.shrink import ShrinkConfig
 from headscope.pruning.removal.export import export_for, split_export
 from headscope.pruning.removal.merge_plan import Merge, plan_merge, with_measured_counts
 from headscope.pruning.removal.record import (
-    Removed,
     Shrunk,
     command_made,
     list_made,
     list_typed,
-    padding_note,
-    pushed,
+    notes_on,
     removal_card,
-    removal_record,
+    shrunk_record,
     typed_command,
 )
-from headscope.pruning.removal.savings import Timing, engine_timing, timings
+from headscope.pruning.removal.savings import Timing, allowed, engine_timing, timings
 from headscope.pruning.removal.verify import compare, require, verify
 from headscope.pruning.scores_file import read_scores
+from headscope.results.removal import RECORD, Removal
 from headscope.signature import Signature, signature_of
 
-RECORD = "pruning.json"
 REMOVAL = OutputKind("removal", "run of `headscope prune remove`", RECORD, MODEL_FILES)
 MEASURED = 1000
 """Lines of a text that nothing was fitted to, which quality is measured on."""
@@ -95,11 +93,10 @@ class Destination:
         return cls(**shared, engines=engines, options=options, command=typed, **more)
 
 
-def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removed:
+def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambda what: None) -> Removal:
     """Remove heads from a checkpoint and write the smaller one to `config.out`.
 
-    HeadscopeError for whatever the user can fix; then nothing was written. The result's `pruning.json` has
-    everything that is returned.
+    HeadscopeError for whatever the user can fix; then nothing was written.
     """
     target, began = hub_target(config.hub_name, public=config.hub_public), time.monotonic()
     to = Destination.of(config, "prune remove", batch=config.batch, time_engines=config.time_engines)
@@ -108,8 +105,8 @@ def run_removal(config: RemoveConfig, *, progress: Callable[[str], None] = lambd
         checkpoint = open_configured(config)
         done = _removed(config, checkpoint, progress)
         to = replace(to, heads=list_typed(config, done))
-        removed = write_shrunk(done, to, build, whole=checkpoint, began=began, progress=progress)
-    return pushed(removed, target)
+        removal = write_shrunk(done, to, build, whole=checkpoint, began=began, progress=progress)
+    return pushed(removal, target)
 
 
 def _removed(config: RemoveConfig, checkpoint: Checkpoint, progress: Callable[[str], None]) -> Shrunk:
@@ -287,7 +284,7 @@ def write_shrunk(
     add: Callable[[Path], None] | None = None,
     began: float | None = None,
     progress: Callable[[str], None] = lambda what: None,
-) -> Removed:
+) -> Removal:
     """Write a shrunk checkpoint where `build` says, open it again, and compare its outputs with `wanted` [n V].
 
     These are by default those of the model in memory, which was compared with the whole one. Both are timed where
@@ -299,7 +296,7 @@ def write_shrunk(
             wanted = outputs(done.checkpoint.model, done.data.feeds[0])
     with build.writing() as made:
         written = write_checkpoint(done.checkpoint, made, to.companions)
-        verified = replace(done.verified, reloaded=_reloaded(done, written, wanted))
+        done = replace(done, verified=replace(done.verified, reloaded=_reloaded(done, written, wanted)))
         files = []
         for engine in to.engines:
             progress(f"exporting to {engine.name}")
@@ -307,54 +304,54 @@ def write_shrunk(
     times, untimed = list[Timing](), list[str]()
     if to.rounds and whole is not None:
         progress("timing")
-        both = (whole, done.checkpoint)
-        times = timings(*both, done.data, batch=to.batch, rounds=to.rounds)
-        if to.time_engines:
-            for engine, file in zip(to.engines, files, strict=True):
-                try:
-                    times.append(engine_timing(engine, (file, made), both, done.data, to.options, rounds=to.rounds))
-                except (ConfigError, CheckpointError) as error:
-                    untimed.append(f"{engine.name} was not timed: {error}")
-    result = Removed(
-        path=to.out / written.path.relative_to(made),
-        out=to.out,
-        heads=to.heads or list_made(done),
-        command=to.command or command_made(done, to.companions, to.engines, to.options),
-        format=written.format,
-        export=done.export.name,
-        source={**done.source, **{name: str(value) for name, value in to.companions.given().items()}},
-        removal=done.removal,
-        verified=verified,
-        before=done.before,
-        after=size(done.checkpoint, done.data.feeds),
-        timings=tuple(times),
-        notes=(
-            *written.notes,
-            *padding_note(done),
-            *done.alignment,
-            *done.rounded,
-            *filter(None, [verified.rounds]),
-            *([done.unmeasured] if done.unmeasured else []),
-            *(() if done.compensated is None else done.compensated.remarks()),
-            *(() if done.quality is None else done.quality.unread),
-            *(note for file in files for note in file.notes),
-            *untimed,
-        ),
-        signature=done.signature,
-        engines=tuple(files),
-        seconds=time.monotonic() - (began or time.monotonic()),
-        compensated=done.compensated,
-        quality=done.quality,
-        elsewhere=done.elsewhere,
-    )
-    write_card(removal_card(result, written), made)
-    record = removal_record(result)
+        times, untimed = _times(done, whole, to, files, made)
+    after = size(done.checkpoint, done.data.feeds)
+    record = shrunk_record(done) | {
+        "output": {
+            "format": written.format,
+            "export": done.export.name,
+            "file": "." if written.path == made else written.path.name,
+        },
+        "source": {**done.source, **{name: str(value) for name, value in to.companions.given().items()}},
+        "heads": dict(to.heads or list_made(done)),
+        "command": to.command or command_made(done, to.companions, to.engines, to.options),
+        "engines": [asdict(file) for file in files],
+        "opens": [*written.opens, *(line for file in files for line in file.opens)],
+        "limits": [*written.limits, *(line for file in files for line in file.limits)],
+        "after": asdict(after),
+        "times": [{**asdict(timing), "at_most": allowed(timing, done.before, after)} for timing in times],
+        "notes": [*written.notes, *notes_on(done), *(note for file in files for note in file.notes), *untimed],
+        "seconds": round(time.monotonic() - (began or time.monotonic()), 3),
+    }
+    write_card(removal_card(Removal(record, to.out)), made)
     if add is not None:
         with build.writing() as made:
             write_json(made / RECORD, build.kind.described(record))
             add(made)
-    build.finish(record)
-    return result
+    return Removal.open(build.finish(record))
+
+
+def _times(
+    done: Shrunk, whole: Checkpoint, to: Destination, files: Sequence[EngineFile], folder: Path
+) -> tuple[list[Timing], list[str]]:
+    """Times of both models, also by engines where `to` says so, and why one could not be timed."""
+    both, untimed = (whole, done.checkpoint), list[str]()
+    times = timings(*both, done.data, batch=to.batch, rounds=to.rounds)
+    for engine, file in zip(to.engines, files, strict=True) if to.time_engines else ():
+        try:
+            times.append(engine_timing(engine, (file, folder), both, done.data, to.options, rounds=to.rounds))
+        except (ConfigError, CheckpointError) as error:
+            untimed.append(f"warning: {engine.name} was not timed: {error}")
+    return times, untimed
+
+
+def pushed(removal: Removal, target: HubTarget | None) -> Removal:
+    """The same, once its folder is on the hub too; OutputError where that fails."""
+    if target is not None:
+        counts = [removal.record[when]["attention_heads"] for when in ("after", "before")]
+        title = f"{counts[0]} of {counts[1]} attention heads, by headscope prune remove"
+        removal.pushed = push(removal.folder, target, title=title)
+    return removal
 
 
 def shaping(config: CheckpointOptions) -> dict[str, Any]:

@@ -54,14 +54,6 @@ def allowed(timing: Timing, before: Size, after: Size) -> float:
     return by_flops if timing.what.endswith("forward") else max(by_bytes, by_flops)
 
 
-def rest(after: Size) -> str:
-    """Where the operations are that a removal has left, in words, the largest part first."""
-    known = {"attention": after.attention_flops, "the output layer": after.output_flops}
-    parts = known | {"feed-forward blocks and others": after.flops - sum(known.values())}
-    shares = sorted(((count / max(after.flops, 1), name) for name, count in parts.items()), reverse=True)
-    return ", ".join(f"{share:.0%} {name}" for share, name in shares if share >= 0.005)
-
-
 def timings(before: Checkpoint, after: Checkpoint, data: InputTexts, *, batch: int, rounds: int) -> list[Timing]:
     """Forward passes over one sentence and over `batch` of them, beam search over one and over a few, and decoding."""
 
@@ -124,13 +116,6 @@ class Timing:
     least: float = math.nan
     most: float = math.nan
     context: int = 0
-
-
-def speed_words(timing: Timing) -> str:
-    """How many times as fast, or that it cannot be told, where rounds differ in which of the two is the faster."""
-    if timing.least < 1 < timing.most:
-        return f"not told apart in speed ({timing.least:.2f} to {timing.most:.2f} × as fast)"
-    return f"{timing.speedup:.2f} × as fast"
 
 
 def measure_timing(

@@ -230,8 +230,12 @@ def test_a_whisper_is_cut_proved_and_written_with_its_alignment_heads(tmp_path: 
             rounds=0,
         )
     )  # fmt: skip
-    assert done.verified.difference < 1e-5 and done.verified.cached is not None and done.verified.cached < 1e-5
-    assert any("1 of 2 alignment heads" in note for note in done.notes)
+    assert (
+        done.record["verified"]["difference"] < 1e-5
+        and done.record["verified"]["cached"] is not None
+        and done.record["verified"]["cached"] < 1e-5
+    )
+    assert any("1 of 2 alignment heads" in note for note in done.record["notes"])
     written = json.loads((tmp_path / "small" / "generation_config.json").read_text())
     assert written["alignment_heads"] == [[0, 1]]
 

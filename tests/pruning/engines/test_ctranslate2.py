@@ -26,8 +26,8 @@ from headscope.pruning.engines.ctranslate2 import translators
 from headscope.pruning.engines.ctranslate2.export import CTranslate2
 from headscope.pruning.engines.ctranslate2.translators import translator_of
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
+from headscope.results.removal import Removal
 from headscope.training.data import tokenizers
 from tests.makers.shared import SHIPPED
 from tests.makers.translators import WORDS, around, changed, trained_here
@@ -115,7 +115,7 @@ def test_the_model_of_story_of_heads(tmp_path: Path) -> None:
     assert converted(made, tmp_path / "out") < 1e-4
 
 
-def removed(checkpoint: str, out: Path, heads: str, kind: str) -> Removed:
+def removed(checkpoint: str, out: Path, heads: str, kind: str) -> Removal:
     quick: dict[str, Any] = {"rounds": 0, "max_sentences": 8, "export": (kind, "ctranslate2")}
     return run_removal(RemoveConfig(checkpoint=checkpoint, out=out, heads=heads, **quick))
 

@@ -18,8 +18,8 @@ from headscope.heads import select_heads
 from headscope.model.taps import masked
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.merge_plan import plan_merge
-from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
+from headscope.results.removal import Removal
 from tests.makers import decoders
 from tests.oracles.merged import greedy_counts
 
@@ -31,7 +31,7 @@ def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
 
 
-def removed(path: Path, out: Path, **options: Any) -> Removed:
+def removed(path: Path, out: Path, **options: Any) -> Removal:
     quick: dict[str, Any] = {"rounds": 0, "max_sentences": 4, "export": ("deci-hf",)}
     return run_removal(RemoveConfig(checkpoint=str(path), out=out, **quick | options))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +34,21 @@ def test_llama_cpp_writes_as_many_tokens_with_both(tmp_path: Path, capsys: pytes
     """An engine without a program of its own is left out, and it is said."""
     pytest.importorskip("gguf")
     pytest.importorskip("xllamacpp")
-    from headscope.cli.prune_remove import show_removed
 
     path = decoders.saved(tmp_path / "whole", "qwen3", tie_word_embeddings=False)
     quick: dict[str, Any] = {"export": ("gguf", "laguna"), "rounds": 1, "max_sentences": 2, "batch": 1}
     found = run_removal(
         RemoveConfig(checkpoint=str(path), out=tmp_path / "small", heads=HALF, time_engines=True, **quick)
     )
-    (timing,) = found.timings
-    assert (
-        timing.what.startswith("llama.cpp")
-        and timing.tokens == 32
-        and timing.sentences == 1
-        and timing.before > 0 < timing.after
-    )
-    assert timing.least <= timing.speedup <= timing.most
-    (note,) = [note for note in found.notes if "not timed" in note]
-    assert note == "laguna was not timed: --export laguna has no program of its own to time"
-    record = json.loads((tmp_path / "small" / "pruning.json").read_text(encoding="utf-8"))
-    (kept,) = record["times"]
-    assert kept["tokens"] == 32 and kept["at_most"] > 1
-    show_removed(found)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "32 written" in shown and note in shown
+    (timing,) = found.record["times"]
+    assert timing["what"].startswith("llama.cpp") and (timing["tokens"], timing["sentences"]) == (32, 1)
+    assert timing["before"] > 0 < timing["after"] and timing["least"] <= timing["speedup"] <= timing["most"]
+    assert timing["at_most"] > 1
+    (note,) = [note for note in found.record["notes"] if "not timed" in note]
+    assert note == "warning: laguna was not timed: --export laguna has no program of its own to time"
+    said = [answer for answer in found.answers() if not answer.detail]
+    assert any(note == answer.sentence for answer in said)
+    assert any(answer.table and answer.table.rows[-1][0].endswith("32 written") for answer in said)
 
 
 def test_ctranslate2_is_timed_from_python(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from headscope.pruning.engines.gguf.export import Gguf
 from headscope.pruning.engines.gguf.layers import LlamaDecoder, interleaved, rotary_of
 from headscope.pruning.engines.gguf.writer import SPLITS, vocabulary_of, write_gguf
 from headscope.pruning.options.remove import RemoveConfig
-from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
+from headscope.results.removal import Removal
 from tests.makers import decoders
 
 gguf = pytest.importorskip("gguf")
@@ -41,7 +41,7 @@ LLAMA3 |= {"original_max_position_embeddings": 64, "rope_theta": 5e5}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 
 
-def removed(path: Path, out: Path, heads: str, *kinds: str, **options: Any) -> Removed:
+def removed(path: Path, out: Path, heads: str, *kinds: str, **options: Any) -> Removal:
     quick: dict[str, Any] = {"rounds": 0, "max_sentences": 8, "export": (*kinds, "gguf")}
     return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
 
@@ -101,7 +101,7 @@ def test_greedy_text_is_that_of_the_refitted_masked_model(tmp_path: Path) -> Non
     source.write_text("".join(f"A man in a red shirt number {n} walks a dog.\n" for n in range(40)), encoding="utf-8")
     found = removed(path, tmp_path / "small", RAGGED, compensate="least-squares", source=source)
     assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
-    assert "splits 8 of 8 sentences" in " ".join(found.notes)
+    assert "splits 8 of 8 sentences" in " ".join(found.record["notes"])
     model: Any = open_checkpoint(str(tmp_path / "small")).model
     prompt = [1, 40, 50, 60, 70]
     wanted = model.generate(
@@ -116,7 +116,7 @@ def test_greedy_text_is_that_of_the_refitted_masked_model(tmp_path: Path) -> Non
 def test_llama_cpp_splits_text_as_a_tokenizer_of_sentencepiece_does(tmp_path: Path) -> None:
     path = decoders.saved(tmp_path / "whole", tokenizer=decoders.sentencepiece_like())
     found = removed(path, tmp_path / "small", "decoder-self.1.*")
-    assert "llama.cpp splits 8 of 8 sentences into the same tokens" in found.notes
+    assert "llama.cpp splits 8 of 8 sentences into the same tokens" in found.record["notes"]
     assert fields(tmp_path / "small" / "model.gguf")["tokenizer.ggml.pre"] == "default"
 
 
@@ -219,7 +219,7 @@ def test_all_that_yarn_says_is_in_the_file(
     """llama.cpp computes the same; bounds that its architectures do not read are divisors of frequencies."""
     path = decoders.saved(tmp_path / "whole", kind, rope_parameters=YARN | more)
     done = hs.load(str(path)).convert(tmp_path / "engine", to="gguf")
-    assert done.difference is not None and "24 of 24 steps" in " ".join(done.notes)
+    assert done.difference is not None and "24 of 24 steps" in " ".join(done.record["notes"])
     said = fields(tmp_path / "engine" / "model.gguf")
     assert said.get(f"{said['general.architecture']}.rope.scaling.type") == written
     names = {tensor.name for tensor in gguf.GGUFReader(tmp_path / "engine" / "model.gguf").tensors}
@@ -255,7 +255,7 @@ def test_the_refused_model_goes_when_it_is_padded(tmp_path: Path) -> None:
     found = removed(path, tmp_path / "small", heads, pad=True)
     assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-4
     assert fields(tmp_path / "small" / "model.gguf")["qwen3.attention.head_count"] == 6
-    assert any("heads of zeros" in note for note in found.notes)
+    assert any("heads of zeros" in note for note in found.record["notes"])
 
 
 def test_a_file_that_llama_cpp_computes_differently_is_not_kept(

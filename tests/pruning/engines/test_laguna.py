@@ -26,8 +26,8 @@ from headscope.pruning.engines.decoders import PARTS
 from headscope.pruning.options.refit import RefitOptions
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.ranking.criterion import ScoringContext, criterion_named
-from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
+from headscope.results.removal import Removal
 from tests.makers import decoders
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ SMALL |= {"explained_steps": 5, "streaming_sink": 2, "streaming_recent": 4}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
 
 
-def removed(path: Path, out: Path, heads: str, **options: Any) -> Removed:
+def removed(path: Path, out: Path, heads: str, **options: Any) -> Removal:
     quick: dict[str, Any] = {"rounds": 0, "max_sentences": 4, "export": ("laguna",)}
     return run_removal(RemoveConfig(checkpoint=str(path), out=out, heads=heads, **quick | options))
 

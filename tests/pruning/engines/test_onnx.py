@@ -25,8 +25,8 @@ from headscope.pruning.engines.onnx_decoder import exported, logits_apart
 from headscope.pruning.model_inputs import texts
 from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal import remove
-from headscope.pruning.removal.record import Removed
 from headscope.pruning.removal.remove import run_removal
+from headscope.results.removal import Removal
 from tests.makers import decoders
 from tests.oracles import checkpoints, tiny
 
@@ -64,11 +64,11 @@ def installed() -> None:
     pytest.importorskip("onnxscript")
 
 
-def timed(found: Removed) -> tuple[str, int, int]:
+def timed(found: Removal) -> tuple[str, int, int]:
     """What of a file is timed: in words, on how many sentences, and the tokens that it writes."""
     small = open_checkpoint(str(found.path), device="cpu")
     data = texts(small, None, None, sentences=4)
-    with ENGINES.get("onnx").running(found.engines[0], small, data, found.out) as run:
+    with ENGINES.get("onnx").running(found.engines[0], small, data, found.folder) as run:
         return run.what, run.sentences, run.work()
 
 
@@ -94,7 +94,7 @@ def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path)
     assert ran["inputs"]["attention_mask"] == ["batch_size", "past_sequence_length + sequence_length"]
     model = open_checkpoint(str(path)).model
     ids = prompts
-    with torch.no_grad(), masked(model, found.removal.removed):
+    with torch.no_grad(), masked(model, found.removed):
         for _ in range(8):
             ids = torch.cat([ids, model(ids).logits[:, -1:].argmax(-1)], dim=1)
     assert ran["ids"] == ids.tolist()
@@ -102,9 +102,9 @@ def test_a_decoder_generates_through_its_cache_without_headscope(tmp_path: Path)
 
 def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     """Typed as docs/serving.md says."""
-    done: list[Removed] = []
+    done: list[Removal] = []
 
-    def kept(config: RemoveConfig, **more: Any) -> Removed:
+    def kept(config: RemoveConfig, **more: Any) -> Removal:
         done.append(run_removal(config, **more))
         return done[0]
 
@@ -117,7 +117,9 @@ def test_an_encoder_is_one_forward_pass(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "text").write_text("\n".join(" ".join(tiny.WORDS[: 3 + number]) for number in range(16)) + "\n")
     typed = ("--heads", "encoder-self.0.1", "--export", "self-contained,onnx", "--rounds", 0)
     text = ("--source", tmp_path / "text", "--max-sentences", 8)
-    status, said, _ = command("prune", "remove", tmp_path / "whole", *typed, *text, "--out", tmp_path / "small")
+    status, said, _ = command(
+        "prune", "remove", tmp_path / "whole", *typed, *text, "--out", tmp_path / "small", "--verbose"
+    )
     (found,) = done
     assert status == 0 and "outputs differ, as a share of the largest, by" in said and "onnxruntime" in said
     assert found.engines[0].difference is not None and found.engines[0].difference <= 1e-5
@@ -147,7 +149,7 @@ def test_an_encoder_decoder_is_three_graphs_that_decode(tmp_path: Path) -> None:
             max_sentences=8,
         )
     )
-    assert found.verified.difference <= 1e-5 and found.verified.searches == 0
+    assert found.record["verified"]["difference"] <= 1e-5 and found.record["verified"]["searches"] == 0
     (file,) = found.engines
     assert file.difference is not None and file.difference <= 1e-5
     assert "32 of 32" in file.notes[0]
