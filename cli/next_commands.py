@@ -73,16 +73,16 @@ def _of_analyses(options: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def after_choice(choice: Selection, options: Mapping[str, Any]) -> str:
+def after_choice(choice: Selection, options: Mapping[str, Any]) -> tuple[str, str] | None:
     """After heads were chosen the command that cuts them out, measured on the same text; after that what is left.
 
     A ranking on text is followed by the compensation that harms least there and on other text, and heads that a plain
     class can hold by its export.
     """
     if choice.removed_to is not None:
-        return command_line("show", choice.removed_to)
+        return "What it is", command_line("show", choice.removed_to)
     if not choice.removed:
-        return ""
+        return None
     ranking = choice.facts.get("ranking", {})
     trained = choice.folder / "model" if choice.model else choice.source["path"]
     words = ["prune", "remove", trained, "--heads", choice.folder / "removed.txt", "--out", f"{choice.folder}-pruned"]
@@ -93,7 +93,8 @@ def after_choice(choice: Selection, options: Mapping[str, Any]) -> str:
         words += ["--compensate", "auto"]
         refit = ("sequential",)
     words += ["--export", "native"] if ranking.get("native") else []
-    return command_line(*words, options=options, names=(*refit, *TEXT, *VALID, *_companions(choice)))
+    names = (*refit, *TEXT, *VALID, *_companions(choice))
+    return "Smaller model", command_line(*words, options=options, names=names)
 
 
 def _companions(choice: Selection) -> tuple[str, ...]:

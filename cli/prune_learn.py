@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
+from headscope.cli.answers import show_result
 from headscope.cli.failures import Application
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import made_of, option_of, read
@@ -32,12 +33,12 @@ def command_of(learner: DeclaredLearner) -> Any:
     own = [option_of(entry, hint, HEADS) for entry, hint in declared_options(learner.Options)]
     classes = (LearnConfig, Prices) if learner.priced else (LearnConfig,)
 
-    @made_of(*classes, more=own)
-    def command(values: Mapping[str, Any], *, json: bool) -> None:
+    @made_of(*classes, more=own, verbose=True)
+    def command(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
         prices = read(Prices, values).strengths if learner.priced else ()
         price = {"strength": prices[0] if prices else None} if learner.priced else {}
         method = read(LEARNERS.get(learner.name).Options, values, **price)
-        _learn(read(LearnConfig, values, method=method), prices, json=json)
+        _learn(read(LearnConfig, values, method=method), prices, json=json, verbose=verbose)
 
     made = Application(add_completion=False)
     help_text = "\n\n".join([learner.summary, OUTPUTS, learner.about])
@@ -45,20 +46,22 @@ def command_of(learner: DeclaredLearner) -> Any:
     return typer.main.get_command(made)
 
 
-def _learn(config: LearnConfig, strengths: Sequence[float] = (), *, json: bool) -> None:
+def _learn(config: LearnConfig, strengths: Sequence[float] = (), *, json: bool, verbose: bool) -> None:
     from headscope.distributed import process_group
     from headscope.pruning.learning.lambdas import lambdas_left
     from headscope.pruning.learning.learn import finished, resumable
+    from headscope.results.choices import choice_answers
 
     with process_group() as processes:
         if config.resume and (record := processes.on_main(lambda: finished(config))):
             if processes.main:
                 console.say(f"the run in {config.out} is complete; nothing is left to resume")
                 if json:
-                    console.print_json({"out": str(config.out), **record})
+                    answers = [answer.to_json() for answer in choice_answers(record, config.out.resolve().name)]
+                    console.print_json({"out": str(config.out), "record": record, "answers": answers})
             return
         try:
-            _run(config, strengths, processes, json=json)
+            _run(config, strengths, processes, json=json, verbose=verbose)
         except KeyboardInterrupt:
             if not (lambdas_left(config.out) if len(strengths) > 1 else resumable(config.out)):
                 raise
@@ -70,7 +73,9 @@ def _learn(config: LearnConfig, strengths: Sequence[float] = (), *, json: bool) 
             raise typer.Exit(130) from None
 
 
-def _run(config: LearnConfig, strengths: Sequence[float], processes: Processes, *, json: bool) -> None:
+def _run(
+    config: LearnConfig, strengths: Sequence[float], processes: Processes, *, json: bool, verbose: bool
+) -> None:
     """Learn with all processes; the first one shows the result."""
     from headscope.pruning.learning.lambdas import lambdas_complete, run_lambdas
     from headscope.pruning.learning.learn import run_learning
@@ -78,23 +83,19 @@ def _run(config: LearnConfig, strengths: Sequence[float], processes: Processes, 
     if len(strengths) < 2:
         choice = run_learning(config, progress=console.updates, processes=processes)
         if processes.main:
-            show_choice(choice, json=json, options=config.settings())
+            show_choice(choice, json=json, verbose=verbose, options=config.settings())
         return
     if config.resume and processes.main and lambdas_complete(config.out):
         console.say(f"the runs in {config.out} are complete; nothing is left to resume")
     sweep = run_lambdas(config, strengths, progress=console.updates, processes=processes)
     if processes.main:
-        _show_sweep(sweep, json=json)
+        _show_prices(sweep, json=json, verbose=verbose)
 
 
-def _show_sweep(sweep: LambdaSweep, *, json: bool) -> None:
-    if json:
-        runs = [{"out": str(folder), **record} for folder, record in sweep.records.items()]
-        console.print_json({"out": str(sweep.config.out), "runs": runs})
-        return
-    columns, values = list(sweep.table.columns), sweep.table.itertuples(index=False)
-    rows = ([f"{value:.4g}" if isinstance(value, float) else str(value) for value in row] for row in values)
-    console.show([console.table(columns, rows, numbers=columns)])
+def _show_prices(sweep: LambdaSweep, *, json: bool, verbose: bool) -> None:
     out = sweep.config.out
-    following = command_line("plot", "pruning", *sweep.records, "--out", f"{out}.png")
-    console.show(console.ending([f"{len(sweep.records)} prices of an open head, a run each"], out, following))
+    if json:
+        console.print_json({"out": str(out), **sweep.to_json()})
+        return
+    curve = command_line("plot", "pruning", *sweep.records, "--out", f"{out}.png")
+    show_result(sweep, verbose=verbose, files=[f"Results: {out}"], commands=[("Curve", curve)])

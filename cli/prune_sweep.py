@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from headscope.cli import console
+from headscope.cli.answers import show_result
 from headscope.cli.next_commands import command_line
 from headscope.cli.options import made_of, read
 from headscope.pruning.options.sweep import SweepConfig
 
 if TYPE_CHECKING:
-    from headscope.pruning.sweep.sweep import Sweep
-
-CAN_GO = {"non-inferior": "yes", "worse": "no", "not established": "?", "not tested": "–"}
+    from headscope.pruning.sweep.result import Sweep
 
 
-@made_of(SweepConfig)
-def sweep(values: Mapping[str, Any], *, json: bool) -> None:
+@made_of(SweepConfig, verbose=True)
+def sweep(values: Mapping[str, Any], *, json: bool, verbose: bool) -> None:
     """Prune by several methods, to several sizes, with several seeds, measure all: one table.
 
     Writes sweep.csv, survivors.csv and sweep.json. Goes on with what an interrupted run left.
@@ -38,45 +37,13 @@ def sweep(values: Mapping[str, Any], *, json: bool) -> None:
         console.say(f"interrupted; {done} finished cells are kept in {folder}: the same command goes on")
         raise typer.Exit(130) from None
     if result.main:
-        _show(result, json=json)
+        _show(result, json=json, verbose=verbose)
 
 
-def _show(sweep: Sweep, *, json: bool) -> None:
+def _show(sweep: Sweep, *, json: bool, verbose: bool) -> None:
     folder = sweep.context.config.out
     if json:
-        console.print_json({"out": str(folder), **sweep.record()})
+        console.print_json({"out": str(folder), **sweep.to_json()})
         return
-    lines = [f"{method}: {direction}" for method, direction in sweep.context.directions.items()]
-    lines += [f"note: {remark}" for remark in sweep.remarks]
-    following = command_line("plot", "pruning", folder, "--out", f"{folder}.png")
-    ending = console.ending(sweep.conclusions, folder, following)
-    console.show([_table(sweep), *console.signed(lines, sweep.signature), *ending])
-
-
-def _table(sweep: Sweep) -> Any:
-    from headscope.pruning.sweep.table import survivor_summary
-
-    rows = survivor_summary(sweep.table).merge(
-        sweep.verdicts, on=["method", "control", "size"], how="left", suffixes=("", "_")
-    )
-    priced = rows["size"].str.startswith("lambda").any()
-    columns = (*(["λ"] if priced else []), "kept", "seeds", sweep.context.metric_title, "± sd")
-    columns = (*columns, "change", "worse ≤", "can go", "loss", "min")
-    table = console.table(["method", *columns], numbers=columns, whole=("method", *columns), padding=(0, 1, 0, 0))
-    row: Any
-    for row in rows.itertuples():
-        whole = row.method == "unpruned"
-        table.add_row(
-            f"{row.method} {row.control}".strip(),
-            *([row.size.removeprefix("lambda ") if row.size.startswith("lambda") else ""] if priced else []),
-            f"{row.kept:.4g}",
-            str(row.seeds),
-            f"{row.value:.4g}",
-            "" if row.seeds == 1 else f"{row.sd:.2g}",
-            "" if whole else f"{row.difference:+.3g}",
-            "" if row.worse_limit != row.worse_limit else f"{row.worse_limit:.3g}",
-            CAN_GO.get(row.verdict, ""),
-            f"{row.loss:.4f}",
-            f"{row.minutes:.1f}",
-        )
-    return table
+    curve = command_line("plot", "pruning", folder, "--out", f"{folder}.png")
+    show_result(sweep, verbose=verbose, files=[f"Results: {folder}"], commands=[("Curve", curve)])

@@ -37,6 +37,8 @@ from headscope.pruning.engines.base import EngineOptions, engines_named
 from headscope.pruning.gate_layout import GateLayout, gate_layout, unit_remarks
 from headscope.pruning.options.shared import HeadChoice, PruningOptions, SelectionConfig
 from headscope.pruning.removal.export import choose_export, split_export
+from headscope.results.answer import Answer
+from headscope.results.choices import choice_answers
 from headscope.signature import Signature, signature_of
 from headscope.version import VERSION
 
@@ -99,7 +101,9 @@ def open_selection(config: PruningOptions, *, trains: bool) -> OpenedSelection:
         if corpus is not None:
             remarks += count_unknown(checkpoint, corpus, limit=limit, sentences=SAMPLED).remarks(checkpoint)
     if held_out is None and trains:
-        remarks.append("measured on the text that it learnt from; give --valid-source for text it has not seen")
+        remarks.append(
+            "warning: measured on the text that it learnt from; give --valid-source for text it has not seen"
+        )
     if isinstance(config, SelectionConfig):  # what can be known of a removal before hours of learning
         if config.export and not config.remove:
             raise ConfigError("--export says what --remove writes; give --remove too")
@@ -183,9 +187,16 @@ class Selection:
         kept = Counter(head.site.value for head in self.kept)
         return {site: (kept[site], total) for site, total in self.gating.per_site().items()}
 
+    def answers(self) -> list[Answer]:
+        """How many heads stay, what that costs, and which go."""
+        return choice_answers(self.record(), self.folder.resolve().name)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `pruning.json` says, and the answers."""
+        return {"record": self.record(), "answers": [answer.to_json() for answer in self.answers()]}
+
     def __repr__(self) -> str:
-        sites = ", ".join(f"{site} {kept} of {total}" for site, (kept, total) in self.per_site().items())
-        return f"<Selection by {self.method}, in {self.folder}: {len(self.kept)} of {self.gating.heads} stay ({sites})>"
+        return f"<Selection: {self.answers()[0].sentence}>"
 
     def record(self) -> dict[str, Any]:
         """What `pruning.json` says."""
@@ -202,6 +213,7 @@ class Selection:
             "model": MODEL if self.model else None,
             "removed_to": self.removed_to,
             self.quantity: self.quality,
+            "title": self.title,
             **self.facts,
             "remarks": self.remarks,
             "seconds": round(self.seconds, 3),

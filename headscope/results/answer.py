@@ -62,3 +62,15 @@ def list_text(names: Sequence[str], most: int) -> str:
     """The first names, and how many more there are."""
     hidden = len(names) - most
     return " ".join(names[:most]) + (f" and {hidden:,} more" if hidden > 0 else "")
+
+
+def remark_answers(remarks: Sequence[str], file: str) -> list[Answer]:
+    """Warnings among remarks, how many others there are and in which file; those themselves are details."""
+    warnings = [remark for remark in remarks if remark.startswith("warning")]
+    others = [remark for remark in remarks if remark not in warnings]
+    told = [Answer("Notes", f"{len(others)}, with --verbose and in {file}")] if others else []
+    return [
+        *(Answer("", remark, caution=True) for remark in warnings),
+        *told,
+        *(Answer("note", remark, detail=True) for remark in others),
+    ]

@@ -12,7 +12,7 @@ import pandas as pd
 from headscope.config.declarations import imported
 from headscope.files.reading import read_json
 from headscope.heads import HeadId, by_layer
-from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, number_text
+from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, number_text, remark_answers
 from headscope.results.result import Result
 from headscope.results.study_tables import RunError
 from headscope.signature import counted
@@ -81,7 +81,7 @@ def verdict(removal: Removal) -> Iterator[Answer]:
         what += f", {after - before + gone:,} of zeros in their place"
     judged = None if quality is None else quality["verdict"]
     if judged is None:
-        said = "QUALITY NOT MEASURED" if quality is None else f"NO VERDICT: {quality['why']}"
+        said = "QUALITY NOT MEASURED" if quality is None else "NO VERDICT"
     else:
         said = VERDICTS[judged["verdict"]].format(margin=quality["margin"])
     good = judged is not None and judged["verdict"] not in (OPEN, WORSE)
@@ -137,11 +137,13 @@ def _lost_text(judged: Mapping[str, Any] | None) -> str:
 
 
 def _advice(record: Mapping[str, Any]) -> str:
-    """How many lines to give where there are too few, and what loses less where the model is worse."""
+    """Why there is no verdict, how many lines to give where there are too few, and what loses less."""
     quality = record["quality"]
-    judged = None if quality is None else quality["verdict"]
+    if quality is None:
+        return next((text for text in record["notes"] if text.startswith("quality was not measured")), "")
+    judged = quality["verdict"]
     if judged is None:
-        return ""
+        return str(quality["why"])
     if judged["verdict"] == OPEN and (needed := quality["needed"]):
         lines = counted(quality["sentences"], "held-out line")
         margin = number_text(judged["margin"], 2)
@@ -319,11 +321,5 @@ def rest(after: Mapping[str, Any]) -> str:
 
 
 def notes(removal: Removal) -> Iterator[Answer]:
-    """What else there is to know; warnings are no details."""
-    texts = removal.record["notes"]
-    warnings = [text for text in texts if text.startswith("warning")]
-    yield from (Answer("", text, caution=True) for text in warnings)
-    others = [text for text in texts if text not in warnings]
-    if others:
-        yield Answer("Notes", f"{len(others)}, with --verbose and in {RECORD}")
-    yield from (Answer("note", text, detail=True) for text in others)
+    """What else there is to know."""
+    yield from remark_answers(removal.record["notes"], RECORD)

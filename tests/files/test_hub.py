@@ -75,7 +75,7 @@ def test_the_complete_folder_is_pushed_with_its_card(hub: Hub, bert: Path, tmp_p
     measured = ["--source", text, "--labels", labels, "--compensate", "mean"]
     status, printed, _ = command(*removal(bert, out, "--hub-name", "someone/small", *measured))
     assert status == 0
-    assert "pushed to https://hub.test/someone/small" in printed
+    assert "Pushed to https://hub.test/someone/small" in printed
     assert hub.names == ["whoami", "create_repo", "upload_folder"]
     (_, created), (_, uploaded) = hub.calls[1:]
     assert created == {"name": "someone/small", "private": True, "exist_ok": True, "repo_type": "model"}

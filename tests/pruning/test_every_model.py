@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +338,7 @@ def test_the_table_of_a_removal_is_measured_by_the_metric(made: tuple[str, dict[
     held = hs.Texts(again.pop("valid_text", None), labels=again.pop("valid_labels", None))
     small = opened.remove(gone.split(","), **again, valid=held, refit=hs.Refit(sentences=COUNT))
     assert small.compensation is not None
-    assert small.compensation["performance"] == {row: asdict(value) for row, value in table.items()}
+    assert small.compensation["performance"] == table
     with pytest.raises(ConfigError, match=r"--objective.*--compensate"):
         RemoveConfig(checkpoint="", out=tmp_path, heads=gone, objective="representation")
     with pytest.raises(ConfigError, match="objective"):

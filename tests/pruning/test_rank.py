@@ -272,10 +272,11 @@ def test_the_command_and_its_json(folder: Path, tmp_path: Path) -> None:
     command = ["prune", "rank", str(folder / "whole"), "--by", "magnitude", "--keep-fraction", "0.5", "--device", "cpu"]
     found = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "run"), "--json", "--allocate", "per-layer"])
     assert found.exit_code == 0, found.output
-    record = json.loads(found.output)
+    record = json.loads(found.output)["record"]
     assert record["kept"] == round(record["heads"] / 2) and record["method"] == "rank"
     shown = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "two")])
-    assert shown.exit_code == 0 and "next: headscope prune remove" in shown.output
+    assert shown.exit_code == 0 and "Smaller model:  headscope prune remove" in shown.output
+    assert shown.output.startswith("two: ") and "heads stay; by magnitude: removes the lowest first" in shown.output
 
 
 def test_several_processes_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +329,7 @@ def test_what_is_measured_of_a_trained_model_is_what_is_saved_of_it(
     decoders.byte_level().save_pretrained(folder)
     text.write_text("".join(f"one {word} two and then some more of it\n" for word in "abcdefgh"))
     read = ("--source", text)
-    status, said, err = command("prune", *method, folder, "--keep", 4, *read, "--out", out)
+    status, said, err = command("prune", *method, folder, "--keep", 4, *read, "--out", out, "--verbose")
     assert status == 0, err
     assert ("rounded to bfloat16, as the checkpoint stores them" in said) is (measured != "refitted")
     status, found, err = command("evaluate", out / "model", "--mask", out / "removed.txt", *read, "--json")

@@ -40,7 +40,8 @@ from headscope.pruning.sweep import sweep as sweep_module
 from headscope.pruning.sweep.cell_files import read_cell
 from headscope.pruning.sweep.cells import run_cell
 from headscope.pruning.sweep.config import Cell, cells_of
-from headscope.pruning.sweep.sweep import Sweep, run_sweep
+from headscope.pruning.sweep.result import Sweep
+from headscope.pruning.sweep.sweep import run_sweep
 from headscope.pruning.sweep.table import kinds_by_head
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned
@@ -633,11 +634,12 @@ def test_the_command(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.
         assert run(*asked, "--keep", "3,7") == 130
     assert "1 finished" in capsys.readouterr().err
     assert run(*asked, "--keep", "3,7", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)["record"]
     assert [row["kept"] for row in found["cells"]] == [16, 3, 7] and found["verdicts"][0]["kept"] == 3
-    assert run(*asked, "--keep", "3,7") == 0
+    assert run(*asked, "--keep", "3,7", "--verbose") == 0
     shown = capsys.readouterr().out
-    assert "random: 13 of 16 heads can go within 99 BLEU; with 3 kept" in shown and "m:prune.sweep|metric:bleu" in shown
+    assert len(shown.splitlines()) <= 25
+    assert shown.startswith("out: random: 13 of 16 heads can go within 99 BLEU; with 3 kept") and "m:prune.sweep|metric:bleu" in shown
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert record["heads_per_site"] == {"encoder-self": 5, "decoder-self": 5, "cross": 6}
 

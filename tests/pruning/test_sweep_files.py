@@ -25,7 +25,8 @@ from headscope.pruning.options.remove import RemoveConfig
 from headscope.pruning.removal.remove import run_removal
 from headscope.pruning.sweep import cells
 from headscope.pruning.sweep.cell_files import Journal
-from headscope.pruning.sweep.sweep import Sweep, run_sweep
+from headscope.pruning.sweep.result import Sweep
+from headscope.pruning.sweep.sweep import run_sweep
 from headscope.report.figures.pruning import pruning_figure
 from headscope.report.readers.pruning_runs import load_pruned, with_labels
 from tests.makers.shared import SHIPPED

@@ -20,6 +20,8 @@ from headscope.pruning.learning.examples import QUANTITIES
 from headscope.pruning.learning.learn import finished, resumable, run_learning
 from headscope.pruning.options.learn import LearnConfig, check_prices
 from headscope.pruning.selection import CHOICE
+from headscope.results.answer import Answer
+from headscope.results.choices import price_answers
 from headscope.version import VERSION
 
 RECORD, TABLE = "lambdas.json", "sweep.csv"
@@ -39,6 +41,21 @@ class LambdaSweep:
     config: LearnConfig
     records: Mapping[Path, Mapping[str, Any]]
     table: pd.DataFrame
+
+    @property
+    def signature(self) -> str:
+        """Everything that the numbers depend on, of all runs."""
+        return "\n".join(str(record["signature"]) for record in self.records.values())
+
+    def answers(self) -> list[Answer]:
+        """How many heads stay at each price, and what that costs."""
+        rows: list[Any] = self.table.to_dict("records")
+        return price_answers(rows, self.config.out.resolve().name)
+
+    def to_json(self) -> dict[str, Any]:
+        """The records of all runs, and the answers."""
+        runs = [{"out": str(folder), **record} for folder, record in self.records.items()]
+        return {"record": {"runs": runs}, "answers": [answer.to_json() for answer in self.answers()]}
 
 
 def run_lambdas(

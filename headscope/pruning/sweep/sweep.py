@@ -8,7 +8,6 @@ by this process, by several that it starts (--jobs), or by those that torchrun s
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -41,7 +40,6 @@ from headscope.model.process_settings import process_settings
 from headscope.progress import Progress, no_progress
 from headscope.pruning.options.sweep import SweepConfig
 from headscope.pruning.scores_file import other_weights
-from headscope.pruning.selection import selection_signature
 from headscope.pruning.sweep.cell_files import (
     CELLS,
     RECORD,
@@ -60,8 +58,8 @@ from headscope.pruning.sweep.cell_files import (
 from headscope.pruning.sweep.cells import SweepContext, run_cell
 from headscope.pruning.sweep.config import UNPRUNED, Cell
 from headscope.pruning.sweep.kept_models import check_keeping, kept_remarks, on_one_device
-from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors, verdict_lines, verdicts
-from headscope.signature import Signature
+from headscope.pruning.sweep.result import Sweep, sweep_signature
+from headscope.pruning.sweep.table import MeasuredCells, make_table, survivors, verdicts
 from headscope.training.from_scratch import recipe_digest
 from headscope.version import VERSION
 
@@ -71,51 +69,6 @@ SAID = ("verdicts", "conclusions", "directions", "remarks")
 POLL = 0.5  # seconds
 Task = Cell | tuple[str, int]
 """A cell, or the scores of heads by one criterion and seed."""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """The table of a sweep, the heads that stay in each cell, and the verdict on every method and size.
-
-    `baseline` says why there are no verdicts, `notes` of which cells no model is kept, and where functions are of other
-    weights. Of several processes the first alone has them; the tables are empty in the others (`main` is False).
-    """
-
-    context: SweepContext
-    table: pd.DataFrame
-    survivors: pd.DataFrame
-    verdicts: pd.DataFrame
-    baseline: str | None = None
-    notes: Sequence[str] = ()
-    main: bool = True
-
-    @property
-    def signature(self) -> Signature:
-        """What shaped the numbers."""
-        return _signature(self.context)
-
-    @property
-    def remarks(self) -> list[str]:
-        """What the user should know."""
-        verdict = [f"no verdict: {self.baseline}"] if self.baseline else []
-        return [*self.context.opened.remarks, *verdict, *self.notes]
-
-    @property
-    def conclusions(self) -> list[str]:
-        """By method how many heads can go, and what the text could have seen."""
-        return list(verdict_lines(self.verdicts, self.context.metric_title))
-
-    def record(self) -> dict[str, Any]:
-        """As JSON values; NaN becomes null."""
-        tables = {"cells": self.table, "verdicts": self.verdicts}
-        rows = {name: json.loads(table.to_json(orient="records")) for name, table in tables.items()}
-        return {
-            "signature": str(self.signature),
-            "remarks": self.remarks,
-            "directions": self.context.directions,
-            "conclusions": self.conclusions,
-            **rows,
-        }
 
 
 def run_sweep(config: SweepConfig, *, progress: Progress = no_progress) -> Sweep:
@@ -300,7 +253,7 @@ def _do_in_worker(task: Task) -> list[str]:
 
 def sweep_record(context: SweepContext) -> dict[str, Any]:
     """What a directory of cells is of: with it they are known, and gone on with."""
-    config, opened, signature = context.config, context.opened, _signature(context)
+    config, opened, signature = context.config, context.opened, sweep_signature(context)
     corpora = {"source": opened.corpus, "valid": opened.valid}
     digests = {name: corpus and f"{corpus.digest}-{corpus.count}" for name, corpus in corpora.items()}
     if config.from_scratch:
@@ -348,26 +301,6 @@ def difference(folder: Path, record: Mapping[str, Any], saved: Mapping[str, Any]
             "another --out, or --force to begin anew"
         )
     return None
-
-
-def _signature(context: SweepContext) -> Signature:
-    config, valid = context.config, context.data.corpus
-    how = {"metric": context.metric}
-    if context.metric == "bleu":
-        how |= {
-            "text": config.text,
-            "tok": context.data.text.tokenize,
-            **context.checkpoint.search_facts(context.data.options),
-        }
-    if config.trains:
-        how["updates"] = f"{config.updates}+{config.tune_updates}"
-    if config.allocate != "global":
-        how["allocate"] = config.allocate
-    if config.compensate != "none":
-        how["compensate"] = config.refit.name
-    how["valid"] = f"sha1={valid.digest[:12]},n={valid.count}"
-    made = selection_signature("sweep", context.opened, config, **how)
-    return Signature({**made.entries, "boot": str(config.bootstrap)})
 
 
 def write_conclusion(context: SweepContext, record: Mapping[str, Any]) -> Sweep:

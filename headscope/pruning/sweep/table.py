@@ -201,6 +201,11 @@ def survivor_summary(table: pd.DataFrame) -> pd.DataFrame:
 KEY = ["method", "control", "size"]
 
 
+def sizes_with_verdicts(table: pd.DataFrame, judged: pd.DataFrame) -> pd.DataFrame:
+    """A row for every method and size, seeds put together, with its verdict."""
+    return survivor_summary(table).merge(judged, on=KEY, how="left", suffixes=("", "_"))
+
+
 def verdicts(measured: MeasuredCells, sites: Mapping[str, int]) -> pd.DataFrame:
     """A row for every method and size, seeds put together: method, control, size, kept (mean), of, and the verdict."""
     sequences: dict[tuple[str, str], dict[str, list[int]]] = {}

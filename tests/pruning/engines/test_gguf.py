@@ -219,7 +219,7 @@ def test_all_that_yarn_says_is_in_the_file(
     """llama.cpp computes the same; bounds that its architectures do not read are divisors of frequencies."""
     path = decoders.saved(tmp_path / "whole", kind, rope_parameters=YARN | more)
     done = hs.load(str(path)).convert(tmp_path / "engine", to="gguf")
-    assert done.difference is not None and "24 of 24 steps" in " ".join(done.record["notes"])
+    assert done.difference is not None and "24 of 24 steps" in " ".join(done.notes)
     said = fields(tmp_path / "engine" / "model.gguf")
     assert said.get(f"{said['general.architecture']}.rope.scaling.type") == written
     names = {tensor.name for tensor in gguf.GGUFReader(tmp_path / "engine" / "model.gguf").tensors}

@@ -1,0 +1,119 @@
+"""Answers of what chooses heads, made of the records: one choice, choices at several prices, and a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from headscope.heads import HeadId
+from headscope.results.answer import MOST_ROWS, Answer, AnswerTable, list_text, number_text, remark_answers
+from headscope.signature import counted
+
+QUANTITIES = ("nll", "damage")  # under which a choice records what it costs
+CAN_GO = {"non-inferior": "can go", "worse": "worse", "not established": "not shown", "not tested": ""}
+LISTED = 24  # heads that are named in a line
+
+
+def choice_answers(record: Mapping[str, Any], name: str) -> list[Answer]:
+    """What the pruning.json of a choice says: how many heads stay, what it costs, which go; `name` is the run's."""
+    parts = (_choice(record, name), _costs(record), _gone(record), _sites(record), _learning(record))
+    answers = [answer for part in parts for answer in part]
+    return [*answers, *remark_answers(record["remarks"], "pruning.json")]
+
+
+def _choice(record: Mapping[str, Any], name: str) -> Iterator[Answer]:
+    ranking = record.get("ranking")
+    how = ranking["direction"] if ranking else f"by {record['method']}, whose gates learn which"
+    yield Answer("", f"{name}: {record['kept']:,} of {record['heads']:,} heads stay; {how}")
+
+
+def _costs(record: Mapping[str, Any]) -> Iterator[Answer]:
+    """What a loss measures before, with the heads masked, and tuned."""
+    values: Mapping[str, float] = next((record[name] for name in QUANTITIES if record.get(name)), {})
+    if values:
+        numbers = ", ".join(f"{when} {round(value, 4) + 0.0:.4f}" for when, value in values.items())
+        yield Answer("What it costs", f"{record['title']}: {numbers}")
+
+
+def _gone(record: Mapping[str, Any]) -> Iterator[Answer]:
+    """The heads that go, by short names where the model has one site, and where they have gone."""
+    sites = record["kept_per_site"]
+    names = [HeadId.parse(head).name(sites) for head in record["removed"]]
+    yield Answer("Go", list_text(names, LISTED) or "none", heads=tuple(record["removed"]))
+    if record["removed_to"]:
+        yield Answer("Smaller checkpoint", str(record["removed_to"]))
+
+
+def _sites(record: Mapping[str, Any]) -> Iterator[Answer]:
+    sites = record["kept_per_site"]
+    if len(sites) > 1:
+        rows = tuple((site, str(counts["of"]), str(counts["kept"])) for site, counts in sites.items())
+        yield Answer("By site", "", AnswerTable(("", "heads", "stay"), rows))
+
+
+def _learning(record: Mapping[str, Any]) -> Iterator[Answer]:
+    """The price of an open head, and what else learning was made of."""
+    learning = record.get("learning", {})
+    if "lambda_paper" in learning:
+        searched = learning["lambda_searched"]
+        paper, code = (number_text(learning[name], 4) for name in ("lambda_paper", "lambda_code"))
+        how = " (searched)" if searched else ""
+        yield Answer("λ", f"{paper} on the sum over heads, {code} on the mean over modules{how}", detail=True)
+        if searched:
+            count = learning["heads_with_log_a_above_0"]
+            yield Answer("", f"log_a > 0 alone would keep {counted(count, 'head')}", detail=True)
+    if "updates" in learning:
+        data = f"{counted(learning['updates'], 'update')} on {counted(learning['sentences'], 'sentence')}"
+        yield Answer("Learnt", f"{data}, by {learning['learnt_by']}", detail=True)
+
+
+def price_answers(rows: Sequence[Mapping[str, Any]], name: str) -> list[Answer]:
+    """What gates that were learnt at several prices of an open head keep, and what that costs: a row a price."""
+    kept = [row["kept"] for row in rows]
+    said = f"{name}: {len(rows)} prices of an open head, {min(kept):,} to {max(kept):,} heads stay"
+    names = dict.fromkeys(column for row in rows for column in row)
+    one_site = sum(column.startswith("kept_") for column in names) == 1
+    columns = [column for column in names if not (one_site and column.startswith("kept_"))]
+    cells = [tuple(_cell(row.get(column)) for column in columns) for row in rows[:MOST_ROWS]]
+    return [Answer("", said), Answer("Each price", "", _filled(columns, cells))]
+
+
+def _filled(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> AnswerTable:
+    """A table without the columns that are empty in every row."""
+    places = [place for place in range(len(columns)) if any(row[place] for row in rows)]
+    return AnswerTable(tuple(columns[n] for n in places), tuple(tuple(row[n] for n in places) for row in rows))
+
+
+def _cell(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def sweep_answers(record: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], name: str, metric: str) -> list[Answer]:
+    """The conclusions of a sweep first, then its table; `rows` are seeds put together, with the verdict on each."""
+    first, *others = record["conclusions"] or ["no verdict" if record["remarks"] else "nothing to compare with"]
+    answers = [Answer("", f"{name}: {first}"), *(Answer("", conclusion) for conclusion in others)]
+    priced = any(row["size"].startswith("lambda") for row in rows)
+    columns = ("", *(["λ"] if priced else []), "heads", metric, "± sd", "change", "worse ≤", "verdict")
+    shown = sorted(rows, key=lambda row: row["method"] != "unpruned")[:MOST_ROWS]
+    table = _filled(columns, [_sweep_row(row, priced=priced) for row in shown])
+    hidden = len(rows) - len(shown)
+    answers.append(Answer("Sizes", f"{hidden} more in sweep.csv" if hidden > 0 else "", table))
+    answers += [Answer(method, direction, detail=True) for method, direction in record["directions"].items()]
+    return [*answers, *remark_answers(record["remarks"], "sweep.json")]
+
+
+def _sweep_row(row: Mapping[str, Any], *, priced: bool) -> tuple[str, ...]:
+    whole = row["method"] == "unpruned"
+    size = row["size"].removeprefix("lambda ") if row["size"].startswith("lambda") else ""
+    return (
+        f"{row['method']} {row['control']}".strip(),
+        *([size] if priced else []),
+        f"{row['kept']:.4g}",
+        f"{row['value']:.4g}",
+        "" if row["seeds"] == 1 else f"{row['sd']:.2g} of {row['seeds']}",
+        "" if whole else f"{row['difference']:+.3g}".replace("-", "−"),
+        "" if row["worse_limit"] != row["worse_limit"] else number_text(row["worse_limit"]),
+        CAN_GO.get(row["verdict"], ""),
+    )
