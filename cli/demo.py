@@ -105,8 +105,8 @@ def half_removed(part: Part) -> tuple[str, str]:
     back = f"{(lost - left) / lost:.0%} of the loss comes back" if left < lost else "here it does not help"
     return done, (
         f"On {compensation['held_out']['sentences']} other sentences the cosine of sentence vectors to the intact "
-        f"model's is {quality['refitted']:.3f}, without the refit {quality['removed']:.3f}: {back}, as a refit can give back what "
-        "of the removed heads' output is a linear function of the others'."
+        f"model's is {quality['refitted']:.3f}, without the refit {quality['removed']:.3f}: {back}, as a refit can "
+        "give back what of the removed heads' output is a linear function of the others'."
     )
 
 

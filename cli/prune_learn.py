@@ -73,9 +73,7 @@ def _learn(config: LearnConfig, strengths: Sequence[float] = (), *, json: bool, 
             raise typer.Exit(130) from None
 
 
-def _run(
-    config: LearnConfig, strengths: Sequence[float], processes: Processes, *, json: bool, verbose: bool
-) -> None:
+def _run(config: LearnConfig, strengths: Sequence[float], processes: Processes, *, json: bool, verbose: bool) -> None:
     """Learn with all processes; the first one shows the result."""
     from headscope.pruning.learning.lambdas import lambdas_complete, run_lambdas
     from headscope.pruning.learning.learn import run_learning

@@ -184,7 +184,7 @@ def _time_row(timing: Mapping[str, Any]) -> tuple[str, ...]:
     else:
         values = [f"{number_text(1e3 * timing[end])} ms" for end in ("before", "after")]
     alike = ", not told apart" if timing["least"] < 1 < timing["most"] else ""
-    ratio = f"{timing['speedup']:.2f}× ({timing['least']:.2f}–{timing['most']:.2f}){alike}"
+    ratio = f"{timing['before'] / timing['after']:.2f}× ({timing['least']:.2f}–{timing['most']:.2f}){alike}"
     return timing["what"], *values, ratio, counted(timing["sentences"], "line")
 
 

@@ -140,28 +140,34 @@ def sweep_run(path: Path, layout: Layout) -> Path:
 def removal_run(path: Path) -> Path:
     """What `headscope prune remove` writes, its model aside."""
     path.mkdir(parents=True)
-    sizes = {"bytes": 4000, "flops": 0, "cache": 0, "cross_cache": 0}
+    sizes = dict.fromkeys(("flops", "cache", "cross_cache", "attention_flops", "output_flops", "read"), 0)
+    sizes |= {"bytes": 4000, "attention_parameters": 400}
     record = {
         "kind": "removal",
-        "source": {"path": "model"},
+        "source": {"path": "model", "format": "native", "digest": 64 * "0"},
+        "kept": {"encoder-self": {"0": [1, 2]}},
+        "opens": [],
         "removed": ["encoder-self.0.0"],
         "merged": {},
         "before": {**sizes, "parameters": 1000, "attention_heads": 9},
         "after": {**sizes, "parameters": 900, "attention_heads": 8},
         "times": [
             {"what": "forward", "sentences": 1, "tokens": 0, "before": 0.02, "after": 0.01, "least": 1.9, "most": 2.1}
+            | {"at_most": 2.2}
         ],
         "verified": {
             "data": "text",
             "sentences": 4,
             "difference": 1e-7,
             "tolerance": 1e-5,
+            "cached": None,
+            "reloaded": 0.0,
             "searched": 8,
             "searches": 8,
         },
         "quality": {
             **{"metric": "accuracy", "title": "accuracy", "text": "held-out.txt", "sentences": 40, "margin": "1%"},
-            **{"before": {"value": 0.9}, "after": {"value": 0.85}, "loss": [0.3, 0.4], "why": ""},
+            **{"before": {"value": 0.9}, "after": {"value": 0.85}, "loss": [0.3, 0.4], "why": "", "needed": 400},
             "verdict": {
                 **{"worse": 0.05, "worse_limit": 0.09, "margin": 0.009, "detectable": 0.06},
                 "verdict": "not established",

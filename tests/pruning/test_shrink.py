@@ -96,7 +96,7 @@ def test_it_is_rank_and_remove_and_evaluate(folder: Path, tmp_path: Path, comman
     assert made["quality"]["sentences"] == KEPT
     for name, text in (("quality", "text"), ("elsewhere", "other")):
         value, sentences = made[name]["after"]["value"], made[name]["sentences"]
-        assert f"{sentences} lines of {text}" in card and f"{value:.4g} after" in card
+        assert f"{sentences} lines of {text}" in card and f"after {value:.4g}" in card
         assert f"<td>{sentences} lines</td>" in page and f"<td>{value:.4g}</td>" in page, name
     verdict, heading, quality, other, *_ = shown.splitlines()
     assert verdict.startswith("small: 3 of 6 heads removed   NOT SHOWN TO BE AS GOOD") and "before" in heading

@@ -639,7 +639,10 @@ def test_the_command(words: dict[str, Any], tmp_path: Path, monkeypatch: pytest.
     assert run(*asked, "--keep", "3,7", "--verbose") == 0
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) <= 25
-    assert shown.startswith("out: random: 13 of 16 heads can go within 99 BLEU; with 3 kept") and "m:prune.sweep|metric:bleu" in shown
+    assert (
+        shown.startswith("out: random: 13 of 16 heads can go within 99 BLEU; with 3 kept")
+        and "m:prune.sweep|metric:bleu" in shown
+    )
     record = json.loads((tmp_path / "out" / "sweep.json").read_text())
     assert record["heads_per_site"] == {"encoder-self": 5, "decoder-self": 5, "cross": 6}
 

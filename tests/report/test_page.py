@@ -264,7 +264,7 @@ def test_pruning_removal_and_training_have_their_parts(run: Path, tmp_path: Path
     removal, sweep = report.sections["Pruning"]
     assert removal.answers[0].caution and removal.answers[0].sentence.endswith("NOT SHOWN TO BE AS GOOD")
     html = page_html(report)
-    assert '<td class="worse">worse by 0.05, perhaps 0.09 worse</td>' in html
+    assert '<td class="worse">worse by 0.05, perhaps 0.09</td>' in html
     assert sweep.answers[0].sentence == "model: l0: 3 heads can go" and sweep.answers[1].table is not None
     kept = sweep.answers[1].table.columns.index("kept")
     assert [row[kept] for row in sweep.answers[1].table.rows] == ["9", "3", "6", "3", "6"]
