@@ -25,6 +25,7 @@ from headscope.api.removal import (
 from headscope.api.selection import Heads
 from headscope.api.texts import AnswerList, LabelList, Text, prompt_texts, texts_of
 from headscope.config import Companions
+from headscope.config.inputs import BleuTokenizer
 from headscope.engine.overview import checkpoint_overview
 from headscope.errors import ConfigError, check_one_given
 from headscope.evaluation.opened import Intact, made_of
@@ -202,7 +203,7 @@ class Model(ScoredModel):
         valid: Text | None = None,
         metric: str = "",
         margin: str | None = None,
-        bleu_tokenize: str | None = None,
+        bleu_tokenize: BleuTokenizer | None = None,
         export: str | Iterable[str] | None = None,
         pad: bool = False,
     ) -> SmallModel:

@@ -22,6 +22,7 @@ from typing import Any, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, Union
 from headscope.api.library_defaults import library_defaults
 from headscope.config import AnalyzeOptions
 from headscope.config.declarations import analysis_options
+from headscope.config.inputs import BleuTokenizer
 from headscope.errors import ConfigError, HeadscopeError, flags_are_kept
 from headscope.files.serialize import types_of
 from headscope.progress import Progress, bar, no_progress, reported
@@ -108,6 +109,7 @@ class ShrinkMore(TypedDict, total=False):
     calibration_sentences: int
     check: str | Iterable[str]
     metric: str
+    bleu_tokenize: BleuTokenizer | None
     objective: str
     export: str | Iterable[str]
     max_sentences: int | None
@@ -131,7 +133,7 @@ class FileMore(TypedDict, total=False):
 class EvaluateMore(TypedDict, total=False):
     """Further options of `Model.evaluate`; `headscope.config.EvaluateOptions` says what they mean."""
 
-    bleu_tokenize: str | None
+    bleu_tokenize: BleuTokenizer | None
     hiding: Literal["each", "random"]
     expert: str | None
     beam: int | None

@@ -17,6 +17,7 @@ from headscope.api.options import PathName, Report, checked_value, configured, p
 from headscope.api.selection import Heads, head_ids_of, heads_option
 from headscope.api.texts import Texts, texts_of
 from headscope.config import Companions
+from headscope.config.inputs import BleuTokenizer
 from headscope.data.batching import sentence_limit
 from headscope.data.lines import Lines
 from headscope.errors import ConfigError
@@ -57,7 +58,7 @@ def shrunk_copy(
     held_out: Texts,
     metric: str = "",
     margin: str | None = None,
-    bleu_tokenize: str | None = None,
+    bleu_tokenize: BleuTokenizer | None = None,
     pad: bool = False,
     merge: Merge | None = None,
 ) -> Shrunk:

@@ -258,16 +258,16 @@ class TextOptions(MaskedHeads, BatchTokens):
         check_options(self)
 
 
+BleuTokenizer = Literal[
+    "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "spBLEU-1K", "none"
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BleuOption:
     """How BLEU splits text into words."""
 
-    bleu_tokenize: (
-        Literal[
-            "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "spm", "flores101", "flores200", "spBLEU-1K", "none"
-        ]
-        | None
-    ) = option(
+    bleu_tokenize: BleuTokenizer | None = option(
         None,
         "BLEU's tokenizer, as sacreBLEU calls it; default: that of the language which the model writes, where its "
         "files or --tgt-lang name one, else 13a.",

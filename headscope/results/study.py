@@ -314,14 +314,14 @@ class Study(Result):
         those of `headscope.plot`: `out="heads.pdf"` writes the figure. ConfigError for another name or option, and
         where the analysis that a figure shows did not run.
         """
-        return imported("headscope.api.plot:plot")(self, name, **options)
+        return imported("headscope:plot")(self, name, **options)
 
     def report(self, out: str | PathLike[str], *, force: bool = False) -> Path:
         """Write the page that `headscope plot report` makes of a run: one HTML file, which needs nothing else.
 
         With `analyze(…, report=True)` it shows the attention on example sentences, too.
         """
-        page: Path = imported("headscope.api.plot:plot")(self, "report", out=out, force=force)
+        page: Path = imported("headscope:plot")(self, "report", out=out, force=force)
         return page
 
     def write_alignment(self, model: str | PathLike[str], *, heads: int = 6, force: bool = False) -> str:
