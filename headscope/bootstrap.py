@@ -302,7 +302,7 @@ def stack_statistics(group_sums: Sequence[GroupSums]) -> GroupSums:
 
 def units_of(counts: Tensor) -> Tensor:
     """How many groups have something of each cell [*cells], by their counts [g *cells]."""
-    return (counts > 0).sum(dim=0)
+    return (counts != 0).sum(dim=0)
 
 
 def interval(samples: Tensor, *, units: Tensor | None = None) -> Estimate:

@@ -78,7 +78,7 @@ def check_columns(table: pd.DataFrame, columns: Sequence[str], name: str) -> Non
     if lacking := [column for column in columns if column not in table]:
         raise RunError(f"{name} has no column {', '.join(lacking)}; analyse again")
     for column in [column for column in columns if column in WHOLE]:
-        if len(table) and not (table[column] % 1 == 0).all():
+        if len(table) and not (pd.to_numeric(table[column], errors="coerce") % 1 == 0).all():
             raise RunError(f"{name} is malformed: column {column} must hold whole numbers; analyse again")
 
 

@@ -150,7 +150,9 @@ def check(its: Study, checkpoint: HuggingFaceCheckpoint, corpus: Corpus) -> None
         if f"{name}_low" in found:
             low, high = found[f"{name}_low"], found[f"{name}_high"]
             known = ~np.isnan(values)
-            assert not (np.isnan(low) | np.isnan(high))[known].any(), name
+            if its.sentences > 1 and not name.startswith("importance_functions."):  # nor of few heads
+                assert not (np.isnan(low) | np.isnan(high))[known].any(), name
+            known &= ~np.isnan(low)
             assert np.isnan(low)[~known].all() and np.isnan(high)[~known].all(), name
             slack = 1e-9 * (1 + abs(values[known]))
             assert (low[known] <= values[known] + slack).all(), name

@@ -130,7 +130,7 @@ def both_studies(
 
     streamed, dense = study("streamed"), study("dense")
     assert streamed.sentences == dense.sentences == 3
-    assert streamed.remarks[0] == "attention: streamed for 3 sentences"
+    assert "attention: streamed for 3 sentences" in streamed.remarks
     assert not any(remark.startswith("attention: streamed") for remark in dense.remarks)
     return streamed, dense
 
@@ -213,7 +213,9 @@ def test_long_sentences_are_streamed_and_short_ones_are_not(monkeypatch: pytest.
     auto = analyze(checkpoint, corpus, analyses=chosen, options=OPTIONS, batching=single, replicates=11)
     lengths = [len(ids) for ids in checkpoint.tokenizer([sentence.source for sentence in corpus])["input_ids"]]
     long = sum(length > 11 for length in lengths)
-    assert 0 < long < auto.sentences and auto.remarks[0].startswith(f"attention: streamed for {long} sentence")
+    assert 0 < long < auto.sentences and any(
+        remark.startswith(f"attention: streamed for {long} sentence") for remark in auto.remarks
+    )
     dense = analyze(
         checkpoint,
         corpus,

@@ -268,7 +268,7 @@ def test_layers_below_the_first_attention_count_in_a_run(
     run = Study.open(tmp_path / "run")
     assert run.layout == {"decoder-self": heads} and set(run.heads["layer"]) == {len(heads) - 1}
     assert (tmp_path / "run" / "figures" / "heads.png").is_file()
-    assert f"decoder-self: only layers {len(heads) - 1} have attention" in command("show", tmp_path / "model")[1]
+    assert f"Layers with attention: decoder-self: {len(heads) - 1}" in command("show", tmp_path / "model")[1]
 
 
 @pytest.mark.parametrize(("width", "multiplied"), [(11, "eager"), (12, "grouped_mm")])

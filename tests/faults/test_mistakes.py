@@ -158,7 +158,8 @@ def test_a_mistake_is_one_line(typed: str, command: Command, tmp_path: Path, mon
         Path(name).write_text(text, encoding="utf-8")
     words = [str(hs.assets.trained()) if word == "M" else word for word in shlex.split(typed)]
     status, shown, error = command(*words)
-    assert (status, shown, one_line(error)) == (2, "", True), error
-    assert MISTAKES[typed] in error
+    *said, last = error.splitlines(keepends=True)
+    assert (status, shown, one_line(last)) == (2, "", True), error
+    assert MISTAKES[typed] in last and all(line.startswith("no --target: ") for line in said), error
     there = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert there == set(FILES)
