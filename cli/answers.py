@@ -26,6 +26,7 @@ class Answering(Protocol):
 
 
 INDENT = "   "
+WHOLE = 10_000  # columns: no line is cut
 NUMBER = re.compile(r"([−-]?[\d.,e−%]+( to [−-]?[\d.,e−%]+)?)?$")
 
 
@@ -35,7 +36,8 @@ def show_result(
     """Print what a result says, where its files are, and commands that could come next, each with its purpose."""
     from rich.text import Text
 
-    console.show(answer_lines(result.answers(), verbose=verbose, width=console.out().width))
+    width = WHOLE if verbose else console.out().width
+    console.show(answer_lines(result.answers(), verbose=verbose, width=width))
     if verbose:
         console.show([Text(str(result.signature), style="dim")])
     console.show([*map(Text, files), *(Text(f"{purpose}:  {command}") for purpose, command in commands)])

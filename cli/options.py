@@ -30,9 +30,6 @@ from headscope.pruning.options.learn import learners
 C = TypeVar("C")
 STDIN = Path("-")
 Command = Callable[..., None]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", help="Print all answers, with details and signature.", rich_help_panel=OUTPUT)
-]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.", rich_help_panel=OUTPUT)]
 
 
@@ -53,6 +50,9 @@ def _load_config(context: typer.Context, path: Path | None) -> Path | None:
 
 RARE = "rare"
 """Marks, in its annotation, an option that --help leaves to --help-all."""
+Verbose = Annotated[
+    bool, RARE, typer.Option("--verbose", help="Print all answers, with details and signature.", rich_help_panel=OUTPUT)
+]
 
 Config = Annotated[
     Path | None,

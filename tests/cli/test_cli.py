@@ -66,7 +66,7 @@ def test_analyze_writes_what_the_design_lists(headscope: Command, text: Path, tm
     meta = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert meta["complete"] and meta["data"]["sentences"] == 3 and meta["seed"] == 1
     assert meta["signatures"]["confidence"].startswith("m:confidence.voita|eos:excl|unit:piece|")
-    assert "left out: syntactic (needs --parse" in re.sub(r"\s+", " ", shown)
+    assert "syntactic (needs --parse" in re.sub(r"\s+", " ", shown)
 
 
 def test_json_goes_to_stdout_alone(headscope: Command, text: Path, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_very_long_line_is_cut_and_counted_or_refused(headscope: Command, tmp_
     assert ran[0] == 0 and "Cut off: 1 sentence at the length limit" in ran[1]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["data"]["truncated"] == 1
     ran = headscope("analyze", MODEL, "--source", path, "--out", tmp_path / "other", *quick, "--long", "refuse")
-    refused(ran, r"long\.en:1: 20002 subwords, the limit is 512; shorten the line")
+    refused(ran, r"long\.en:1: 20002 subwords, the limit is 256; shorten the line")
 
 
 def test_results_are_not_overwritten_without_force(headscope: Command, text: Path, tmp_path: Path) -> None:
