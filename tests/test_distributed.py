@@ -164,7 +164,7 @@ def test_processes_rank_on_their_shares_what_one_process_ranks(
         arguments = [*options, "--by", by, *further, "--json", "--out", tmp_path / f"two-{by}"]
         first, second = ranks(tmp_path / f"said-{by}", ["-m", "headscope", *arguments], world=2)
         assert (first[0], second[:2]) == (0, (0, "")), (first, second)
-        assert json.loads(first[1])["removed"] == json.loads(alone)["removed"]
+        assert json.loads(first[1])["record"]["removed"] == json.loads(alone)["record"]["removed"]
         one, two = (pd.read_csv(tmp_path / f"{name}-{by}" / "ranking.csv") for name in ("one", "two"))
         pd.testing.assert_frame_equal(one, two, rtol=1e-4)
         written = [sorted(path.name for path in (tmp_path / f"{name}-{by}").rglob("*")) for name in ("one", "two")]

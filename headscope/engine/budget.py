@@ -14,8 +14,13 @@ SMALL, LEAST = 64, 8
 
 
 def with_budget(options: AnalyzeOptions) -> AnalyzeOptions:
-    """Options that say how many passes `ablation` may take: `PASSES` unless it was asked for, or a number given."""
+    """Options that say how many passes `ablation` may take: `PASSES` unless it was asked for, or a number given.
+
+    They are as they were where no importance is measured.
+    """
     asked = options.importance == "all" or {"ablation", "importance"} & {*options.only, *options.also}
+    if options.importance == "none" and not asked and not options.faithfulness:
+        return options
     given = options.analysis_options["ablation_passes"]
     passes = given if given is not None else 0 if asked else PASSES
     return replace(options, analysis_options={**options.analysis_options, "ablation_passes": passes})

@@ -168,4 +168,6 @@ def test_ranking_reports_them(tmp_path: Path) -> None:
     given = ["--source", str(lines(tmp_path / "a", TEXT)), "--target", str(lines(tmp_path / "b", OTHER))]
     found = CliRunner().invoke(app, [*asked, *given, "--out", str(tmp_path / "out"), "--json"])
     assert found.exit_code == 0, found.output
-    assert json.loads(found.output)["remarks"][0] == "unknown subwords: source 33.33% of 12, target 14.29% of 7"
+    assert (
+        json.loads(found.output)["record"]["remarks"][0] == "unknown subwords: source 33.33% of 12, target 14.29% of 7"
+    )

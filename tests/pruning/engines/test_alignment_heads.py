@@ -15,6 +15,7 @@ import torch
 import transformers
 
 import headscope as hs
+import headscope.model.transformers_attention  # registers the attention of models made here
 from headscope.api.analysis import run_analysis
 from headscope.assets import captions, trained
 from headscope.config import AnalyzeConfig
