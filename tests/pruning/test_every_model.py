@@ -227,7 +227,7 @@ def test_a_ranking_says_what_it_costs(made: tuple[str, dict[str, Any]], tmp_path
     score = evaluation["cosine" if kind == "bert-encoder" else "loss"].value
     assert choice.quality["masked"] == pytest.approx(1 - score if kind == "bert-encoder" else score)
     tuned = run_ranking(
-        RankConfig(**options, out=tmp_path / "tuned", by="gradient", keep=3, batch_tokens=97, tune_updates=5, lr=1e-2)
+        RankConfig(**options, out=tmp_path / "tuned", by="gradient", keep=3, batch_tokens=97, tune_updates=5, lr=1e-3)
     )
     assert tuned.quality["tuned"] < tuned.quality["masked"] == pytest.approx(choice.quality["masked"])
     other = RankConfig(**options, out=tmp_path / "top1", by="gradient", keep=3, objective="token-representation")

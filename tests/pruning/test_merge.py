@@ -177,7 +177,7 @@ def test_the_command_writes_a_plain_model_with_a_smaller_cache(
     assert "key/value heads merged 4 into 2 in 3 layers" in out and "model with key/value heads averaged" in out
     cache = next(line.split() for line in out.splitlines() if "cache a token" in line)
     assert cache[3:7] == ["1,536", "bytes", "768", "bytes"], "3 layers · 2 · heads · 16 · 4 bytes"
-    assert "decoding after 111 tokens" in out and "tokens/s" in out
+    assert "decoding after 239 tokens" in out and "tokens/s" in out
     auto: Any = transformers.AutoModelForCausalLM
     small = auto.from_pretrained(tmp_path / "small")
     assert type(small).__name__ == "LlamaForCausalLM" and small.config.num_key_value_heads == 2
@@ -242,7 +242,7 @@ def test_a_refit_of_merged_heads_is_compared_with_the_merge_alone() -> None:
 def test_decoding_is_timed_where_a_cache_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = checkpoint("wide")
     timing = savings.decoding_speed(whole, whole, rounds=1)
-    assert timing is not None and timing.what == "decoding after 111 tokens" and timing.tokens == 128
+    assert timing is not None and timing.what == "decoding after 239 tokens" and timing.tokens == 128
     assert timing.before > 0 < timing.after and timing.speedup == timing.before / timing.after
     monkeypatch.setattr(type(whole.model), "forward", lambda *_, **__: SimpleNamespace(past_key_values=None))
     assert savings.decoding_speed(whole, whole, rounds=1) is None
