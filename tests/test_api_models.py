@@ -133,8 +133,8 @@ def test_a_small_model_computes_what_the_masked_one_does(pair: hs.Model, tmp_pat
     assert again.record == saved.record and again.answers() == saved.answers()
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("small", "command")]
     assert weights[0] == weights[1] and saved.removed == list(small.removed)
-    again = hs.load(tmp_path / "small", device="cpu")
-    assert torch.equal(again(SOURCES, target=TARGETS), small(SOURCES, target=TARGETS))
+    loaded = hs.load(tmp_path / "small", device="cpu")
+    assert torch.equal(loaded(SOURCES, target=TARGETS), small(SOURCES, target=TARGETS))
     assert small.analyze(SOURCES, **CHEAP).record["checkpoint"]["digest"] != pair.checkpoint.digest
 
 

@@ -335,7 +335,7 @@ def test_the_demonstration_without_its_bert_has_one_part_and_says_what_to_instal
     for name in ("Study", "Removal"):
         monkeypatch.setattr(demo, name, SimpleNamespace(open=lambda folder: folder.name))
     result = demo.run_demonstration(tmp_path / "demo")
-    assert result.bert is None and [part.analysis for part in result.parts] == ["translation"]
+    assert result.bert is None and [str(part.analysis) for part in result.parts] == ["translation"]
     assert result.missing.endswith('install it with pip install "headscope[demo]"')
 
 

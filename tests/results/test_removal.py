@@ -46,7 +46,7 @@ def small(verdict: dict[str, Any] | None = None, **more: Any) -> Removal:
     ],
 )
 def test_the_verdict_is_the_first_line(verdict: str | None, said: str) -> None:
-    first, second, *rest = small(verdict and {"verdict": verdict}).answers()
+    first, second, *rest = small(verdict and {"verdict": verdict}).answers()  # type: ignore[arg-type]
     assert first.sentence == f"small: 2 of 8 heads removed   {said}"
     assert first.caution == (verdict != "non-inferior") and not second.detail
     assert any("40 % of this model's parameters: 2 heads can save at most 10 %" in each.sentence for each in rest)
@@ -84,7 +84,7 @@ def test_lines_that_are_needed_where_nothing_differs_are_those_of_the_rule_of_th
     """Clopper and Pearson's limit of no loss in n lines (SciPy's beta) is within the margin from so many on."""
     margin = 0.01
     exact = next(n for n in range(1, 10_000) if beta.ppf(0.95, 1, n) <= margin)
-    found = judge([0.0] * (1 + sentences), margin=margin, largest=1.0, most=1.0)
+    found = judge([0.0] * (1 + sentences), margin=margin, largest=1.0, most=1.0)  # type: ignore[arg-type]
     needed = groups_needed(found, sentences)
     assert found.verdict == OPEN and needed is not None and exact <= needed + 5 and needed <= 1.05 * exact
 
@@ -111,9 +111,9 @@ def test_lines_that_are_needed_are_enough_and_half_of_them_are_not() -> None:
 
 
 def test_nothing_is_needed_where_it_is_enough_and_60_are_the_fewest() -> None:
-    wide = judge([0.0] * 31, margin=0.5, largest=1.0, most=1.0)
+    wide = judge([0.0] * 31, margin=0.5, largest=1.0, most=1.0)  # type: ignore[arg-type]
     assert wide.verdict == OPEN and groups_needed(wide, 30) == FEWEST
-    assert groups_needed(judge([0.0] * 101, margin=0.5, largest=1.0, most=1.0), 100) is None
+    assert groups_needed(judge([0.0] * 101, margin=0.5, largest=1.0, most=1.0), 100) is None  # type: ignore[arg-type]
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
