@@ -86,16 +86,7 @@ def table(
     return made
 
 
-def signed(lines: Iterable[str], *signatures: object) -> Iterator[Text]:
-    """Lines about what stands above them, and the signatures of its numbers."""
-    from rich.text import Text
-
-    yield from map(Text, lines)
-    for signature in signatures:
-        yield Text(str(signature), style="dim")
-
-
-def ending(answers: Iterable[str], folder: object, following: str = "", *, page: object = None) -> Iterator[Text]:
+def ending(answers: Iterable[str], folder: object, following: str = "") -> Iterator[Text]:
     """The last lines of a command: what was asked, where the files are, and a command that could come next."""
     from rich.text import Text
 
@@ -103,8 +94,6 @@ def ending(answers: Iterable[str], folder: object, following: str = "", *, page:
         yield Text(answer, style="bold")
     if folder:
         yield Text(f"results: {folder}", style="bold")
-    if page is not None:
-        yield Text(f"page: {page}", style="bold")
     if following:
         yield Text(f"next: {following}")
 
