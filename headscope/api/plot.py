@@ -13,6 +13,7 @@ from headscope.api.options import PathName, configured, in_python
 from headscope.config.option import check_options
 from headscope.errors import ConfigError
 from headscope.results.study import Study
+from headscope.results.study_tables import files_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,15 +89,19 @@ def plot(
         raise ConfigError(f"{name!r} is a page; give out='page.html'")
     if path is not None:
         (check_page if figure.page else check_path)(path, force=force)
-    read = figure.read([run if isinstance(run, Study) else Path(run) for run in shown])
+    shown = [run if isinstance(run, Study) else Path(run) for run in shown]
+    reading = files_of([run for run in shown if isinstance(run, Path)])
     if figure.page:
         from headscope.report.page.write import save_page
 
         assert path is not None
-        return save_page(figure.drawn(read, settings), path, force=force)
+        with reading:
+            page = figure.drawn(figure.read(shown), settings)
+        return save_page(page, path, force=force)
     _show_in_notebook()
     with figure_style(FigureStyle(style, width, title=title, signature=signature)):
-        drawn: Figure = figure.drawn(read, settings)
+        with reading:
+            drawn: Figure = figure.drawn(figure.read(shown), settings)
         if path is not None:
             write_figure(drawn, path, dpi=dpi, force=force)
     return drawn

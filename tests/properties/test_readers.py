@@ -35,6 +35,7 @@ from headscope.report.layout.output import write_figure
 from headscope.report.readers import fork
 from headscope.report.readers.pruning_runs import load_pruned
 from headscope.results.study import Study
+from headscope.results.study_tables import files_of
 from headscope.training.swaps import read_schedule
 from tests.oracles import checkpoints, commands
 from tests.oracles.commands import Stage
@@ -190,7 +191,11 @@ FILES = [(words, more, name, read) for words, more, files in RUNS for name, read
 
 @pytest.mark.parametrize(("words", "more", "name", "read"), FILES, ids=[f"{each[0][-1]}-{each[2]}" for each in FILES])
 def test_files_of_runs(words: tuple[str, ...], more: list[str], name: str, read: Any, stage: Stage) -> None:
-    holds(Path(stage.run_of(words, *more)) / name, lambda path: read(path, stage), examples=8)
+    def drawing(path: Path) -> None:
+        with files_of([path.parent]):  # as the commands do
+            read(path, stage)
+
+    holds(Path(stage.run_of(words, *more)) / name, drawing, examples=8)
 
 
 @pytest.mark.parametrize("name", ["state.pt", "run.json", "metrics.csv"])
