@@ -77,12 +77,8 @@ def _stack(config: TrainConfig, vocabulary: int, layers: int, *, cross: bool) ->
         activation=config.activation,
         positions=config.positions,
         max_positions=config.max_length + 2 if config.positions == "learned" else None,
-        **_dropouts(config),
+        **{name: getattr(config, name) for name in DROPOUTS},
     )
-
-
-def _dropouts(config: TrainConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in DROPOUTS}
 
 
 def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
@@ -110,19 +106,15 @@ def open_init(config: TrainConfig) -> TransformerCheckpoint | None:
             raise ConfigError(f"--init brings its own vocabularies; leave out {flag(name)}")
     if config.initial != default_of(config, "initial"):
         raise ConfigError("--init brings its own weights, so none are drawn; leave out --initial")
-    shape = checkpoint.model.config
-    stack = shape.decoder
+    shape, stack = checkpoint.model.config, checkpoint.model.config.decoder
     own: dict[str, Any] = {
-        "d_model": stack.d_model,
-        "d_ffn": stack.d_ffn,
-        "heads": stack.most_heads,
-        "norm": stack.norm,
+        **{name: getattr(stack, name) for name in ("d_model", "d_ffn", "norm", "activation", "positions")},
+        **{"heads": stack.most_heads, "decoder_layers": stack.layers},
+        **{"vocab_size": len(checkpoint.target), "tie_output": shape.tie_output},
     }
-    own |= {"activation": stack.activation, "positions": stack.positions, "decoder_layers": stack.layers}
-    own |= {"vocab_size": len(checkpoint.target), "tie_output": shape.tie_output}
     if shape.encoder is not None:
-        own |= {"encoder_layers": shape.encoder.layers}
-        own |= {"vocabulary": "joint" if shape.share_embeddings else "separate"}
+        own["encoder_layers"] = shape.encoder.layers
+        own["vocabulary"] = "joint" if shape.share_embeddings else "separate"
     for name, value in own.items():
         given = getattr(config, name)
         if given not in (value, default_of(config, name)):
@@ -144,20 +136,17 @@ def build_model(
         model = Transformer(shape)
         INITIAL[config.initial](model)
     else:
-        shape = variant.shape(init.model.config.with_stacks(partial(replace, **_dropouts(config))))
+        dropouts: dict[str, Any] = {name: getattr(config, name) for name in DROPOUTS}
+        shape = variant.shape(init.model.config.with_stacks(partial(replace, **dropouts)))
         model = Transformer(shape)
         weights, expected = init.model.state_dict(), model.state_dict()
         lacking = [key for key in expected if key not in weights and not variant.may_lack(key)]
-        over = [key for key in weights if key not in expected]
-        wrong = [key for key in expected if key in weights and expected[key].shape != weights[key].shape]
-        for problem, keys in (("lacks", lacking), ("has no place for its", over), ("has another size of", wrong)):
-            if keys:
-                subject = (
-                    f"--init {config.init}"
-                    if problem == "lacks"
-                    else f"variant {variant.name}, started from {config.init},"
-                )
-                raise CheckpointError(f"{subject} {problem} {shortlist(keys)}")
+        unfit = [key for key in weights if key not in expected or expected[key].shape != weights[key].shape]
+        if lacking or unfit:
+            raise CheckpointError(
+                f"--init {config.init} does not fit variant {variant.name}: it "
+                f"{f'lacks {shortlist(lacking)}' if lacking else f'has other sizes of {shortlist(unfit)}'}"
+            )
         model.load_state_dict({**expected, **weights})
     variant.adapt(model, fresh=init is None)
     return model
@@ -167,17 +156,13 @@ def check_memory(shape: TransformerConfig) -> None:
     """ConfigError for a model whose weights, gradients and Adam's two moments are more than this machine's memory."""
     with shapes_only():
         count = sum(parameter.numel() for parameter in Transformer(shape).parameters())
-    needed, available = 4 * 4 * count, _memory()
-    if available is not None and needed > available:
+    try:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return
+    needed = 4 * 4 * count
+    if needed > available:
         raise ConfigError(
             f"a model of {count:,} parameters takes {needed / 1e9:,.0f} GB to train, and this machine has "
             f"{available / 1e9:,.0f}; take a smaller --d-model, --d-ffn or --vocab-size, or fewer layers"
         )
-
-
-def _memory() -> int | None:
-    """Bytes of memory. Returns None if the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None

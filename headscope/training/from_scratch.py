@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
 import torch
 
@@ -33,22 +33,13 @@ from headscope.training.config import TrainConfig, default_of, preset
 from headscope.training.trainer import train
 from headscope.training.variants.widths import Baseline
 
-NOT_THE_RECIPES = {
+NON_RECIPE_OPTIONS = {
     *("out", "preset", "source", "target", "max_sentences", "tokenizer", "init", "dicts", "bpe", "seed", "device"),
     *("kind", "threads", "tensorboard"),
-    *(
-        "d_model",
-        "d_ffn",
-        "heads",
-        "norm",
-        "activation",
-        "positions",
-        "decoder_layers",
-        "vocab_size",
-    ),  # the model's own
+    *("d_model", "d_ffn", "heads", "norm", "activation", "positions", "decoder_layers", "vocab_size"),  # the model's
 }
-MODELS_OWN = {"encoder_layers", "tie_output", "vocabulary", "tokenizer_kind"}  # too; digests have their defaults
-FREE = NOT_THE_RECIPES | {"valid_source", "valid_target"}  # files, which may move
+ARCHITECTURE_OPTIONS = {"encoder_layers", "tie_output", "vocabulary", "tokenizer_kind"}  # digests have their defaults
+FREE = NON_RECIPE_OPTIONS | {"valid_source", "valid_target"}  # files, which may move
 OF_VALIDATION = {"valid_source", "valid_target", "best_by", "patience", "bleu_sentences"}
 FRESH, RUN = "fresh", "scratch"  # directories of the model before training, and of the run
 
@@ -126,7 +117,7 @@ def read_recipe(
     """
     recorded = _typed(_recorded(recipe, checkpoint))
     values = {**preset(recorded.get("preset")), **recorded}
-    values = {name: value for name, value in values.items() if name not in NOT_THE_RECIPES | MODELS_OWN}
+    values = {name: value for name, value in values.items() if name not in NON_RECIPE_OPTIONS | ARCHITECTURE_OPTIONS}
     texts = [values.get(name) for name in ("valid_source", "valid_target")]
     if not all(text is None or text.is_file() for text in texts):
         values = {name: value for name, value in values.items() if name not in OF_VALIDATION}
@@ -142,26 +133,18 @@ def recipe_digest(options: TrainConfig) -> str:
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:
     """Options of `headscope train` from TOML or JSON; ConfigError for unknown names and values of wrong types."""
+    from pydantic import TypeAdapter, ValidationError
+
     hints = get_type_hints(TrainConfig)
-    if strange := sorted(set(values) - set(hints)):
-        raise ConfigError(f"--recipe: {unknown('option', strange[0], sorted(hints))}")
-    return {name: _value(hints[name], value, name) for name, value in values.items()}
-
-
-def _value(hint: Any, value: Any, name: str) -> Any:
-    parts = [part for part in get_args(hint) if part is not type(None)]
-    kind = parts[0] if type(None) in get_args(hint) else hint
-    if value is None and type(None) in get_args(hint):
-        return None
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if get_origin(kind) is tuple and isinstance(value, list):
-        return tuple(_value(get_args(kind)[0], part, name) for part in value)
-    if kind is float and type(value) is int:
-        return float(value)
-    if (kind in (int, float, bool, str, Path) and type(value) is not kind) or get_origin(kind) is tuple:
-        raise ConfigError(f"--recipe: {name} is {repr(value)[:40]}, which is of the wrong type")
-    return value
+    typed = {}
+    for name, value in values.items():
+        if name not in hints:
+            raise ConfigError(f"--recipe: {unknown('option', name, sorted(hints))}")
+        try:
+            typed[name] = TypeAdapter(hints[name]).validate_json(json.dumps(value, default=str), strict=True)
+        except ValidationError:
+            raise ConfigError(f"--recipe: {name} is {repr(value)[:40]}, which is of the wrong type") from None
+    return typed
 
 
 def _recorded(recipe: Path | None, checkpoint: str) -> dict[str, Any]:
@@ -169,12 +152,9 @@ def _recorded(recipe: Path | None, checkpoint: str) -> dict[str, Any]:
     if recipe is not None and recipe.suffix == ".toml":
         return {name.replace("-", "_"): value for name, value in read_toml(recipe).items()}
     run = recipe or Path(checkpoint).resolve().parent
-    if recipe is None and not (run / "run.json").is_file():
-        raise ConfigError(
-            "--from-scratch: how should it be trained? give --recipe RUN, a run of `headscope train`, or --recipe "
-            "FILE.toml with its options"
-        )
     record = read_record(run / "run.json")
-    if record.get("kind") != "training" or not isinstance(record.get("config"), dict):
-        raise ConfigError(f"--recipe {run} is no run of `headscope train`: it lacks a run.json of one")
-    return dict(record["config"])
+    if record.get("kind") == "training" and isinstance(record.get("config"), dict):
+        return dict(record["config"])
+    raise ConfigError(
+        f"--recipe: {run} is not a run of `headscope train`; give --recipe RUN, or --recipe FILE.toml with its options"
+    )

@@ -19,7 +19,7 @@ from headscope.distributed import Processes
 from headscope.errors import TrainingError
 from headscope.model.native.transformer import Transformer
 from headscope.training.config import TrainConfig
-from headscope.training.data.batches import TrainingBatch, plan_batches, training_batches
+from headscope.training.data.batches import TrainingBatch, collate, plan_batches
 from headscope.training.data.prepare import Prepared
 from headscope.training.losses import Sums, smoothed_cross_entropy
 from headscope.training.position import TrainingPosition, rate
@@ -106,21 +106,22 @@ class TrainingRun:
         tokens = self.processes.sum([float(sum(batch.tokens for batch in batches))])[0]
         total = Sums()
         for number, batch in enumerate(batches):
-            with self._alone(number + 1 < len(batches)):
+            last = number + 1 == len(batches)  # gradients of the others stay in this process until then
+            distributed = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
+            with self.criterion.no_sync() if distributed and not last else nullcontext():  # type: ignore[operator]
                 with self.autocast():
                     loss, nll = self.criterion(batch)
                 self.scaler.scale(loss * (self.processes.world / max(tokens, 1.0))).backward()
             total = total.plus(Sums(float(loss.detach()), float(nll), batch.tokens, len(batch)))
-        summed = self.processes.sum([float(value) for value in total])
-        total = Sums(summed[0], summed[1], round(summed[2]), round(summed[3]))
+        loss_sum, nll_sum, *counts = self.processes.sum([float(value) for value in total])
+        total = Sums(loss_sum, nll_sum, *map(round, counts))
         if not math.isfinite(total.loss):
             raise TrainingError(self._broken("the loss", total.loss, batches))
         return total
 
     def clear_gradients(self) -> None:
         """Forget the gradients of all parameters, also of those that the main optimizer does not train."""
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self.model.zero_grad()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Half precision where `--precision` says so."""
@@ -167,33 +168,18 @@ class TrainingRun:
 
     def validation(self) -> Iterator[TrainingBatch]:
         """The validation sentences in a fixed order, on the run's device; nothing where there are none."""
-        if self.data.valid is None:
-            return
-        for batch in training_batches(
-            self.data.valid, plan_batches(self.data.valid, tokens=self.config.max_tokens, chance=None)
-        ):
-            yield batch.to(self.device)
+        pairs = self.data.valid
+        if pairs is not None:
+            for numbers in plan_batches(pairs, tokens=self.config.max_tokens, chance=None):
+                yield collate(pairs, numbers).to(self.device)
 
     @torch.no_grad()
     def measure(self, batch: TrainingBatch) -> Sums:
-        """The criterion of a batch without dropout, smoothing and extra loss."""
+        """The criterion of a batch without dropout, smoothing and extra loss; one process alone can call this."""
         self.criterion.eval()
         with self.autocast():
-            loss, nll = self.bare(batch)
+            loss, nll = getattr(self.criterion, "module", self.criterion)(batch)
         return Sums(float(loss), float(nll), batch.tokens, len(batch))
-
-    @property
-    def bare(self) -> TrainingLoss:
-        """The criterion without its wrapping for several processes, which one process alone can call."""
-        wrapped = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
-        criterion = self.criterion.module if wrapped else self.criterion
-        assert isinstance(criterion, TrainingLoss)
-        return criterion
-
-    def _alone(self, alone: bool) -> AbstractContextManager[Any]:
-        """Gradients of all but the last micro-batch stay in this process until then."""
-        wrapped = isinstance(self.criterion, nn.parallel.DistributedDataParallel)
-        return self.criterion.no_sync() if alone and wrapped else nullcontext()  # type: ignore[operator]
 
     def _broken(self, quantity: str, value: float, batches: Sequence[TrainingBatch]) -> str:
         lines = [line for batch in batches for line in batch.lines]
@@ -201,16 +187,5 @@ class TrainingRun:
         position, last = self.position, self.config.out / "last"
         location = f"update {position.update + 1} (epoch {position.epoch}, batch {position.update_in_epoch + 1}"
         checkpoint = f"{last} is from before it" if last.is_dir() else "no checkpoint was written before it"
-        advice = f"begin anew with {self._remedies()}"
+        advice = "lower --lr or the variant's weight of its loss, or take a longer --warmup, --clip 1, --precision bf16"
         return f"{quantity} is {value:g} in {location}, training lines {shown}); {checkpoint}; {advice}"
-
-    def _remedies(self) -> str:
-        """What may help against a loss that is no number, without what the run has already."""
-        remedies: list[str] = self.variant.remedies()
-        if self.trained:
-            remedies = ["a lower --lr", "a longer --warmup", *remedies]
-        if self.trained and not 0 < self.config.clip <= 1:
-            remedies.append("--clip 1")
-        if self.config.precision == "fp16":
-            remedies.append("--precision bf16")
-        return " or ".join(filter(None, [", ".join(remedies[:-1]), *remedies[-1:]]))

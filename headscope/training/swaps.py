@@ -18,13 +18,14 @@ epochs from 1, layers and heads from 0. TOML: tables [[swap]] with epoch, first 
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from annotated_types import Ge, Le
+from pydantic import BaseModel, Strict, TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from headscope.bounds import WHOLE
@@ -144,39 +145,7 @@ MODULES = {
 }
 
 
-@dataclass(frozen=True)
-class ForkHead:
-    """One end of a swap in the fork's words: stack, module, layer (a string) and head."""
-
-    stack: str
-    module: str
-    layer: str
-    head: int
-
-    @classmethod
-    def of(cls, head: HeadId) -> ForkHead:
-        """The same head in the fork's words."""
-        return cls(*MODULES[head.site], str(head.layer), head.head)
-
-
-@dataclass(frozen=True)
-class ForkSwap:
-    """A swap in the fork's words; nothing forbids that it crosses sites."""
-
-    first: ForkHead
-    second: ForkHead
-
-    @classmethod
-    def of(cls, swap: Swap) -> ForkSwap:
-        """The same swap in the fork's words."""
-        return cls(ForkHead.of(swap.first), ForkHead.of(swap.second))
-
-    def __str__(self) -> str:
-        ends = (f"{end.stack}.{end.layer}.{end.module} head {end.head}" for end in (self.first, self.second))
-        return " ↔ ".join(ends)
-
-
-def swap_heads_like_fork(model: Transformer, swaps: list[ForkSwap]) -> None:
+def swap_heads_like_fork(model: Transformer, swaps: Sequence[Swap]) -> None:
     """Carry out swaps in their order, on the weights that the fork would pick.
 
     ConfigError where the fork stops with an error of sizes: head 0 against another head, which takes a whole
@@ -198,32 +167,31 @@ def check_fork_width(model: Transformer) -> None:
         )
 
 
-def fork_parts(model: Transformer, swap: ForkSwap) -> list[tuple[ParameterSlice, ParameterSlice]]:
+def fork_parts(model: Transformer, swap: Swap) -> list[tuple[ParameterSlice, ParameterSlice]]:
     """The pairs of slices that the fork swaps for one entry; ConfigError as in `swap_heads_like_fork`."""
-    config = model.config.decoder
-    heads = config.self_heads[0] if config.self_heads else 0
-    width = config.d_model // max(heads, 1)
-    counts = {max(min((end.head + 1) * width, heads) - end.head * width, 0) for end in (swap.first, swap.second)}
+    config, heads = model.config.decoder, (swap.first, swap.second)
+    rows_of_alphas = config.self_heads[0] if config.self_heads else 0
+    width = config.d_model // max(rows_of_alphas, 1)
+    counts = {max(min((end.head + 1) * width, rows_of_alphas) - end.head * width, 0) for end in heads}
     if len(counts) > 1:
         raise ConfigError(
             f"{swap}: the fork stops here, because it takes {max(counts)} rows of one mixing matrix for "
             f"{min(counts)} of the other; swap heads of equal number, or take --compat none"
         )
     weights = dict(fork_weights(model))
-    first, second = (
-        [weight for name, weight in weights.items() if all(part in name for part in (end.layer, end.stack, end.module))]
-        for end in (swap.first, swap.second)
-    )
-    if not first or not second:
-        raise ConfigError(f"{swap}: the fork finds no weights of that name; name a layer and module that is there")
-    ends = [slice(end.head * width, (end.head + 1) * width) for end in (swap.first, swap.second)]
-    swapped = []
-    for pair in zip(first, second, strict=False):
-        parts = [ParameterSlice(t, _bounded(rows, len(t)), 0) for t, rows in zip(pair, ends, strict=True)]
-        sizes = [(part.rows.stop - part.rows.start, *part.tensor.shape[1:]) for part in parts]
+    ends = []
+    for head in heads:
+        parts = (*MODULES[head.site], str(head.layer))
+        found = [weight for name, weight in weights.items() if all(part in name for part in parts)]
+        if not found:
+            raise ConfigError(f"{swap}: the fork finds no weights of that name; name a layer and module that is there")
+        first, last = head.head * width, (head.head + 1) * width
+        ends.append([ParameterSlice(t, slice(min(first, len(t)), min(last, len(t))), 0) for t in found])
+    swapped = list(zip(*ends, strict=False))
+    for pair in swapped:
+        sizes = [(part.rows.stop - part.rows.start, *part.tensor.shape[1:]) for part in pair]
         if sizes[0] != sizes[1]:
             raise ConfigError(f"{swap}: slices of sizes {sizes[0]} and {sizes[1]}; the fork stops here")
-        swapped.append((parts[0], parts[1]))
     return swapped
 
 
@@ -233,130 +201,106 @@ def fork_weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     for site, layer, _, module in model.attention_modules():
         stack, name = MODULES[site]
         modules[stack, layer, name] = module
-    for stack, layer, name in sorted(modules, key=lambda key: (key[0] != "encoder", key[1], key[2] != "self_attn")):
-        yield from _of_module(f"{stack}.layers.{layer}.{name}", modules[stack, layer, name])
+    for key in sorted(modules, key=lambda key: (key[0] != "encoder", key[1], key[2] != "self_attn")):
+        module, (stack, layer, name) = modules[key], key
+        prefix = f"{stack}.layers.{layer}.{name}"
+        if module.mixing is not None and (matrix := module.mixing.matrix) is not None:
+            yield f"{prefix}.alphas", matrix
+        for part, projection in (("k_proj", module.key), ("v_proj", module.value), ("q_proj", module.query)):
+            yield f"{prefix}.{part}.weight", projection.weight
+            if projection.bias is not None:
+                yield f"{prefix}.{part}.bias", projection.bias
 
 
-def _of_module(prefix: str, module: Attention) -> Iterator[tuple[str, Tensor]]:
-    if module.mixing is not None and (matrix := module.mixing.matrix) is not None:
-        yield f"{prefix}.alphas", matrix
-    for name, projection in (("k_proj", module.key), ("v_proj", module.value), ("q_proj", module.query)):
-        yield f"{prefix}.{name}.weight", projection.weight
-        if projection.bias is not None:
-            yield f"{prefix}.{name}.bias", projection.bias
-
-
-def _bounded(rows: slice, size: int) -> slice:
-    return slice(min(rows.start, size), min(rows.stop, size))
-
-
-FIELDS = tuple(f"{end}_{name}" for end in "sd" for name in ("layer", "head", "layer_module", "transformer_module"))
-SITE = {names: site for site, names in MODULES.items()}
 Schedule = Mapping[int, list[Swap]]
+Number = Annotated[int, Ge(0), Le(WHOLE)]
+Epoch = Annotated[int, Ge(1), Le(WHOLE)]
+SITE = {names: site for site, names in MODULES.items()}
 
 
-def read_schedule(path: Path, layout: Layout) -> Schedule:
-    """The swaps of every epoch of a file; ConfigError with file, epoch and entry for what does not fit the model."""
+class ForkEntry(BaseModel, extra="forbid"):
+    """A swap as the fork's JSON has it: source and destination."""
+
+    s_layer: Number
+    s_head: Annotated[Number, Strict()]
+    s_layer_module: Literal["self_attn", "encoder_attn"]
+    s_transformer_module: Literal["encoder", "decoder"]
+    d_layer: Number
+    d_head: Annotated[Number, Strict()]
+    d_layer_module: Literal["self_attn", "encoder_attn"]
+    d_transformer_module: Literal["encoder", "decoder"]
+
+    def swap(self, location: str) -> Swap:
+        """The same as a swap."""
+        names = (self.s_transformer_module, self.s_layer_module), (self.d_transformer_module, self.d_layer_module)
+        if ("encoder", "encoder_attn") in names:
+            raise ConfigError(f"{location}: an encoder has no encoder_attn; cross attention is decoder, encoder_attn")
+        ends = zip(names, (self.s_layer, self.d_layer), (self.s_head, self.d_head), strict=True)
+        return Swap(*(HeadId(SITE[name], layer, head) for name, layer, head in ends))
+
+
+class TomlEntry(BaseModel, extra="forbid"):
+    """A table [[swap]]."""
+
+    epoch: Annotated[Epoch, Strict()]
+    first: str
+    second: str
+
+    def swaps(self, location: str, layout: Layout) -> list[Swap]:
+        """One swap, or one a head of a layer."""
+        try:
+            firsts, seconds = (
+                sorted(select_heads(text, layout)) if text.endswith(".*") else [HeadId.parse(text, layout)]
+                for text in (self.first, self.second)
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{location}: {error}") from None
+        if len(firsts) != len(seconds):
+            raise ConfigError(f"{location}: {self.first} is {len(firsts)} heads and {self.second} {len(seconds)}")
+        return [Swap(first, second) for first, second in zip(firsts, seconds, strict=True)]
+
+
+class TomlSchedule(BaseModel, extra="forbid"):
+    """A file of ours."""
+
+    swap: list[TomlEntry]
+
+
+def _checked(path: Path, kind: Any, content: Any) -> Any:
+    """Content of a file as `kind`; ConfigError names the place of the first mistake: epoch, entry, field."""
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part + 1 if isinstance(part, int) else part) for part in first["loc"])
+        raise ConfigError(f"{path}: {place}: {first['msg']} (given: {str(first['input'])[:60]})") from None
+
+
+def read_schedule(path: Path, layout: Layout | None) -> Schedule:
+    """The swaps of every epoch of a file; ConfigError with file, epoch and entry for what does not fit the model.
+
+    A `layout` of None lets through whatever the fork itself would try.
+    """
+    found: list[tuple[str, int, Swap]] = []
+    if path.suffix == ".toml":
+        assert layout is not None, "the fork reads JSON"
+        for number, table in enumerate(_checked(path, TomlSchedule, read_toml(path)).swap, start=1):
+            location = f"{path}: swap {number}"
+            found += [(location, table.epoch, swap) for swap in table.swaps(location, layout)]
+    else:
+        content = read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_unrepeated)
+        for epoch, entries in _checked(path, dict[Epoch, list[ForkEntry]], content).items():
+            for number, entry in enumerate(entries, start=1):
+                location = f"{path}: epoch {epoch}, swap {number}"
+                found.append((location, epoch, entry.swap(location)))
     schedule: dict[int, list[Swap]] = {}
-    for location, epoch, swap in _toml(path, layout) if path.suffix == ".toml" else _json(path):
-        if problem := check_swap(swap, layout):
+    for location, epoch, swap in found:
+        if layout is not None and (problem := check_swap(swap, layout)):
             raise ConfigError(f"{location}: {problem}")
         schedule.setdefault(epoch, []).append(swap)
     if not schedule:
         raise ConfigError(f"{path} names no swap")
     return schedule
-
-
-def read_fork_schedule(path: Path) -> Mapping[int, list[ForkSwap]]:
-    """The swaps of a JSON file in the fork's words: anything that the fork itself would try."""
-    schedule: dict[int, list[ForkSwap]] = {}
-    for _, epoch, first, second in fork_entries(path):
-        schedule.setdefault(epoch, []).append(ForkSwap(first, second))
-    return schedule
-
-
-def fork_entries(path: Path) -> Iterator[tuple[str, int, ForkHead, ForkHead]]:
-    """Place, epoch and both ends of every entry of a JSON file; ConfigError names file, epoch, entry and field."""
-    content = read_json(path, error=ConfigError, name=f"--swap-schedule {path}", object_pairs_hook=_unrepeated)
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds {_kind(content)}; it must be an object of epochs, each with a list of swaps")
-    for key, entries in content.items():
-        if not (_is_number(key) and int(key) >= 1):
-            raise ConfigError(f'{path}: epoch {key!r} is no number from 1 in quotes, such as "3"')
-        if not isinstance(entries, list):
-            raise ConfigError(f"{path}: epoch {key} holds {_kind(entries)}; it must be a list of swaps")
-        for number, entry in enumerate(entries, start=1):
-            location = f"{path}: epoch {key}, swap {number}"
-            if not isinstance(entry, dict):
-                raise ConfigError(f"{location} is {_kind(entry)}; it must be an object with {', '.join(FIELDS)}")
-            if missing := [name for name in FIELDS if name not in entry]:
-                raise ConfigError(f"{location} lacks {', '.join(missing)}")
-            if extra := sorted(set(entry) - set(FIELDS)):
-                raise ConfigError(f"{location} has unknown fields {', '.join(extra)}; it must have {', '.join(FIELDS)}")
-            yield location, int(key), _end(location, entry, "s"), _end(location, entry, "d")
-
-
-def _end(location: str, entry: Mapping[str, Any], end: str) -> ForkHead:
-    layer, head = entry[f"{end}_layer"], entry[f"{end}_head"]
-    layer = str(layer) if type(layer) is int else layer
-    if not (isinstance(layer, str) and _is_number(layer)):
-        raise ConfigError(f'{location}: {end}_layer is {layer!r}; it must be a layer from 0 in quotes, such as "0"')
-    if type(head) is not int or not 0 <= head <= WHOLE:
-        raise ConfigError(f"{location}: {end}_head is {head!r}; it must be a number from 0")
-    stack, module = entry[f"{end}_transformer_module"], entry[f"{end}_layer_module"]
-    for name, value, allowed in (
-        ("transformer_module", stack, ("encoder", "decoder")),
-        ("layer_module", module, ("self_attn", "encoder_attn")),
-    ):
-        if value not in allowed:
-            raise ConfigError(f"{location}: {end}_{name} is {value!r}; it must be {' or '.join(allowed)}")
-    return ForkHead(stack, module, layer, head)
-
-
-def _json(path: Path) -> Iterator[tuple[str, int, Swap]]:
-    for location, epoch, *ends in fork_entries(path):
-        heads = []
-        for end in ends:
-            if (end.stack, end.module) not in SITE:
-                raise ConfigError(
-                    f"{location}: an encoder has no encoder_attn; cross attention is decoder, encoder_attn"
-                )
-            heads.append(HeadId(SITE[end.stack, end.module], int(end.layer), end.head))
-        yield location, epoch, Swap(*heads)
-
-
-def _toml(path: Path, layout: Layout) -> Iterator[tuple[str, int, Swap]]:
-    content = read_toml(path)
-    entries = content.get("swap")
-    if set(content) != {"swap"} or not isinstance(entries, list):
-        raise ConfigError(f"{path} must hold tables [[swap]] with epoch, first and second, and nothing else")
-    for number, entry in enumerate(entries, start=1):
-        location = f"{path}: swap {number}"
-        if not isinstance(entry, dict) or set(entry) != {"epoch", "first", "second"}:
-            raise ConfigError(f"{location} must have epoch, first and second, and nothing else")
-        epoch = entry["epoch"]
-        if type(epoch) is not int or not 1 <= epoch <= WHOLE:
-            raise ConfigError(f"{location}: epoch is {epoch!r}; it must be a number from 1")
-        firsts, seconds = (_heads(location, entry[name], layout) for name in ("first", "second"))
-        if len(firsts) != len(seconds):
-            raise ConfigError(
-                f"{location}: {entry['first']} is {len(firsts)} heads and {entry['second']} {len(seconds)}"
-            )
-        for first, second in zip(firsts, seconds, strict=True):
-            yield location, epoch, Swap(first, second)
-
-
-def _heads(location: str, text: Any, layout: Layout) -> list[HeadId]:
-    try:
-        if isinstance(text, str) and text.endswith(".*") and text.count("*") == 1:
-            return sorted(select_heads(text, layout))
-        return [HeadId.parse(str(text), layout)]
-    except ConfigError as error:
-        raise ConfigError(f"{location}: {error}") from None
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\d{1,9}", text, re.ASCII) is not None
 
 
 def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -365,8 +309,3 @@ def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(unique) != len(pairs):
         raise ValueError("a name stands twice in one object")
     return unique
-
-
-def _kind(value: Any) -> str:
-    names: dict[type, str] = {dict: "an object", list: "a list", str: "a text"}
-    return names[type(value)] if type(value) in names else repr(value)

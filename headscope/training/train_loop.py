@@ -33,18 +33,6 @@ class Validation:
     nll: float | None = None
     bleu: float | None = None
 
-    @property
-    def perplexity(self) -> float | None:
-        """exp(nll)."""
-        return None if self.nll is None else float(perplexity(self.nll))
-
-    def value(self, by: Literal["loss", "bleu"]) -> float:
-        """What is compared, lower is better."""
-        if by == "bleu" and self.bleu is not None:
-            return -self.bleu
-        assert self.nll is not None
-        return self.nll
-
 
 def validate(run: TrainingRun, *, number: int) -> Validation:
     """The `number`-th validation (from 1) of a run; the first process works, all get the result."""
@@ -55,22 +43,19 @@ def validate(run: TrainingRun, *, number: int) -> Validation:
             total = total.plus(run.measure(batch))
         interval = run.config.bleu_every
         bleu_due = bool(interval) and number % interval == 0 and run.data.valid_texts is not None
-        validation = Validation(
-            total.nll / total.tokens if total.tokens else None, validation_bleu(run) if bleu_due else None
-        )
+        nll = total.nll / total.tokens if total.tokens else None
+        validation = Validation(nll, _validation_bleu(run) if bleu_due else None)
     return run.processes.broadcast(validation)
 
 
-def validation_bleu(run: TrainingRun) -> float:
-    """BLEU of the validation text (see `bleu_mode`)."""
+def _validation_bleu(run: TrainingRun) -> float:
     assert run.data.valid_texts is not None
     sources, references = (texts[: run.config.bleu_sentences] for texts in run.data.valid_texts)
     run.model.eval()
     with run.autocast():
         translated = translate_lines(checkpoint(run), sources, options=LENGTHS, tokens=min(run.config.max_tokens, 4096))
         hypotheses = [translation[0].text for translation in translated]
-    low = run.config.normalise in ("lowercase", "moses-lowercase")
-    if low:
+    if run.config.normalise in ("lowercase", "moses-lowercase"):
         hypotheses, references = [text.lower() for text in hypotheses], [text.lower() for text in references]
     return text_score("bleu", hypotheses, references, text=bleu_mode(run.config)).value
 
@@ -88,28 +73,19 @@ class Listener(Protocol):
 
     def updated(self, run: TrainingRun, sums: Sums) -> None:
         """After every update."""
-        ...
+        return
 
     def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
         """After every validation."""
-        ...
+        return
 
     def remarked(self, text: str) -> None:
         """Before the first update: something that the user should know of the run."""
-        ...
+        return
 
 
-class Silent:
+class Silent(Listener):
     """Tells nobody."""
-
-    def updated(self, run: TrainingRun, sums: Sums) -> None:
-        """Nothing."""
-
-    def validated(self, run: TrainingRun, validation: Validation, *, best: bool) -> None:
-        """Nothing."""
-
-    def remarked(self, text: str) -> None:
-        """Nothing."""
 
 
 @dataclass
@@ -164,10 +140,14 @@ class Loop:
         self.variant.before_update(run, run.position)
         sums, norm = run.update(self._own_share(groups))
         position = run.position
-        done = {"update": position.update + 1, "update_in_epoch": position.update_in_epoch + 1}
         self.progress.latest = {"lr": rate(run.config, position), "gradient_norm": norm}
-        read = {"sentences": position.sentences + sums.sentences, "tokens": position.tokens + sums.tokens}
-        run.position = replace(position, **done, **read)
+        run.position = replace(
+            position,
+            update=position.update + 1,
+            update_in_epoch=position.update_in_epoch + 1,
+            sentences=position.sentences + sums.sentences,
+            tokens=position.tokens + sums.tokens,
+        )
         self.variant.after_update(run, run.position)
         self.progress.window = self.progress.window.plus(sums)
         if run.processes.main:
@@ -218,7 +198,9 @@ class Loop:
     def _validate(self) -> None:
         run, progress = self.run, self.progress
         validation = validate(run, number=progress.validations + 1)
-        value = validation.value(run.config.best_by) if validation.nll is not None else -float(run.position.update)
+        value = -float(run.position.update) if validation.nll is None else validation.nll  # lower is better
+        if run.config.best_by == "bleu" and validation.bleu is not None:
+            value = -validation.bleu
         best = progress.validated(value, run.position.update)
         progress.nll, progress.bleu = validation.nll, validation.bleu
         averaging = {"count": run.config.average, "best": run.config.average_of == "best"}
@@ -230,14 +212,9 @@ class Loop:
             if keeps:
                 checkpoints.keep_weights(run, run.position.update)
             self.listener.validated(run, validation, best=best)
-        self._log(
-            {
-                "valid_nll": validation.nll,
-                "valid_perplexity": validation.perplexity,
-                "bleu": validation.bleu,
-                "best": int(best),
-            }
-        )
+        nll = validation.nll
+        valid_perplexity = None if nll is None else float(perplexity(nll))
+        self._log({"valid_nll": nll, "valid_perplexity": valid_perplexity, "bleu": validation.bleu, "best": int(best)})
 
     def _log(self, values: Mapping[str, float | int | None]) -> None:
         """A line of metrics.csv: means since the line before, and what is given."""
@@ -245,7 +222,9 @@ class Loop:
         now = time.monotonic()
         self.progress.seconds += now - self.mark
         elapsed, self.mark = now - self.mark, now
-        row: dict[str, float | int | None] = {name: getattr(run.position, name) for name in _COUNTS}
+        row: dict[str, float | int | None] = {
+            name: getattr(run.position, name) for name in ("update", "epoch", "sentences", "tokens")
+        }
         row |= {"seconds": self.progress.seconds}
         if window.tokens:
             row |= {
@@ -255,9 +234,9 @@ class Loop:
                 "nll": window.nll / window.tokens,
             }
         self.progress.window = Sums()
-        extra = self.variant.history(run)
+        row |= {**values, **self.variant.history(run)}
         if self.history is not None:
-            self.history.add(row | dict(values) | extra)
+            self.history.add(row)
 
     def _save(self) -> None:
         save_state(self.run, self.progress, self.settings)
@@ -271,6 +250,3 @@ class Loop:
         elif run.processes.main and self.progress.kept:
             checkpoints.save_average(run, self.progress.kept)
         run.processes.wait()
-
-
-_COUNTS = ("update", "epoch", "sentences", "tokens")

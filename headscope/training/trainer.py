@@ -28,7 +28,7 @@ from headscope.results.answer import Answer
 from headscope.signature import Signature, counted, signature_of
 from headscope.training.architecture import build_model, open_init
 from headscope.training.config import TrainConfig, remarks_on
-from headscope.training.data.prepare import Prepared, prepare
+from headscope.training.data.prepare import prepare
 from headscope.training.files.checkpoints import Progress, check_settings, load_state, read_state
 from headscope.training.files.outputs import TRAINING, History, cleaned, training_workspace
 from headscope.training.position import TrainingPosition
@@ -128,8 +128,6 @@ def _train(
     run = make_run(config, variant, processes)
     variant = run.variant
     progress = Progress() if state is None else load_state(run, state)
-    if state is not None:
-        variant.resumed(run)
     history = None
     about = _about(run, options, command)
     if processes.main:
@@ -179,11 +177,16 @@ def make_run(config: TrainConfig, variant: Variant, processes: Processes | None 
         from headscope.training.files.confidence_files import with_confidence
 
         variant = with_confidence(variant, config.save_confidence)
-    device = _device(config, processes)
+    name = pick_device(config.device)
+    device = torch.device(name)
+    if config.precision == "fp16" and name == "cpu":
+        raise ConfigError("--precision fp16 needs a GPU; on a CPU take float32 or bf16")
+    if device.type == "cuda" and processes.world > 1:
+        device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(config.seed)
     init = open_init(config)
     vocabularies = None if init is None or init.target is None else (init.source, init.target)
-    data: Prepared | None = prepare(config, vocabularies) if processes.main else None
+    data = prepare(config, vocabularies) if processes.main else None
     processes.wait()
     data = data or prepare(config, vocabularies)
     torch.manual_seed(config.seed)
@@ -213,25 +216,20 @@ def _criterion(run: TrainingRun, variant: Variant) -> nn.Module:
     config = run.config
     criterion = TrainingLoss(run.model, smoothing=config.label_smoothing, chunked=config.precision != "fp16")
     criterion.extra = lambda batch: variant.extra_loss(run, batch)
-    module: nn.Module = criterion
     if config.compile:
         criterion.sums = torch.compiler.disable(criterion.sums)  # type: ignore[method-assign]
-        module.compile(dynamic=True)
+        criterion.compile(dynamic=True)
     if run.processes.world == 1:
-        return module
-    on_gpu = run.device.type == "cuda"
+        return criterion
+    devices = [run.device] if run.device.type == "cuda" else None
     return nn.parallel.DistributedDataParallel(
-        module, device_ids=[run.device] if on_gpu else None, find_unused_parameters=not variant.uses_all
+        criterion, device_ids=devices, find_unused_parameters=not variant.uses_all
     )
 
 
 def _optimizer(config: TrainConfig, groups: list[dict[str, Any]], device: torch.device) -> torch.optim.Optimizer:
-    kind = (
-        torch.optim.AdamW
-        if config.weight_decay or any("weight_decay" in group for group in groups)
-        else torch.optim.Adam
-    )
-    return kind(
+    decays = config.weight_decay or any("weight_decay" in group for group in groups)
+    return (torch.optim.AdamW if decays else torch.optim.Adam)(
         groups,
         lr=config.lr,
         betas=(config.betas[0], config.betas[1]),
@@ -239,15 +237,6 @@ def _optimizer(config: TrainConfig, groups: list[dict[str, Any]], device: torch.
         weight_decay=config.weight_decay,
         fused=device.type in ("cpu", "cuda"),
     )
-
-
-def _device(config: TrainConfig, processes: Processes) -> torch.device:
-    name = pick_device(config.device)
-    if config.precision == "fp16" and name == "cpu":
-        raise ConfigError("--precision fp16 needs a GPU; on a CPU take float32 or bf16")
-    if name == "cuda" and processes.world > 1:
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device(name)
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, field, fields, make_dataclass
+from dataclasses import fields, make_dataclass
 from functools import cache, partial, wraps
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 from headscope.config import NoOptions
 from headscope.errors import ConfigError
@@ -37,7 +37,7 @@ class Variant:
     """One way of training; a fresh instance per run. Every method has a default that changes nothing.
 
     Order of calls: `check` → `shape` → the model is built (and filled from `--init`) → `adapt` → `groups` → the
-    optimizer is built → `prepare` → (on resume: `load_state_dict`, `resumed`) → per epoch: `before_epoch`;
+    optimizer is built → `prepare` → (on resume: `load_state_dict`) → per epoch: `before_epoch`;
     per update: `before_update`, `step`, the optimizer's step, `after_update`; then validation, then the
     checkpoint, then `after_epoch`, then the state for resuming. A state may also be saved after any
     `after_update`: training goes on from there with the next `before_update`, and `before_epoch` is not
@@ -82,9 +82,6 @@ class Variant:
     def prepare(self, run: TrainingRun) -> None:
         """After model, optimizer and data exist, before anything else; also on resume, before `load_state_dict`."""
 
-    def resumed(self, run: TrainingRun) -> None:
-        """After model, optimizer and the variant have their saved state."""
-
     def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         """Before the first update of an epoch."""
 
@@ -114,10 +111,6 @@ class Variant:
         is meant per token is multiplied by `batch.tokens`. Gradients are divided by all tokens later.
         """
         return None
-
-    def remedies(self) -> list[str]:
-        """Which of its options may help where the loss is no number, such as "a lower --gamma"."""
-        return []
 
     def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """What of it did not happen in a run that has `ended`; before that, what will not happen as options stand."""
@@ -205,7 +198,7 @@ class VariantChain(Variant):
             groups = intersected(groups, part.groups(model))
         return groups
 
-    check, prepare, resumed = _of_each("check"), _of_each("prepare"), _of_each("resumed")
+    check, prepare = _of_each("check"), _of_each("prepare")
     before_epoch, after_epoch = _of_each("before_epoch"), _of_each("after_epoch")
     before_update, after_update = _of_each("before_update"), _of_each("after_update")
 
@@ -217,9 +210,6 @@ class VariantChain(Variant):
     def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
         losses = [loss for part in self.parts if (loss := part.extra_loss(run, batch)) is not None]
         return sum(losses[1:], start=losses[0]) if losses else None
-
-    def remedies(self) -> list[str]:
-        return [option for part in self.parts for option in part.remedies()]
 
     def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         return [text for part in self.parts for text in part.remarks(run, ended=ended)]
@@ -235,37 +225,29 @@ class VariantChain(Variant):
             part.load_state_dict(state[part.name])
 
 
-class Composed(VariantChain):
-    """Registered variants by their names; `combine` makes a subclass for each combination."""
-
-    classes: ClassVar[tuple[type[Variant], ...]]
-
-    def __init__(self, options: Any) -> None:
-        super().__init__([cls(options_of(cls, options)) for cls in self.classes], options=options)
-
-
 def find_variant(name: str) -> type[Variant]:
     """The variant called `name`, or several joined by "+", in any order; their run is named in alphabetical order.
 
-    ConfigError for a name that no variant has, one that stands twice, and variants that cannot train together.
+    ConfigError for a name that no variant has, and variants that cannot train together.
     """
-    classes = [VARIANTS.get(part.strip()) for part in name.split("+")]
-    if len(classes) == 1:
-        return classes[0]
-    names = [cls.name for cls in classes]
-    if twice := [part for part in names if names.count(part) > 1]:
-        raise ConfigError(f"variant {name!r} names {twice[0]} twice; name each variant once")
+    classes = sorted((VARIANTS.get(part.strip()) for part in name.split("+")), key=lambda cls: cls.name)
     if problem := why_not_together(classes):
         raise ConfigError(f"variant {name!r}: {problem}")
-    return combine(tuple(sorted(classes, key=lambda cls: cls.name)))
+    return classes[0] if len(classes) == 1 else combine(tuple(classes))
 
 
 def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
     """What keeps these variants from training one model. Returns None if nothing does."""
     for first, second in combinations(classes, 2):
+        if first is second:
+            return f"{first.name} stands twice; name each variant once"
         if shared := [decision for decision in first.decides if decision in second.decides]:
             return f"{first.name} and {second.name} both decide {shared[0]}; take one of them"
-    for cls in classes:
+        defaults = [{entry.name: repr(entry.default) for entry in fields(cls.Options)} for cls in (first, second)]
+        if clashes := [name for name in defaults[0].keys() & defaults[1] if defaults[0][name] != defaults[1][name]]:
+            name = clashes[0].replace("_", "-")
+            return f"{first.name} and {second.name} have options --{name} of their own; take one of them"
+    for cls in classes if len(classes) > 1 else ():
         if cls.alone is not None:
             remaining = "+".join(other.name for other in classes if other is not cls)
             return f"{cls.name} cannot be combined, because {cls.alone}; take {remaining}"
@@ -273,48 +255,29 @@ def why_not_together(classes: Sequence[type[Variant]]) -> str | None:
 
 
 @cache
-def combine(classes: tuple[type[Variant], ...]) -> type[Composed]:
-    """A variant made of several, with the options of all."""
-    about = [f"{cls.name}: {inspect.getdoc(cls) or cls.summary}" for cls in classes]
-    attributes = {
-        "__doc__": "\n\n".join(["An option that several of them have is given once, for all.", *about]),
-        "name": "+".join(cls.name for cls in classes),
-        "summary": " ".join(cls.summary for cls in classes),
-        "Options": combined_options(classes),
-        "uses_all": all(cls.uses_all for cls in classes),
-        "classes": classes,
-    }
-    return type("Composed", (Composed,), attributes)
-
-
-def combined_options(classes: Sequence[type[Variant]]) -> type[Any]:
-    """One options class with the fields of all; it checks itself as they do.
-
-    An option that several have (`--compat`) is one: ConfigError where its type or default differ between them.
-    """
-    owners: dict[str, list[tuple[type[Variant], Field[Any], Any]]] = {}
-    for cls in classes:
-        hints = get_type_hints(cls.Options)
-        for option in fields(cls.Options):
-            owners.setdefault(option.name, []).append((cls, option, hints[option.name]))
-    specified = []
-    for name, owned in owners.items():
-        if len({(repr(hint), repr(option.default)) for _, option, hint in owned}) > 1:
-            owner_names = " and ".join(cls.name for cls, _, _ in owned)
-            raise ConfigError(
-                f"{owner_names} have options --{name.replace('_', '-')} of their own; they cannot be combined"
-            )
-        specified.append(
-            (name, owned[0][2], _joined([option for _, option, _ in owned], [cls.name for cls, _, _ in owned]))
-        )
+def combine(classes: tuple[type[Variant], ...]) -> type[VariantChain]:
+    """A variant made of several, with the options of all; an option that several have is one, for all of them."""
 
     def check(options: Any) -> None:
         for cls in classes:
             options_of(cls, options)
 
-    name = "".join(cls.name.capitalize() for cls in classes)
-    namespace = {"__post_init__": check, "__doc__": f"Options of {'+'.join(cls.name for cls in classes)}."}
-    return make_dataclass(f"{name}Options", specified, bases=(NoOptions,), namespace=namespace, frozen=True)
+    def begin(chain: VariantChain, options: Any) -> None:
+        VariantChain.__init__(chain, [cls(options_of(cls, options)) for cls in classes], options=options)
+
+    names = "+".join(cls.name for cls in classes)
+    bases = [cls.Options for cls in reversed(classes) if cls.Options is not NoOptions]  # fields of the last come first
+    texts = {"__post_init__": check, "__doc__": f"Options of {names}."}
+    about = [f"{cls.name}: {inspect.getdoc(cls) or cls.summary}" for cls in classes]
+    attributes = {
+        "__init__": begin,
+        "__doc__": "\n\n".join(["An option that several of them have is given once, for all.", *about]),
+        "name": names,
+        "summary": " ".join(cls.summary for cls in classes),
+        "Options": make_dataclass("Options", [], bases=tuple(bases) or (NoOptions,), namespace=texts, frozen=True),
+        "uses_all": all(cls.uses_all for cls in classes),
+    }
+    return type("Composed", (VariantChain,), attributes)
 
 
 def options_of(cls: type[Variant], options: Any) -> Any:
@@ -331,11 +294,3 @@ def intersected(groups: Iterable[Mapping[str, Any]], other_groups: Sequence[Mapp
             parameters = [parameter for parameter in group["params"] if id(parameter) in shared]
             merged.append({**group, **other, "params": parameters})
     return [group for group in merged if group["params"]] or merged[:1]
-
-
-def _joined(options: Sequence[Field[Any]], names: Sequence[str]) -> Any:
-    """One option for several of the same name: its help is all that they say, under a heading of its own."""
-    texts = dict.fromkeys(option.metadata["help"] for option in options)
-    about = {**options[0].metadata, "help": " ".join(texts)}
-    about["panel"] = about["panel"] or ", ".join(names).capitalize()
-    return field(default=options[0].default, metadata=about)

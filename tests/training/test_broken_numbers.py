@@ -85,7 +85,7 @@ def test_gradients_that_overflow_at_every_scale_stop_the_run(tmp_path: Path) -> 
     """They would otherwise be left out update after update, and nothing would be learnt."""
     run = tuning(tmp_path, scale=3 * LEAST_SCALE)
     overflowing(run, times=99)
-    with pytest.raises(TrainingError, match=r"7\.5e-05.*2.*--gate-lr$"):
+    with pytest.raises(TrainingError, match=r"7\.5e-05.*2.*--precision bf16$"):
         lessons.updates(run, 9)
 
 
@@ -94,7 +94,7 @@ def test_a_g_step_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     run = tuning(tmp_path)
     run.scaler = torch.amp.GradScaler("cpu", enabled=False)
     overflowing(run, times=1)
-    with pytest.raises(TrainingError, match=r"(inf|nan).*1.*--gate-lr$"):
+    with pytest.raises(TrainingError, match=r"(inf|nan).*1.*--precision bf16$"):
         lessons.updates(run)
 
 
@@ -107,21 +107,14 @@ class Breaks(Variant):
 
 
 @pytest.mark.parametrize(
-    ("update", "shared", "kept", "advice"),
-    [
-        (0, {}, "no checkpoint was written before it", "a lower --lr, a longer --warmup or --clip 1"),
-        (3, {"clip": 5.0}, "last is from before it", "a lower --lr, a longer --warmup or --clip 1"),
-        (3, {"clip": 0.5}, "last is from before it", "a lower --lr or a longer --warmup"),
-    ],
+    ("update", "kept"), [(0, "no checkpoint was written before it"), (3, "last is from before it")]
 )
-def test_a_stopped_run_says_so_and_names_what_it_has_not(
-    update: int, shared: dict[str, Any], kept: str, advice: str, tmp_path: Path
-) -> None:
+def test_a_stopped_run_says_so(update: int, kept: str, tmp_path: Path) -> None:
     its = Breaks(Breaks.Options())
     its.update = update
     with pytest.raises(TrainingError) as stopped:
-        train(lessons.config(tmp_path, precision="float32", validate_every=2, **shared), its)
-    assert f"{kept}; begin anew with {advice}" in str(stopped.value) and str(stopped.value).endswith(advice)
+        train(lessons.config(tmp_path, precision="float32", validate_every=2), its)
+    assert f"{kept}; lower --lr" in str(stopped.value)
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert about["status"] == "failed" and about["error"] == str(stopped.value)
 
@@ -138,21 +131,6 @@ def test_a_mistake_of_ours_is_recorded_too(tmp_path: Path) -> None:
         train(lessons.config(tmp_path, precision="float32"), Fails(Fails.Options()))
     about = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
     assert about["status"] == "failed" and about["error"] == "ZeroDivisionError: of our own"
-
-
-def test_variants_name_their_own_options() -> None:
-    for name, options, expected in (
-        ("mixing", {"gamma": 0.1}, ["a lower --gamma", "--norm-cap 3"]),
-        ("mixing", {"gamma": 0.1, "norm_cap": 2.0}, ["a lower --gamma"]),
-        ("mixing", {"gamma": 0.0}, []),
-        ("disagreement", {}, ["a lower --weight"]),
-        ("mae", {}, ["a lower --gate-lr"]),
-        ("mae", {"uniform": True}, []),
-    ):
-        cls = VARIANTS.get(name)
-        its: Any = cls(cls.Options(**options))
-        its.open = True
-        assert its.remedies() == expected
 
 
 @pytest.mark.parametrize(

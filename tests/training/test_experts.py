@@ -292,7 +292,7 @@ def test_how_far_gates_moved_is_noted(tmp_path: Path) -> None:
     assert variant.history(run)["gate_change"] == pytest.approx(change) and change > 0
     (tmp_path / "again").mkdir()
     again = lessons.begin(tmp_path / "again", "mae", shared={"max_tokens": 200, "log_every": 1}, gate_every=1)
-    for found, was in zip(lessons.variant(again).gate_history.start, start, strict=True):
+    for found, was in zip(lessons.variant(again).start, start, strict=True):
         assert torch.equal(found, was), "so a run that goes on measures from the same weights"
 
 

@@ -14,7 +14,7 @@ import torch
 from headscope.errors import ConfigError
 from headscope.heads import HeadId, Site
 from headscope.model.native.transformer import Transformer
-from headscope.training.data.batches import plan_batches, training_batches
+from headscope.training.data.batches import collate, plan_batches
 from headscope.training.swap_scores import (
     FORK_SELECTIONS,
     SELECTIONS,
@@ -25,10 +25,7 @@ from headscope.training.swap_scores import (
     head_scores,
 )
 from headscope.training.swaps import (
-    ForkHead,
-    ForkSwap,
     Swap,
-    read_fork_schedule,
     read_schedule,
     swap_heads,
     swap_heads_like_fork,
@@ -161,16 +158,17 @@ def entry(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([], "list.*epochs"),
+        ([], "dictionary"),
         ({}, "swap"),
-        ({"three": []}, "epoch 'three'"),
-        ({"3": {}}, "epoch 3.*list"),
+        ({"three": []}, "three.*integer"),
+        ({"0": [entry()]}, "0.*greater than or equal to 1"),
+        ({"3": {}}, "3.*list"),
         ({"3": [entry(), entry(s_layer="7")]}, "epoch 3, swap 2: cross.7.1"),
-        ({"3": [entry(d_head=None)]}, r"epoch 3, swap 1 lacks d_head"),
-        ({"3": [entry(head=1)]}, "epoch 3, swap 1.*head"),
-        ({"3": [entry(s_layer=None, s_layre="0")]}, r"epoch 3, swap 1 lacks s_layer"),
-        ({"3": [entry(s_head="1")]}, "s_head.*'1'"),
-        ({"3": [entry(d_layer_module="enc_attn")]}, "d_layer_module.*'enc_attn'.*self_attn"),
+        ({"3": [entry(d_head=None)]}, r"3.1.d_head: Field required"),
+        ({"3": [entry(head=1)]}, "3.1.head: Extra inputs"),
+        ({"3": [entry(s_layer=None, s_layre="0")]}, r"3.1.s_layer: Field required"),
+        ({"3": [entry(s_head="1")]}, "s_head.*integer.*1"),
+        ({"3": [entry(d_layer_module="enc_attn")]}, "d_layer_module.*self_attn.*enc_attn"),
         ({"3": [entry(s_transformer_module="encoder")]}, "encoder_attn"),
         ({"3": [entry(d_layer_module="self_attn")]}, "swap 1: cross.0.1 ↔ decoder-self.2.1"),
     ],
@@ -185,9 +183,9 @@ def test_broken_schedules_are_refused_by_file_and_entry(content: Any, message: s
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("swap = 3", r"\[\[swap\]\]"),
-        ('[[swap]]\nepoch = 1\nfirst = "cross.0.1"', "swap 1.*epoch, first.*second"),
-        ('[[swap]]\nepoch = 0\nfirst = "cross.0.1"\nsecond = "cross.1.1"', "epoch.*0"),
+        ("swap = 3", "swap: .*list"),
+        ('[[swap]]\nepoch = 1\nfirst = "cross.0.1"', "swap.1.second: Field required"),
+        ('[[swap]]\nepoch = 0\nfirst = "cross.0.1"\nsecond = "cross.1.1"', "epoch.*1.*0"),
         ('[[swap]]\nepoch = 1\nfirst = "cross.0.*"\nsecond = "cross.1.1"', "8.*cross.1.1 1"),
         ('[[swap]]\nepoch = 1\nfirst = "cross.9.*"\nsecond = "cross.1.*"', r"cross\.9"),
         ("[[swap", "TOML"),
@@ -274,7 +272,7 @@ def fork_scores(oracles: Path, score: str) -> Mapping[Site, Mapping[int, torch.T
     its, corpus = mhr.theirs(oracles)
     pairs = mhr.pairs(its, corpus)
     groups = plan_batches(pairs, tokens=2048, chance=np.random.default_rng(0))
-    return head_scores(its.model, training_batches(pairs, groups), score=score)
+    return head_scores(its.model, [collate(pairs, group) for group in groups], score=score)
 
 
 @pytest.mark.parametrize("score", ["base", "advanced", "pairwise"])
@@ -312,14 +310,10 @@ def test_more_swaps_than_heads_are_refused(name: str, most: int, fork: bool, mes
         pairs(name, most, fork=fork)
 
 
-def fork_swap(first: tuple[str, str, str, int], second: tuple[str, str, str, int]) -> ForkSwap:
-    return ForkSwap(ForkHead(*first), ForkHead(*second))
-
-
 def test_the_fork_exchanges_whole_matrices_for_heads_0_only() -> None:
     its, _ = mhr.theirs(SHIPPED)
     model, before = its.model, state(its.model)
-    (first, *others), *_ = read_fork_schedule(SHIPPED / "mhr/data/swap.json").values()
+    (first, *others), *_ = read_schedule(SHIPPED / "mhr/data/swap.json", None).values()
     swap_heads_like_fork(model, [first])
     moved = differing(before, state(model))
     parts = {f"decoder.layers.{n}.cross_attention." for n in (0, 2)}
@@ -339,10 +333,9 @@ def test_the_fork_exchanges_whole_matrices_for_heads_0_only() -> None:
 
 def test_where_the_fork_stops_it_is_refused() -> None:
     model = mhr.small(d_model=15, d_head=5, d_value=5).model
-    cross = ("decoder", "encoder_attn")
     before = state(model)
     with pytest.raises(ConfigError, match=r"2 rows.*0"):
-        swap_heads_like_fork(model, [fork_swap((*cross, "0", 0), (*cross, "1", 1))])
+        swap_heads_like_fork(model, [swap("cross.0.0 cross.1.1")])
     with pytest.raises(ConfigError, match="weights"):
-        swap_heads_like_fork(model, [fork_swap((*cross, "0", 0), (*cross, "9", 0))])
+        swap_heads_like_fork(model, [swap("cross.0.0 cross.9.0")])
     assert not differing(before, state(model))

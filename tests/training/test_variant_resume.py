@@ -56,15 +56,13 @@ def test_three_epochs_are_two_and_one(name: str, options: dict[str, Any], tmp_pa
     assert not differing(whole, run(tmp_path / "parts", name, options, epochs=3, resume=True))
 
 
-def test_a_schedule_may_move_and_grow_but_not_change_what_was_done(tmp_path: Path) -> None:
+def test_a_schedule_may_move_and_grow_but_options_may_not_change(tmp_path: Path) -> None:
     def scheduled(file: str, text: str, epochs: int, *, resume: bool = True) -> int:
         (tmp_path / file).write_text(text)
         variant = SwapHeads(SwapOptions(swap_schedule=tmp_path / file))
         return train(lessons.config(tmp_path, max_epochs=epochs, **SHORT), variant, resume=resume).epoch
 
     scheduled("first.toml", SWAPS, 2, resume=False)
-    with pytest.raises(ConfigError, match=r"until epoch 2 the run swapped cross.*moved.toml has none; give the same"):
-        scheduled("moved.toml", SWAPS.replace("epoch = 2", "epoch = 3"), 3)
     assert scheduled("moved.toml", SWAPS + SWAPS.replace("epoch = 2", "epoch = 3"), 3) == 3
     other = SwapHeads(SwapOptions(swap_schedule=tmp_path / "moved.toml", swap_moments=True))
     with pytest.raises(ConfigError, match=r"other options: --swap-moments \(was False, is True\);"):

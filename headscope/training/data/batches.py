@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -148,11 +148,6 @@ def collate(pairs: TrainingPairs, numbers: Numbers) -> TrainingBatch:
     padded_labels, _ = _padded(labels, fill=IGNORED)
     lines = tuple(int(pairs.lines[number]) for number in numbers)
     return TrainingBatch(source, source_mask, target, target_mask, padded_labels, lines, sum(map(len, labels)))
-
-
-def training_batches(pairs: TrainingPairs, groups: Sequence[Numbers]) -> Iterator[TrainingBatch]:
-    """The batches of a plan."""
-    return (collate(pairs, group) for group in groups)
 
 
 def _padded(rows: Sequence[npt.NDArray[Any]], *, fill: int) -> tuple[Tensor, Tensor | None]:

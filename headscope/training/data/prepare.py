@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,6 @@ from headscope.data.corpus import Corpus, open_corpus
 from headscope.data.encoded import SideName, UnknownSubwords
 from headscope.data.vocabulary import Vocabulary
 from headscope.errors import DataError
-from headscope.files.npz import BROKEN
-from headscope.files.tables import write_arrays
 from headscope.files.writing import write_atomically
 from headscope.training.config import TrainConfig
 from headscope.training.data import tokenizers
@@ -62,16 +61,6 @@ class Prepared:
         return "it was taken as already split into subwords: give --bpe CODES, or split it with the codes of --init"
 
 
-def read_texts(config: TrainConfig) -> tuple[Corpus, Corpus | None]:
-    """The training and validation text, checked; DataError for what cannot be used."""
-    train = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences)
-    if config.fraction < 1:
-        train = train.share(config.fraction, seed=config.seed)
-    if config.valid_source is None:
-        return train, None
-    return train, open_corpus(config.valid_source, target=config.valid_target)
-
-
 def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary | None, Vocabulary]:
     """Of the source (None for language models) and the target: given, or learnt from the training text."""
     lm = config.kind == "lm"
@@ -85,20 +74,20 @@ def learn_vocabularies(config: TrainConfig, corpus: Corpus) -> tuple[Vocabulary 
     if config.vocabulary == "separate":
         return tokenizers.learn(sources(), **settings), tokenizers.learn(targets(), **settings)  # type: ignore[arg-type]
 
-    def both_sides() -> Iterator[str]:
-        yield from sources()
-        yield from targets()
-
-    vocabulary = tokenizers.learn(both_sides(), **settings)  # type: ignore[arg-type]
+    vocabulary = tokenizers.learn(chain(sources(), targets()), **settings)  # type: ignore[arg-type]
     return vocabulary, vocabulary
 
 
 def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabulary] | None = None) -> Prepared:
-    """Everything that a run learns from. Ids are kept in DIR/data and read from there the next time.
+    """Everything that a run learns from.
 
     `vocabularies` None: those of the run in DIR, else given ones or learnt ones.
     """
-    corpus, valid = read_texts(config)
+    corpus, valid = open_corpus(config.source, target=config.target, max_sentences=config.max_sentences), None
+    if config.fraction < 1:
+        corpus = corpus.share(config.fraction, seed=config.seed)
+    if config.valid_source is not None:
+        valid = open_corpus(config.valid_source, target=config.valid_target)
     folder = config.out / FOLDER
     if vocabularies is None:
         settings = [corpus.digest, config.kind, config.vocabulary, config.vocab_size, config.tokenizer_kind]
@@ -108,12 +97,10 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
         vocabularies = read_vocabularies(config, folder, recipe) or learn_vocabularies(config, corpus)
         write_vocabularies(folder, vocabularies, recipe)
     source, target = vocabularies
-    digest = _digest(config, corpus, valid, vocabularies)
-    stored = _read(folder, digest)
-    train, dropped = stored.get("train") or _kept(folder, "train", digest, *_pairs(config, corpus, vocabularies))
+    train, dropped = _pairs(config, corpus, vocabularies)
     checked, texts = None, None
     if valid is not None:
-        checked, _ = stored.get("valid") or _kept(folder, "valid", digest, *_pairs(config, valid, vocabularies))
+        checked, _ = _pairs(config, valid, vocabularies)
         if config.kind == "translation":
             sources, targets = _lines(config, valid)
             texts = (list(sources()), list(targets()))
@@ -123,6 +110,7 @@ def prepare(config: TrainConfig, vocabularies: tuple[Vocabulary | None, Vocabula
                 f"all {text.count} {part} sentences are longer than --max-length {config.max_length} subwords, the "
                 "closing one included"
             )
+    digest = _digest(config, corpus, valid, vocabularies)
     return Prepared(train, checked, source, target, texts, dropped, digest)
 
 
@@ -132,9 +120,8 @@ def _lines(config: TrainConfig, corpus: Corpus) -> tuple[Callable[[], Iterator[s
     of_source, of_target = (
         normaliser(config.normalise, language, learnt=learnt) for language in (config.source_lang, config.target_lang)
     )
-    return (lambda: (of_source(pair.source) for pair in corpus)), (
-        lambda: (of_target(pair.target or "") for pair in corpus)
-    )
+    sources = lambda: (of_source(pair.source) for pair in corpus)  # noqa: E731
+    return sources, lambda: (of_target(pair.target or "") for pair in corpus)
 
 
 def _pairs(
@@ -150,10 +137,8 @@ def _pairs(
             return _blocks(targets_ids, target, config.block, lines), 0
         sources_ids: list[list[int]] | None = None
     else:
-        sources_ids, targets_ids = (
-            tokenizers.encode(source, list(sources())),
-            tokenizers.encode(target, list(targets())),
-        )
+        sources_ids = tokenizers.encode(source, list(sources()))
+        targets_ids = tokenizers.encode(target, list(targets()))
     longest = [max(len(ids), len(sources_ids[n]) if sources_ids else 0) for n, ids in enumerate(targets_ids)]
     keep = [n for n, length in enumerate(longest) if length < config.max_length]
     source_texts = None if sources_ids is None else TokenizedTexts.of([sources_ids[n] for n in keep])
@@ -171,16 +156,13 @@ def pairs_of(
     closed: bool = True,
 ) -> TrainingPairs:
     """Pairs with the special ids of their vocabularies."""
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
+    around: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
     padding = target_vocabulary.padding
     if (read := source_vocabulary) is not None:
-        prefix, padding = read.prefix, read.padding
-        suffix = (read.end,) if read.suffix is None else read.suffix
+        around = read.prefix, (read.end,) if read.suffix is None else read.suffix
+        padding = read.padding
     pads = padding, target_vocabulary.padding
-    return TrainingPairs(
-        source, target, lines, target_vocabulary.start, target_vocabulary.end, prefix, suffix, closed, pads
-    )
+    return TrainingPairs(source, target, lines, target_vocabulary.start, target_vocabulary.end, *around, closed, pads)
 
 
 def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, numbers: Numbers) -> TrainingPairs:
@@ -192,9 +174,6 @@ def _blocks(texts: Sequence[Sequence[int]], vocabulary: Vocabulary, block: int, 
     return pairs_of(
         None, TokenizedTexts.of([stream[n : n + block] for n in starts]), lines, None, vocabulary, closed=False
     )
-
-
-# What is kept in DIR/data.
 
 
 def write_vocabularies(folder: Path, vocabularies: tuple[Vocabulary | None, Vocabulary], recipe: str) -> None:
@@ -236,42 +215,3 @@ def _digest(
             digest.update(json.dumps([vocabulary.subwords, *special]).encode())
             digest.update(vocabulary.splitter.codes or b"")
     return digest.hexdigest()
-
-
-def _kept(folder: Path, name: str, digest: str, pairs: TrainingPairs, dropped: int) -> tuple[TrainingPairs, int]:
-    arrays = {"ids": pairs.target.ids, "bounds": pairs.target.bounds, "lines": pairs.lines}
-    if pairs.source is not None:
-        arrays |= {"source_ids": pairs.source.ids, "source_bounds": pairs.source.bounds}
-    around = {
-        "start": pairs.start,
-        "end": pairs.end,
-        "prefix": pairs.prefix,
-        "suffix": pairs.suffix,
-        "closed": pairs.closed,
-        "pads": pairs.pads,
-    }
-    facts = json.dumps({"digest": digest, "dropped": dropped, "around": around})
-    write_arrays(folder / f"{name}.npz", arrays | {"told": np.array(facts)})
-    return pairs, dropped
-
-
-def _read(folder: Path, digest: str) -> dict[str, tuple[TrainingPairs, int]]:
-    """What is kept of the same texts and vocabularies."""
-    stored = {}
-    for name in ("train", "valid"):
-        try:
-            with np.load(folder / f"{name}.npz", allow_pickle=False) as arrays:
-                facts = json.loads(str(arrays["told"]))
-                if facts["digest"] != digest:
-                    continue
-                around = facts["around"] | {key: tuple(facts["around"][key]) for key in ("prefix", "suffix", "pads")}
-                source = (
-                    TokenizedTexts(arrays["source_ids"], arrays["source_bounds"]) if "source_ids" in arrays else None
-                )
-                pairs = TrainingPairs(
-                    source, TokenizedTexts(arrays["ids"], arrays["bounds"]), arrays["lines"], **around
-                )
-                stored[name] = (pairs, int(facts["dropped"]))
-        except (AttributeError, *BROKEN):
-            continue
-    return stored

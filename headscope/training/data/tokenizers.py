@@ -78,12 +78,9 @@ def encode(vocabulary: Vocabulary, texts: Sequence[str]) -> list[list[int]]:
         import sentencepiece
 
         model: Any = sentencepiece.SentencePieceProcessor(model_proto=codes)
-        same_vocabulary = model.get_piece_size() == len(vocabulary) and model.unk_id() == vocabulary.unknown
-        if same_vocabulary and all(
-            model.id_to_piece(number) == subword for number, subword in enumerate(vocabulary.subwords)
-        ):
-            ids: list[list[int]] = model.encode(list(texts), num_threads=1)
-            return ids
+        pieces = tuple(model.id_to_piece(number) for number in range(model.get_piece_size()))
+        if pieces == vocabulary.subwords and model.unk_id() == vocabulary.unknown:
+            return list(model.encode(list(texts), num_threads=1))
     return [vocabulary.encode(text) for text in texts]
 
 

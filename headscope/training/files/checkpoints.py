@@ -85,11 +85,9 @@ def save_average(run: TrainingRun, updates: Sequence[int]) -> None:
 
 def _weights(path: Path) -> dict[str, Tensor]:
     try:
-        weights: dict[str, Tensor] = load_file(path)
-        return weights
+        return dict(load_file(path))
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        problem = f"{path}, which is to be averaged, is damaged ({reason_of(error, most=120)})"
-        raise CheckpointError(f"{problem}; train anew") from None
+        raise CheckpointError(f"{path} is damaged ({reason_of(error, most=120)}); train anew") from None
 
 
 def average(states: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -155,7 +153,7 @@ class Progress:
         return cls(**values | {"window": Sums(*values["window"])})
 
 
-FILE, VERSION = "state.pt", 1
+FILE = "state.pt"
 # files may have moved: what is in them is compared
 FILES = {"out", "source", "target", "valid_source", "valid_target", "tokenizer", "init", "dicts", "bpe"}
 ENDS = {"updates", "max_epochs", "patience"}
@@ -168,7 +166,6 @@ def save_state(run: TrainingRun, progress: Progress, settings: Mapping[str, Any]
     if not run.processes.main:
         return
     content = {
-        "version": VERSION,
         "settings": dict(settings),
         "data": run.data.digest,
         "model": run.model.state_dict(),
@@ -187,13 +184,7 @@ def read_state(folder: Path) -> dict[str, Any] | None:
     """What `save_state` wrote, on the CPU. Returns None if it has not yet. CheckpointError for a broken file."""
     if not (folder / FILE).exists():
         return None
-    state = load_record(folder / FILE, advice="train anew with --force")
-    if state.get("version") != VERSION:
-        raise CheckpointError(f"{folder / FILE} is of another version of headscope; finish the run with that one")
-    lacking = [name for name in ("settings", "data", "model", "progress", "random", "variant") if name not in state]
-    if lacking or not isinstance(state["settings"], dict) or not isinstance(state["random"], list):
-        raise CheckpointError(f"{folder / FILE} is no whole state of a training; train anew with --force")
-    return state
+    return load_record(folder / FILE, advice="train anew with --force")
 
 
 def load_record(path: Path, *, advice: str) -> dict[str, Any]:
@@ -222,7 +213,8 @@ def restoring(path: Path, *, advice: str) -> Iterator[None]:
 
 def check_settings(state: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
     """ConfigError where a run is to go on with options that would have made it another run."""
-    before = state["settings"]
+    with restoring(folder / FILE, advice="train anew with --force"):
+        before = state["settings"]
     changed = [
         f"{flag(name.rpartition('.')[2])} (was {before.get(name)}, is {value})"
         for name, value in settings.items()
@@ -241,17 +233,14 @@ def load_state(run: TrainingRun, state: Mapping[str, Any]) -> Progress:
     With other limits than it was begun with it ends there, and schedules go by the length planned at first.
     ConfigError for another text, another number of processes, and a length that its learning rate does not reach.
     """
-    if state["data"] != run.data.digest:
-        raise ConfigError(
-            f"--resume: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
-            "give the same files, or another --out"
-        )
-    if len(state["random"]) != run.processes.world:
-        raise ConfigError(
-            f"--resume: the run was begun by {len(state['random'])} processes, these are {run.processes.world}; "
-            "start as many"
-        )
     with restoring(run.config.out / FILE, advice="train anew with --force"):
+        if state["data"] != run.data.digest:
+            raise ConfigError(
+                f"--resume: the text or the vocabulary is not what the run in {run.config.out} was begun with; "
+                "give the same files, or another --out"
+            )
+        if (begun := len(state["random"])) != run.processes.world:
+            raise ConfigError(f"--resume: the run has {begun} processes, not {run.processes.world}; start as many")
         run.model.load_state_dict(state["model"])
         run.optimizer.load_state_dict(state["optimizer"])
         run.scaler.load_state_dict(state["scaler"])

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -62,13 +58,10 @@ class History:
             self.board.close()
 
     def _cut(self, update: int) -> None:
-        try:
-            rows = list(csv.reader(read_text(self.path, error=CheckpointError).splitlines()))
-        except csv.Error as error:
-            raise CheckpointError(f"{self.path} is damaged ({error}); train anew with --force") from None
-        self.columns = rows[0] if rows else []
-        complete = [row for row in rows[1:] if len(row) == len(self.columns) > 0]
-        rows = [row for row in complete if re.fullmatch(r"[0-9]{1,12}", row[0]) and int(row[0]) <= update]
+        lines = read_text(self.path, error=CheckpointError).splitlines()
+        self.columns, *rows = [line.split(",") for line in lines] or [[]]
+        complete = [row for row in rows if len(row) == len(self.columns)]
+        rows = [row for row in complete if row[0].isdecimal() and int(row[0]) <= update]
         text = "".join(map(_line, [self.columns, *rows]))
         write_atomically(self.path, lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -80,9 +73,7 @@ def _cell(value: float | int | None) -> str:
 
 
 def _line(cells: list[str]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
+    return ",".join(cells) + "\n"
 
 
 def _board(folder: Path, update: int) -> Any:
@@ -93,9 +84,7 @@ def _board(folder: Path, update: int) -> Any:
     return SummaryWriter(str(folder / "tensorboard"), purge_step=update + 1)
 
 
-_KEPT = tuple(
-    f"{DATA}/{name}" for name in ("source.model", "target.model", "vocabulary.json", "train.npz", "valid.npz")
-)
+_KEPT = tuple(f"{DATA}/{name}" for name in ("source.model", "target.model", "vocabulary.json"))
 TRAINING = OutputKind(
     "training",
     "run of `headscope train`",
@@ -114,22 +103,16 @@ def training_workspace(
     config: TrainConfig, options: Any, processes: Processes, stack: ExitStack, *, resume: bool, force: bool
 ) -> Workplace:
     """Where the run is made; the first process tidies the directory and tells the others, its errors too."""
-    workspace, problem = None, None
-    if processes.main:
+
+    def claim() -> Workplace:
         inputs, resumed = inputs_of(config, options), to_resume(config.out, TRAINING) if resume else None
-        try:
-            workspace = stack.enter_context(
-                workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resumed, leftover=_KEPT)
-            )
-            checkpoints.recover_all(workspace.path)
-        except OutputError as error:
-            problem = str(error)
-    path, problem = processes.broadcast(
-        (None if workspace is None else workspace.path, problem) if processes.main else None
-    )
-    if problem is not None or path is None:
-        raise OutputError(problem)
-    return workspace or Workplace(path, config.out, TRAINING)
+        workspace = stack.enter_context(
+            workplace(config.out, TRAINING, inputs=inputs, force=force, resume=resumed, leftover=_KEPT)
+        )
+        checkpoints.recover_all(workspace.path)
+        return workspace
+
+    return processes.on_main(claim)
 
 
 @contextmanager
@@ -145,17 +128,12 @@ def cleaned(workspace: Workplace, processes: Processes) -> Iterator[None]:
 
 def resumed_options(folder: Path, variant: str) -> dict[str, Any]:
     """The options of the run in a folder, nothing where there is none; ConfigError where it is of another variant."""
-    from headscope.files.folders import to_resume
-
     path = to_resume(folder, TRAINING) / "run.json"
-    if not os.path.exists(path):
+    if not path.exists():
         return {}
     try:
         about = read_object(path)
-        options: dict[str, Any] = {**about["config"], **about["options"]}
-        options.pop("out")
-        if not isinstance(options.get("preset"), str | None):
-            raise TypeError("preset")
+        options = {name: value for name, value in {**about["config"], **about["options"]}.items() if name != "out"}
     except (DataError, KeyError, TypeError):
         raise ConfigError(f"--resume: {folder / 'run.json'} is not of a training run; choose another --out") from None
     if about.get("variant") != variant:

@@ -119,9 +119,6 @@ class Disagreement(Variant):
             return ["the disagreement has no gradient: no attention module of --sites has two heads"]
         return []
 
-    def remedies(self) -> list[str]:
-        return ["a lower --weight"] if self.options.weight else []
-
     def history(self, run: TrainingRun) -> dict[str, float]:
         """`disagreement`: the mean cosine of the latest micro-batch (with --compat fork its loss)."""
         return {"disagreement": self.latest}

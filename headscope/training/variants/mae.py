@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from headscope.config import NoOptions, check_options, option
 from headscope.config.option import flag_of
@@ -73,23 +73,8 @@ class MaeOptions(NoOptions):
             raise ConfigError(f"{given[0]} is about gates, and --uniform has none; leave one of them out")
 
 
-@dataclass
-class GateHistory:
-    """What gates did since the last line of metrics, by module, how many G steps there were in all, and the start.
-
-    It is noted in every tenth update, or as often as metrics are: a gate is a small part of a step. An update's entropy
-    is a mean over gates (of sentences, or of positions), and so is its responsibility of every expert [e].
-    """
-
-    modules: dict[tuple[Site, int], int] = field(default_factory=dict)
-    """The number of experts of every module that has gates."""
-    entropies: dict[tuple[Site, int], list[Tensor]] = field(default_factory=dict)
-    responsibilities: dict[tuple[Site, int], list[Tensor]] = field(default_factory=dict)
-    steps: int = 0
-    start: list[Tensor] = field(default_factory=list)
-    """The gates' weights before the first update; a run that goes on builds the same model again."""
-    noting: bool = False
-    interval: ClassVar[int] = 10
+NOTE_EVERY = 10
+"""Updates between notes of what gates do, or as often as metrics are: a gate is a small part of a step."""
 
 
 @variant
@@ -114,7 +99,13 @@ class Mae(Variant):
         self.gates: list[nn.Parameter] = []
         self.other_parameters: list[nn.Parameter] = []
         self.sgd: torch.optim.SGD | None = None
-        self.gate_history = GateHistory()
+        self.experts: dict[tuple[Site, int], int] = {}
+        """The number of experts of every module that has gates."""
+        self.notes: dict[str, list[list[float]]] = {}
+        """Since the last line of metrics, by module: mean entropy and mean responsibility of every expert [1 + e]."""
+        self.noting, self.gate_steps = False, 0
+        self.start: list[Tensor] = []
+        """The gates' weights before the first update; a run that goes on builds the same model again."""
 
     @property
     def alternates(self) -> bool:
@@ -164,7 +155,7 @@ class Mae(Variant):
 
         if self.gates:
             self.sgd = torch.optim.SGD(self.gates, lr=self.options.gate_lr)
-            self.gate_history.start = [gate.detach().clone() for gate in self.gates]
+            self.start = [gate.detach().clone() for gate in self.gates]
         if self.options.tune != "none":
             trained = {id(parameter) for parameter in (*self.gates, *run.trained)}
             for parameter in run.model.parameters():
@@ -174,9 +165,7 @@ class Mae(Variant):
     def step(self, run: TrainingRun, batches: Sequence[TrainingBatch], gradients: Gradients) -> Sums:
         from headscope.model.mixing.experts import experts_of, using
 
-        self.gate_history.noting = (run.position.update + 1) % min(
-            self.gate_history.interval, run.config.log_every
-        ) == 0
+        self.noting = (run.position.update + 1) % min(NOTE_EVERY, run.config.log_every) == 0
         if not self.options.bcd:
             return gradients(batches)
         if self.options.tune != "none":
@@ -195,7 +184,7 @@ class Mae(Variant):
         """Plain SGD on the gates; a step whose gradients overflowed in half precision is left out."""
         assert self.sgd is not None
         if math.isfinite(run.descend(self.sgd, batches)):
-            self.gate_history.steps += 1
+            self.gate_steps += 1
         for gate in self.gates:
             gate.grad = None
 
@@ -206,24 +195,21 @@ class Mae(Variant):
 
         for site, layer, mixture in mixings_of(run.model):
             if isinstance(mixture, Experts) and mixture.gate is not None:
-                self.gate_history.modules[site, layer] = mixture.experts
-                mixture.gate.register_forward_hook(partial(self._record, (site, layer)))
+                self.experts[site, layer] = mixture.experts
+                mixture.gate.register_forward_hook(partial(self._record, f"{site}.{layer}"))
 
-    def _record(self, module: tuple[Site, int], gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
-        if self.gate_history.noting and gate.training:
+    def _record(self, module: str, gate: nn.Module, inputs: tuple[Tensor, ...], log_gates: Tensor) -> None:
+        if self.noting and gate.training:
             log_p = log_gates.detach().float()  # [b p e]
             real = inputs[1].to(log_p.dtype)[..., None]  # [b p 1]
             p, count = log_p.exp(), real.sum().clamp_min(1)
-            self.gate_history.entropies.setdefault(module, []).append(-(p * log_p * real).sum() / count)
-            self.gate_history.responsibilities.setdefault(module, []).append((p * real).sum(dim=(0, 1)) / count)
-
-    def remedies(self) -> list[str]:
-        return [] if self.options.uniform or not self.options.bcd else ["a lower --gate-lr"]
+            entropy, shares = -(p * log_p * real).sum() / count, (p * real).sum(dim=(0, 1)) / count
+            self.notes.setdefault(module, []).append([float(entropy), *shares.tolist()])
 
     def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """Gates that have no G step, because no epoch is one for them, or because all overflowed."""
         interval, last = self.options.gate_every, run.position.last_epoch if ended else run.config.epochs
-        if not self.alternates or self.options.tune != "none" or self.gate_history.steps or last is None:
+        if not self.alternates or self.options.tune != "none" or self.gate_steps or last is None:
             return []
         if last < interval:
             timing = f"their first step is in epoch {interval} (--gate-every), and the run ends after epoch {last}"
@@ -235,40 +221,28 @@ class Mae(Variant):
 
         And how many G steps there were, and how far weights of gates are from their start: ‖w − w₀‖ / ‖w₀‖.
         """
-        noted = self.gate_history
         if self.options.uniform:
             return {}
-        entropies = {
-            module: [float(entropy) for entropy in noted.entropies.get(module, [])] for module in noted.modules
-        }
-        values = {"gate_entropy": _mean([entropy for of_module in entropies.values() for entropy in of_module])}
-        for site in dict.fromkeys(site for site, _ in noted.modules):
+        notes = {module: self.notes.get(f"{module[0]}.{module[1]}", []) for module in self.experts}
+        entropies = {module: [row[0] for row in rows] for module, rows in notes.items()}
+        values = {"gate_entropy": _mean([entropy for found in entropies.values() for entropy in found])}
+        for site in dict.fromkeys(site for site, _ in self.experts):
             of_site = [entropy for module, found in entropies.items() if module[0] is site for entropy in found]
             values[f"gate_entropy.{site}"] = _mean(of_site)
-        values["gate_steps"] = float(noted.steps)
-        values["gate_change"] = distance(self.gates, noted.start)
-        for (site, layer), experts in noted.modules.items():
-            rows = [row.tolist() for row in noted.responsibilities.get((site, layer), [])]
+        values["gate_steps"] = float(self.gate_steps)
+        values["gate_change"] = distance(self.gates, self.start)
+        for (site, layer), experts in self.experts.items():
             for expert in range(experts):
-                values[f"expert_share.{site}.{layer}.{expert}"] = _mean([row[expert] for row in rows])
-        noted.entropies.clear()
-        noted.responsibilities.clear()
+                shares = [row[1 + expert] for row in notes[site, layer]]
+                values[f"expert_share.{site}.{layer}.{expert}"] = _mean(shares)
+        self.notes.clear()
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        noted = self.gate_history
-        of_modules = {
-            f"{site}.{layer}": (noted.entropies.get((site, layer), []), noted.responsibilities.get((site, layer), []))
-            for site, layer in noted.modules
-        }
-        return {"steps": noted.steps, "noted": of_modules}
+        return {"steps": self.gate_steps, "noted": dict(self.notes)}
 
     def load_state_dict(self, state: Any) -> None:
-        noted = self.gate_history
-        noted.steps = state["steps"]
-        for site, layer in noted.modules:
-            entropies, responsibilities = state["noted"][f"{site}.{layer}"]
-            noted.entropies[site, layer], noted.responsibilities[site, layer] = list(entropies), list(responsibilities)
+        self.gate_steps, self.notes = state["steps"], dict(state["noted"])
 
 
 def distance(weights: Sequence[Tensor], start: Sequence[Tensor]) -> float:
@@ -325,11 +299,11 @@ def gates_alone(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def frozen_gates(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Within the block these take no part in gradients."""
-    before = [(parameter, parameter.requires_grad) for parameter in parameters]
+    required = [parameter for parameter in parameters if parameter.requires_grad]
     try:
-        for parameter in parameters:
+        for parameter in required:
             parameter.requires_grad_(False)
         yield
     finally:
-        for parameter, required in before:
-            parameter.requires_grad_(required)
+        for parameter in required:
+            parameter.requires_grad_()

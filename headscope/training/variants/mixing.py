@@ -140,39 +140,28 @@ class LinearMixing(Variant):
     def extra_loss(self, run: TrainingRun, batch: TrainingBatch) -> Tensor | None:
         from headscope.training.losses import growth_loss
 
-        options, ratios = self.options, self.ratios
+        options, ratios, forks = self.options, self.ratios, self.options.compat == "fork"
         if not self.open or not any(ratios[site] for site in self.matrices):
             return None
-        if options.compat == "fork":
-            return growth_loss(self.matrices, gamma=options.gamma, ratios=ratios, radius=options.radius)
-        gamma = GAMMA if options.gamma is None else options.gamma
-        return growth_loss(self.matrices, gamma=gamma, ratios=ratios, cap=options.norm_cap) * batch.tokens
+        gamma, radius = GAMMA if options.gamma is None else options.gamma, options.radius if forks else 0.0
+        loss = growth_loss(self.matrices, gamma=gamma, ratios=ratios, radius=radius, cap=options.norm_cap)
+        return loss if forks else loss * batch.tokens
 
     def remarks(self, run: TrainingRun, *, ended: bool) -> list[str]:
         """Matrices that are still what they were, because no site is trained or the window does not open."""
         from headscope.training.losses import FORK_EPOCHS, FORK_SENTENCES
 
-        if self.trained:
-            return []
-        if not any(self.ratios[site] for site in self.matrices):
-            return ["the matrices are not trained: --ratios are 0 for all sites of this model"]
         after, position, epochs = self.options.start_after, run.position, run.config.epochs
-        as_planned = (position.epochs_planned, position.updates_planned) == (epochs, run.config.updates)
+        never = not any(self.ratios[site] for site in self.matrices)
         if self.options.compat == "fork":
-            needed = round(after * FORK_SENTENCES * FORK_EPOCHS)
-            read = self.sentences if ended else run.sentences * (epochs or needed)
-            if ended or read <= needed:
-                timing = f"--compat fork opens their window after {needed} sentences, and the run reads {read}"
-                return [f"the matrices are not trained: {timing}; lower --start-after, or take --compat none"]
-        elif ended or (after == 1 and as_planned):
-            timing = f"--start-after {after:g} of the run opens their window, and the run ends before"
-            return [f"the matrices are not trained: {timing}; lower --start-after"]
-        return []
-
-    def remedies(self) -> list[str]:
-        capped = self.options.norm_cap is not None or self.options.compat == "fork"
-        pushed = self.open and self.options.gamma != 0
-        return ["a lower --gamma", *([] if capped else ["--norm-cap 3"])] if pushed else []
+            closed = bool(epochs) and run.sentences * (epochs or 0) <= round(after * FORK_SENTENCES * FORK_EPOCHS)
+        else:
+            planned = (position.epochs_planned, position.updates_planned)
+            closed = after == 1 and planned == (epochs, run.config.updates)
+        if self.trained or not (never or ended or closed):
+            return []
+        why = "--ratios are 0 for all sites of this model" if never else "the run ends before --start-after opens them"
+        return [f"the matrices are not trained: {why}"]
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Whether the window is open; per site the mean nuclear norm over h and the mean off-diagonal share."""

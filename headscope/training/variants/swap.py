@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from headscope.config import NoOptions, option
-from headscope.errors import ConfigError, shortlist
+from headscope.errors import ConfigError
 from headscope.heads import SITES, HeadId, Site
 from headscope.training.position import TrainingPosition
 from headscope.training.variant import Variant, per_site, variant
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headscope.training.config import TrainConfig
     from headscope.training.run_state import TrainingRun
     from headscope.training.swap_scores import Phase, Scores, SwapTiming
-    from headscope.training.swaps import ForkSwap, Swap
+    from headscope.training.swaps import Swap
 
 WAYS = ("none", "hard", "soft", "random", "local")
 LETTERS = {"H": "hard", "S": "soft", "R": "random", "L": "local"}
@@ -125,10 +125,9 @@ class SwapHeads(Variant):
 
     def __init__(self, options: SwapOptions) -> None:
         super().__init__(options)
-        self.schedule: Mapping[int, Sequence[Swap | ForkSwap]] = {}
+        self.schedule: Mapping[int, Sequence[Swap]] = {}
         self.histories: dict[Site, SwapHistory] = {}
         self.scheduled = 0
-        self.made: list[str] | None = []
 
     def check(self, config: TrainConfig) -> None:
         if self.options.swap_schedule is None and not self.options.ways:
@@ -152,47 +151,29 @@ class SwapHeads(Variant):
                 raise ConfigError(f"--dynamic {way} for {site}, which this model has not")
         self.histories = {site: SwapHistory(Phase(), 0) for site in options.ways if site in sites}
 
-    def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap | ForkSwap]]:
+    def _read(self, run: TrainingRun, path: Path) -> Mapping[int, Sequence[Swap]]:
         """The schedule, checked against the model and the length of the run."""
-        from headscope.training.swaps import fork_parts, read_fork_schedule, read_schedule
+        from headscope.training.swaps import fork_parts, read_schedule
 
-        if self.options.compat == "fork" and path.suffix != ".toml":
-            fork_swaps = read_fork_schedule(path)
-            for epoch, swaps in fork_swaps.items():
-                for number, swap in enumerate(swaps, start=1):
+        forks = self.options.compat == "fork" and path.suffix != ".toml"
+        schedule = read_schedule(path, None if forks else run.model.declared_attention().layout)
+        if forks:
+            for epoch, swaps in schedule.items():
+                for swap in swaps:
                     try:
                         fork_parts(run.model, swap)
                     except ConfigError as error:
-                        raise ConfigError(f"{path}: epoch {epoch}, swap {number}: {error}") from None
-            return fork_swaps
-        schedule = read_schedule(path, run.model.declared_attention().layout)
+                        raise ConfigError(f"{path}: epoch {epoch}: {error}") from None
         last = run.config.epochs
         late = [epoch for epoch in schedule if last is not None and epoch > last]
         if late and self.options.compat != "fork":
-            raise ConfigError(
-                f"{path}: swaps of epoch {min(late)}, and the run ends after {last}; raise --max-epochs, or take them "
-                "out"
-            )
+            raise ConfigError(f"{path}: swaps of epoch {min(late)}, and the run ends after {last}; raise --max-epochs")
         return schedule
-
-    def resumed(self, run: TrainingRun) -> None:
-        """ConfigError where the schedule has other swaps for the epochs that have begun; those to come may be new."""
-        if self.made is not None and self.made != (planned := self._until(run.position.last_epoch)):
-            before, now = (shortlist(swaps) if swaps else "none" for swaps in (self.made, planned))
-            raise ConfigError(
-                f"--resume: until epoch {run.position.last_epoch} the run swapped {before}, and --swap-schedule "
-                f"{self.options.swap_schedule} has {now}; give the same swaps for these epochs, or another --out"
-            )
-
-    def _until(self, epoch: int) -> list[str]:
-        """The scheduled swaps of all epochs up to this one, in order."""
-        return [str(swap) for number in sorted(self.schedule) if number <= epoch for swap in self.schedule[number]]
 
     def before_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         if planned := self.schedule.get(position.epoch):
             self._swap(run, planned)
             self.scheduled += len(planned)
-            self.made = self._until(position.epoch)
 
     def after_epoch(self, run: TrainingRun, position: TrainingPosition) -> None:
         from headscope.training.swap_scores import Phase, decide
@@ -204,26 +185,21 @@ class SwapHeads(Variant):
             if action == "undo":
                 swaps = history.phase.pending if self.options.compat == "fork" else history.phase.pending[::-1]
             elif action == "swap":
-                scores = (
-                    run.processes.broadcast(self._scores(run) if run.processes.main else None)
-                    if scores is None
-                    else scores
-                )
+                if scores is None:
+                    scores = run.processes.broadcast(self._scores(run) if run.processes.main else None)
                 swaps = self._choose(run, site, scores)
                 phase = Phase(tuple(swaps), phase.last)
             self._swap(run, swaps)
             self.histories[site] = SwapHistory(phase, history.swapped + len(swaps))
 
-    def _swap(self, run: TrainingRun, swaps: Sequence[Swap | ForkSwap]) -> None:
-        from headscope.training.swaps import ForkSwap, Swap, swap_heads, swap_heads_like_fork
+    def _swap(self, run: TrainingRun, swaps: Sequence[Swap]) -> None:
+        from headscope.training.swaps import swap_heads, swap_heads_like_fork
 
         if self.options.compat == "fork":
-            fork_swaps = [ForkSwap.of(swap) if isinstance(swap, Swap) else swap for swap in swaps]
-            swap_heads_like_fork(run.model, fork_swaps)
+            swap_heads_like_fork(run.model, swaps)
             return
         moments = run.optimizer if self.options.swap_moments else None
-        head_swaps = [swap for swap in swaps if isinstance(swap, Swap)]
-        swap_heads(run.model, head_swaps, output=self.options.swap_output, optimizer=moments)
+        swap_heads(run.model, swaps, output=self.options.swap_output, optimizer=moments)
 
     def _scores(self, run: TrainingRun) -> dict[Site, Scores]:
         """Scores on the validation text; the first process's, which all then use."""
@@ -261,19 +237,11 @@ class SwapHeads(Variant):
         remarks = [remark] if missed else []
         for site, history in self.histories.items():
             unused = len(history.phase.pending) if history.phase.last > last else 0  # made when all updates were done
-            if history.swapped == unused and (reason := self._why_never(site, last, ended=ended)):
-                remarks.append(f"--dynamic changes no heads of {site}: {reason}")
+            if history.swapped == unused and (ended or self.options.timing(site).start > last):
+                remarks.append(
+                    f"--dynamic changes no heads of {site} in {last} epochs; see --dynamic-start and --dynamic-end"
+                )
         return remarks
-
-    def _why_never(self, site: Site, last: int, *, ended: bool) -> str | None:
-        timing = self.options.timing(site)
-        if timing.end is not None and timing.end < timing.start:
-            return f"--dynamic-end {timing.end} is before --dynamic-start {timing.start}"
-        if not per_site("--dynamic-max-switches", self.options.dynamic_max_switches)[site]:
-            return "--dynamic-max-switches is 0 there"
-        if timing.start > last:
-            return f"the first swap comes before epoch {timing.start}, and the run ends after epoch {last}"
-        return f"{self.options.ways[site]} swaps find no two heads there" if ended else None
 
     def history(self, run: TrainingRun) -> dict[str, float]:
         """Swaps by schedule so far; by site swaps by score (undone ones count again), and those in effect."""
@@ -292,13 +260,13 @@ class SwapHeads(Variant):
             }
             for site, history in self.histories.items()
         }
-        return {"scheduled": self.scheduled, "made": self.made, "histories": histories}
+        return {"scheduled": self.scheduled, "histories": histories}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         from headscope.training.swap_scores import Phase
         from headscope.training.swaps import Swap
 
-        self.scheduled, self.made = state["scheduled"], state["made"]
+        self.scheduled = state["scheduled"]
         for name, site_state in state["histories"].items():
             pending = tuple(Swap(*map(HeadId.parse, pair)) for pair in site_state["pending"])
             self.histories[Site(name)] = SwapHistory(Phase(pending, site_state["last"]), site_state["swapped"])
