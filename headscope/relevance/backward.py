@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headscope.attribution.objectives.base import OBJECTIVES, predicting
-from headscope.data.encoded import IGNORED, Batch
-from headscope.errors import ConfigError
+from headscope.attribution.objectives.base import OBJECTIVES
+from headscope.data.encoded import Batch
 from headscope.formats.base import Checkpoint
 from headscope.model.attention import precise
 from headscope.relevance.gradient.recording import recording
@@ -34,7 +33,8 @@ from headscope.relevance.rulesets import (
     RuleSet,
     Steps,
     Target,
-    explained_quantity,
+    explained_output,
+    explained_units,
     join_relevance,
     register,
 )
@@ -50,9 +50,6 @@ class Backward(RuleSet):
     name: str
     summary: str
     rules: Rules = field(default_factory=Rules)
-
-    def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-        return None
 
     def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:
         return explain_backward(checkpoint, batch, [self], target=target, steps=steps)[self.name]
@@ -70,7 +67,7 @@ def explain_backward(
     its own direction. `steps` "sum" takes one backward pass for the whole batch, "each" one per position.
     """
     with recording(checkpoint.model, {rule_set.name: rule_set.rules for rule_set in rule_sets}) as recorded:
-        output, quantity = _output(checkpoint, batch, target)
+        output, quantity = explained_output(checkpoint, batch, target)
     with torch.enable_grad():
         values, counts = _quantities(checkpoint, output, batch, quantity)  # [b p] each
         if steps == "sum":
@@ -89,21 +86,13 @@ def explain_backward(
     return explanations
 
 
-def _output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tensor, str]:
-    has_target = batch.target is not None
-    quantity = explained_quantity(checkpoint, has_target=has_target, target=target)
-    if quantity == "representation":
-        return checkpoint.states(batch), quantity
-    return (checkpoint.class_scores if checkpoint.predicts == "classes" else checkpoint.logits)(batch), quantity
-
-
 def _quantities(checkpoint: Checkpoint, output: Tensor, batch: Batch, quantity: str) -> tuple[Tensor, Tensor]:
     """The numbers to explain [b p], zero where there is none, and whether there is one [b p]."""
     if quantity == "representation":
         outcome = OBJECTIVES.get(quantity)().evaluate(checkpoint, output, batch)
         return outcome.values[:, None], outcome.counts[:, None]
     logits = output[:, None] if output.ndim == 2 else output  # [b p V]
-    targets, counted = _chosen(checkpoint, batch, logits, quantity)
+    targets, counted = explained_units(checkpoint, batch, logits, quantity)
     rows, positions = counted.nonzero(as_tuple=True)
     picked = precise(logits[rows, positions, targets[rows, positions]])
     if quantity == "contrastive":
@@ -111,20 +100,6 @@ def _quantities(checkpoint: Checkpoint, output: Tensor, batch: Batch, quantity: 
         picked = picked - (position_logits.sum(dim=-1) - picked) / position_logits.shape[-1]
     values = picked.new_zeros(counted.shape).index_put((rows, positions), picked)
     return values, counted.to(values.dtype)
-
-
-def _chosen(checkpoint: Checkpoint, batch: Batch, logits: Tensor, quantity: str) -> tuple[Tensor, Tensor]:
-    """The ids that are explained [b p], and where [b p]."""
-    if checkpoint.predicts == "classes":
-        return logits.detach().argmax(dim=-1), torch.ones(logits.shape[:2], dtype=torch.bool, device=logits.device)
-    side, counted = predicting(batch, decodes=checkpoint.decodes)
-    if quantity != "reference":
-        return logits.detach().argmax(dim=-1), counted
-    if not checkpoint.decodes:
-        return side.ids, counted
-    if batch.labels is None:
-        raise ConfigError("the reference is to be explained, and the batch was read without labels")
-    return batch.labels.clamp(min=0), counted & (batch.labels != IGNORED)
 
 
 register(Backward("gradient", "gradient x input: the ordinary gradient (Michel et al. 2019 without absolute values)"))

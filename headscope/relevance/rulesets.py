@@ -3,23 +3,19 @@
 The relevance of the heads of one (site, layer) is read at the heads' contexts: that of a head is the sum of the
 relevances of its neurons before the output projection (Voita et al. 2019, appendix A; Achtibat et al. 2024). It is
 normalised over the heads of the layer for each explained quantity, and averaged over these (`Relevance.normalized`).
-
-
-Other forward functions for some modules of a model, for a while.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from headscope.data.encoded import Batch
+from headscope.attribution.objectives.base import predicting
+from headscope.data.encoded import IGNORED, Batch
 from headscope.errors import ConfigError
 from headscope.heads import Site
 from headscope.registry import Registry
@@ -107,6 +103,30 @@ def explained_quantity(checkpoint: Checkpoint, *, has_target: bool, target: Targ
     return target
 
 
+def explained_output(checkpoint: Checkpoint, batch: Batch, target: Target) -> tuple[Tensor, str]:
+    """One forward pass: logits [b t V], class scores [b classes] or final states [b t d]; and what is explained."""
+    quantity = explained_quantity(checkpoint, has_target=batch.target is not None, target=target)
+    if quantity == "reference" and checkpoint.decodes and batch.labels is None:
+        raise ConfigError("the reference is to be explained, and the batch was read without labels")
+    if quantity == "representation":
+        return checkpoint.states(batch), quantity
+    return (checkpoint.class_scores if checkpoint.predicts == "classes" else checkpoint.logits)(batch), quantity
+
+
+def explained_units(checkpoint: Checkpoint, batch: Batch, logits: Tensor, quantity: str) -> tuple[Tensor, Tensor]:
+    """The ids that are explained of logits [b p V], and where: [b p] each."""
+    likeliest = logits.detach().argmax(dim=-1)
+    if checkpoint.predicts == "classes":
+        return likeliest, torch.ones_like(likeliest, dtype=torch.bool)
+    side, counted = predicting(batch, decodes=checkpoint.decodes)
+    if quantity != "reference":
+        return likeliest, counted
+    if not checkpoint.decodes:
+        return side.ids, counted
+    assert batch.labels is not None
+    return batch.labels.clamp(min=0), counted & (batch.labels != IGNORED)
+
+
 class RuleSet(ABC):
     """Propagation rules from an output back to every head.
 
@@ -119,9 +139,9 @@ class RuleSet(ABC):
     linear: ClassVar[bool] = True
     steps: ClassVar[Steps] = "sum"
 
-    @abstractmethod
     def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
         """Why the rule set does not apply to a checkpoint. Returns None if it does."""
+        return None
 
     @abstractmethod
     def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:
@@ -134,23 +154,3 @@ RULE_SETS: Registry[RuleSet] = Registry("rule set", package="headscope.relevance
 def register(rule_set: RuleSet) -> RuleSet:
     """Add a rule set under its name."""
     return RULE_SETS.register(rule_set.name, rule_set, where=type(rule_set).__module__)
-
-
-_ABSENT = object()
-
-
-@contextmanager
-def replaced_forwards(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
-    """Within the block the modules run the given forward functions."""
-    with ExitStack() as stack:
-        for module, forward in forwards.items():
-            stack.callback(_restore, module, module.__dict__.get("forward", _ABSENT))
-            module.__dict__["forward"] = forward
-        yield
-
-
-def _restore(module: nn.Module, before: object) -> None:
-    if before is _ABSENT:
-        del module.__dict__["forward"]
-    else:
-        module.__dict__["forward"] = before

@@ -3,11 +3,6 @@
 Parameters of the model require no gradients meanwhile, so a tensor that requires a gradient depends on the input: a
 product of two such tensors is a product of two variables, any other product is linear. An unknown function of a
 variable is refused unless all rule sets are plain gradients: no model is explained by rules that do not cover it.
-
-Modules of several operations that have one rule together are norms and activations. Activations are recognised by class
-(those of torch and of transformers), norms by what they compute: a module with "norm" in its class name is run on
-random numbers and compared with the formulas of LayerNorm and RMSNorm. What fits neither is left to its operations,
-which have no rule and are refused by name.
 """
 
 from __future__ import annotations
@@ -15,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -25,7 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.errors import CheckpointError
-from headscope.model.attention import is_half, precise
+from headscope.model.attention import precise
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, weighted
 from headscope.relevance.gradient.rules import (
@@ -38,22 +32,7 @@ from headscope.relevance.gradient.rules import (
     with_gradient,
     with_share,
 )
-
-_TORCH = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.ReLU6)
-
-
-@dataclass(frozen=True)
-class NormParameters:
-    """(x − mean) / deviation · weight + bias, or without mean and bias if not `centred`."""
-
-    weight: Tensor | None
-    centred: bool
-    epsilon: float
-
-    def inverse(self, x: Tensor) -> Tensor:
-        """One over the deviation of x [… d]: [… 1]."""
-        centred_x = x - x.mean(dim=-1, keepdim=True) if self.centred else x
-        return torch.rsqrt(centred_x.square().mean(dim=-1, keepdim=True) + self.epsilon)
+from headscope.relevance.modules import NormParameters, activation_classes, norm_of_call, norms_of
 
 
 def normalized(output: Tensor, x: Tensor, active: ActiveRules, *, norm: NormParameters) -> Tensor:
@@ -66,8 +45,8 @@ def normalized(output: Tensor, x: Tensor, active: ActiveRules, *, norm: NormPara
             return None
         if not inverse:
             inverse.append(norm.inverse(states).to(gradient.dtype))
-        weight = None if norm.weight is None else norm.weight.to(gradient.dtype)
-        return constant_deviation(gradient, weight, inverse[0], centred=norm.centred)
+        scale = None if norm.scale is None else norm.scale.to(gradient.dtype)
+        return constant_deviation(gradient, scale, inverse[0], centred=norm.centred)
 
     return with_gradient(output, x, active, rule)
 
@@ -88,61 +67,19 @@ ModuleRule = Callable[[Tensor, Tensor, ActiveRules], Tensor]
 
 def composite_modules(model: nn.Module) -> dict[nn.Module, ModuleRule]:
     """The rules of a model's norms and activations that are modules of several operations."""
-    rules: dict[nn.Module, ModuleRule] = {}
-    activations = activation_classes()
-    for module in model.modules():
-        if isinstance(module, activations) and is_zero_at_zero(module):
-            rules[module] = activated
-        elif "norm" in type(module).__name__.lower() and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            norm = recognise_norm(module)
-            if norm is not None:
-                rules[module] = partial(normalized, norm=norm)
-    return rules
-
-
-def activation_classes() -> tuple[type[nn.Module], ...]:
-    """The classes of activations of torch, and those of transformers."""
-    from transformers.activations import ACT2CLS
-
-    classes: Any = [entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()]
-    return (*_TORCH, *classes)
+    classes = activation_classes()
+    rules: dict[nn.Module, ModuleRule] = {
+        module: activated for module in model.modules() if isinstance(module, classes) and is_zero_at_zero(module)
+    }
+    return rules | {module: partial(normalized, norm=norm) for module, norm in norms_of(model).items()}
 
 
 @torch.no_grad()
-def is_zero_at_zero(activation: Callable[[Tensor], Tensor]) -> bool:
+def is_zero_at_zero(activation: nn.Module) -> bool:
     """Whether f(0) = 0, without which the identity rule f(x)/x is not defined."""
-    parameter = next(activation.parameters(), None) if isinstance(activation, nn.Module) else None
+    parameter = next(activation.parameters(), None)
     zero = torch.zeros(1) if parameter is None else parameter.new_zeros(1)
     return bool((activation(zero) == 0).all())
-
-
-@torch.no_grad()
-def recognise_norm(module: nn.Module) -> NormParameters | None:
-    """Which norm a module computes. Returns None if it is neither LayerNorm nor RMSNorm."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 1 or weight.is_meta or any(True for _ in module.children()):
-        return None
-    names = ("variance_epsilon", "eps", "epsilon")
-    size = next((float(getattr(module, name)) for name in names if isinstance(getattr(module, name, None), float)), 0.0)
-    x = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
-    try:
-        y = module(x)
-    except Exception:  # its forward wants more than one tensor
-        return None
-    bias = getattr(module, "bias", None)
-    shift = bias if isinstance(bias, Tensor) else torch.zeros_like(weight)
-    for scale in (weight, weight + 1):
-        for centred in (False, True):
-            norm = NormParameters(scale.detach(), centred, size)
-            centred_x = (x - x.mean(dim=-1, keepdim=True) if centred else x).float()
-            expected = centred_x * norm.inverse(x.float()) * scale.float() + shift.float()
-            if isinstance(y, Tensor) and torch.allclose(y.float(), expected, rtol=_near(x), atol=_near(x)):
-                return norm
-    return None
-
-
-def _near(x: Tensor) -> float:
-    return 0.02 if is_half(x.dtype) else 1e-5
 
 
 def _names(text: str) -> frozenset[str]:
@@ -258,9 +195,9 @@ class Operations(TorchFunctionMode):
         elif name in SOFTMAX:
             return self._softmax(result, *args, **kwargs)
         elif name in ("layer_norm", "rms_norm"):
-            norm = _norm(name, *args, **kwargs)
-            if norm is not None:
-                return normalized(result, args[0] if args else kwargs["input"], active, norm=norm)
+            found = norm_of_call(name, args, kwargs)
+            if found is not None and not _depends(found[1].scale):
+                return normalized(result, found[0], active, norm=found[1])
         elif name == "softplus" and not (args[0] if args else kwargs["input"]).any():  # a constant gate (Laguna)
             return result.detach()
         self._refuse(name)
@@ -328,22 +265,3 @@ def _multiplies(name: str, args: Sequence[Any]) -> bool:
         return True
     divisor = args[0] if name == "__rtruediv__" else args[-1]
     return not _depends(divisor)
-
-
-def _norm(
-    name: str,
-    x: Tensor | None = None,
-    normalized_shape: Sequence[int] = (),
-    weight: Tensor | None = None,
-    *positional: Any,
-    **keywords: Any,
-) -> NormParameters | None:
-    """The norm over the last axis that a call of `layer_norm` or `rms_norm` asks for; None for more axes."""
-    if len(normalized_shape) != 1 or _depends(weight):
-        return None
-    centred = name == "layer_norm"
-    eps = keywords.get("eps", positional[-1] if len(positional) == (2 if centred else 1) else 1e-5 if centred else None)
-    if eps is None:
-        x = keywords.get("input", x)
-        eps = torch.finfo(x.dtype).eps if isinstance(x, Tensor) else 0.0
-    return NormParameters(weight, centred, float(eps))

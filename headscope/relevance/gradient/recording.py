@@ -29,7 +29,8 @@ from headscope.relevance.gradient.rules import (
     with_epsilon,
     with_share,
 )
-from headscope.relevance.rulesets import Relevance, replaced_forwards
+from headscope.relevance.modules import replaced_forwards
+from headscope.relevance.rulesets import Relevance
 
 Where = tuple[Site, int]
 

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headscope.attribution.objectives.base import predicting
-from headscope.data.encoded import IGNORED, Batch
+from headscope.data.encoded import Batch
 from headscope.errors import ConfigError
 from headscope.formats.base import Checkpoint
 from headscope.heads import Site
@@ -38,7 +37,9 @@ from headscope.relevance.rulesets import (
     RuleSet,
     Steps,
     Target,
+    explained_output,
     explained_quantity,
+    explained_units,
     join_relevance,
     register,
 )
@@ -47,48 +48,15 @@ from headscope.relevance.voita.rules import OutputUnits, VoitaRules, VoitaSettin
 from headscope.relevance.voita.trace import Trace, traced
 
 
-def quantity_of(checkpoint: Checkpoint, batch: Batch, target: Target) -> str:
-    """What is explained: "top1" or "reference" of words, "classes", or "representation".
-
-    ConfigError for a target that the rules or the checkpoint do not support.
-    """
-    if target not in ("top1", "reference"):
-        raise ConfigError(
-            f"target {target!r} does not go with voita, which starts from 1.0 at one output; choose top1 or "
-            "reference, or a gradient-based rule set"
-        )
-    quantity = explained_quantity(checkpoint, has_target=batch.target is not None, target=target)
-    if quantity == "reference" and checkpoint.decodes and batch.labels is None:
-        raise ConfigError("the reference is to be explained, and the batch was read without labels")
-    return "classes" if quantity == "top1" and checkpoint.predicts == "classes" else quantity
-
-
-def model_output(checkpoint: Checkpoint, batch: Batch, quantity: str) -> Tensor:
-    """One forward pass: logits [b t V], class scores [b classes] or final states [b t d]."""
-    if quantity == "representation":
-        return checkpoint.states(batch)
-    return checkpoint.class_scores(batch) if quantity == "classes" else checkpoint.logits(batch)
-
-
 def starting_relevance(checkpoint: Checkpoint, batch: Batch, output: Tensor, quantity: str) -> Tensor | OutputUnits:
-    """The relevance that an output starts with."""
+    """The relevance that an output starts with; position p is explained at p."""
     if quantity == "representation":
         real = (batch.source if batch.target is None else batch.target).real
         return projection_shares(output, real, checkpoint.pooled)
-    if quantity == "classes":
-        return torch.nn.functional.one_hot(output.argmax(dim=-1), output.shape[-1])[None].to(precise_type(output.dtype))
-    side, counted = predicting(batch, decodes=checkpoint.decodes)
-    classes = output.argmax(dim=-1)
-    if quantity == "reference":
-        classes = side.ids
-        if checkpoint.decodes:
-            assert batch.labels is not None
-            classes, counted = batch.labels.clamp(min=0), counted & (batch.labels != IGNORED)
-    return output_units(classes.to(output.device), counted.to(output.device), precise_type(output.dtype))
-
-
-def output_units(classes: Tensor, counted: Tensor, dtype: torch.dtype) -> OutputUnits:
-    """1.0 at unit `classes` [b t] of every counted position [b t]; position p is explained at p."""
+    dtype = precise_type(output.dtype)
+    classes, counted = (part.to(output.device) for part in explained_units(checkpoint, batch, output, quantity))
+    if classes.ndim == 1:  # of a classifier
+        return torch.nn.functional.one_hot(classes, output.shape[-1])[None].to(dtype)
     tokens = torch.arange(classes.shape[1], device=classes.device)[:, None].expand(-1, len(classes))
     return OutputUnits(tokens, torch.where(counted, classes, 0).T, counted.T.to(dtype))
 
@@ -143,10 +111,15 @@ def recorded_voita(
     projection of its mean-pooled final state on its own direction, each neuron starting with its share of it:
     both once, at p = 0. A contrast of logits is no indicator, which this rule starts from: ConfigError.
     """
-    quantity = quantity_of(checkpoint, batch, target)
+    if target == "contrastive":
+        raise ConfigError(
+            f"target {target!r} does not go with voita, which starts from 1.0 at one output; choose top1 or "
+            "reference, or a gradient-based rule set"
+        )
+    quantity = explained_quantity(checkpoint, has_target=batch.target is not None, target=target)
     return record_trace(
         checkpoint.model,
-        lambda: model_output(checkpoint, batch, quantity),
+        lambda: explained_output(checkpoint, batch, target)[0],
         lambda output: starting_relevance(checkpoint, batch, output, quantity),
         settings=settings,
     )
@@ -168,13 +141,11 @@ class RecordedTrace:
         result; `neurons` says whether the result has relevances neuron by neuron, which take length² · width.
         CheckpointError where an operation has no rule.
         """
-        if block_bytes < 1:
-            raise ConfigError(f"block_bytes is {block_bytes}; it must be at least 1")
         trace, dtype = self.trace, precise_type(self.output.dtype)
         with torch.inference_mode(False), torch.no_grad():
             rules = VoitaRules(self.settings, sentences=trace.sentences, dtype=dtype, block=block_bytes)
             values = self.start.values if isinstance(self.start, OutputUnits) else self.start
-            steps = [step for step in trace.steps if step.kind in ("root", "linear", "norm", "rms", "add")]
+            steps = [step for step in trace.steps if step.kind in ("root", "linear", "norm", "add")]
             if isinstance(self.start, OutputUnits):
                 steps = steps[:-1]  # the logits, of which single units are explained
             widest = max((step.output.numel() for step in steps), default=1)
@@ -325,9 +296,6 @@ class Voita(RuleSet):
     settings: VoitaSettings = field(default_factory=VoitaSettings)
     linear = False
     steps = "each"
-
-    def applies(self, checkpoint: Checkpoint, *, has_target: bool) -> str | None:
-        return None
 
     def explain(self, checkpoint: Checkpoint, batch: Batch, *, target: Target, steps: Steps) -> Explanation:
         """`values` are 1 where something is explained: the indicator, not a logit."""

@@ -22,29 +22,20 @@ Axes: `n` sentence and head, `t` query, `s` key, `c` width of values, `e` width 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headscope.model.attention import AttentionCall, repeat_groups
-from headscope.relevance.voita.trace_functions import NormDetail
+from headscope.relevance.modules import NormParameters
 
 TILE = 2**20  # bytes of a tile
 
 
-@dataclass(frozen=True)
-class CoreRule:
-    """Parameters of the core rule: shares of positive and negative impacts, and the stabiliser.
-
-    `signed` normalises impacts by their signed sum (eps mode) and has no use for `alpha` and `beta`.
-    """
-
-    alpha: float = 0.5
-    beta: float = 0.5
-    epsilon: float = 1e-5
-    signed: bool = False
+SHARE = 0.5
+"""Of positive impacts, and of negative ones (α and β)."""
+EPSILON = 1e-5
 
 
 def stabilised(total: Tensor, epsilon: float) -> Tensor:
@@ -57,18 +48,18 @@ def positive_and_negative(values: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp(min=0), values.clamp(max=0)
 
 
-def transition(impact: Tensor, core: CoreRule) -> Tensor:
+def transition(impact: Tensor, signed: bool) -> Tensor:
     """Normalise impacts z [… o i] over i, in place: the transition T [… o i]."""
-    if core.signed:
-        return impact.div_(stabilised(impact.sum(dim=-1, keepdim=True), core.epsilon))
+    if signed:
+        return impact.div_(stabilised(impact.sum(dim=-1, keepdim=True), EPSILON))
     positive = impact.clamp(min=0)
     impact.sub_(positive)  # what is negative
-    plus = core.alpha / (positive.sum(dim=-1, keepdim=True) + core.epsilon)
-    minus = core.beta / (impact.sum(dim=-1, keepdim=True) - core.epsilon)
+    plus = SHARE / (positive.sum(dim=-1, keepdim=True) + EPSILON)
+    minus = SHARE / (impact.sum(dim=-1, keepdim=True) - EPSILON)
     return positive.mul_(plus).addcmul_(impact, minus)
 
 
-def through_linear(relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, core: CoreRule) -> Tensor:
+def through_linear(relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, signed: bool) -> Tensor:
     """Relevance [p r o] of x [r i] · weightᵀ [i o] + bias, at x: [p r i], before any rescaling."""
     share = None if bias is None else bias / x.shape[-1]
     at_inputs = relevance.new_zeros(*relevance.shape[:2], x.shape[-1])
@@ -76,16 +67,16 @@ def through_linear(relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | 
         rows, outputs, _ = tile
         tile_weight, states = weight[outputs], x[rows, None]  # [o i], [r 1 i]
         impact = tile_weight * states if share is None else torch.addcmul(share[outputs, None], tile_weight, states)
-        _accumulate(at_inputs, relevance, transition(impact, core), tile)
+        _accumulate(at_inputs, relevance, transition(impact, signed), tile)
     return at_inputs
 
 
-def through_norm(relevance: Tensor, x: Tensor, norm: NormDetail, core: CoreRule, *, published: bool) -> Tensor:
+def through_norm(relevance: Tensor, x: Tensor, norm: NormParameters, signed: bool) -> Tensor:
     """Relevance [p r d] of a norm of x [r d], at x: [p r d], before any rescaling.
 
     J_ji = scale_j · (δ_ji a − c_j c_i b³/d − [centred] a/d) with c the deviations from the mean (x itself in an RMS
-    norm) and a = b = 1/σ. `published`: a leaves the norm's epsilon out, as the published code does (not in rows that
-    are constant).
+    norm) and b = 1/σ; a leaves the epsilon of a layer norm out, as the published code does (not in rows that are
+    constant).
     """
     d = x.shape[-1]
     scale = x.new_ones(d) if norm.scale is None else norm.scale.to(x.dtype)
@@ -93,7 +84,7 @@ def through_norm(relevance: Tensor, x: Tensor, norm: NormDetail, core: CoreRule,
     variance = deviation.square().mean(dim=-1, keepdim=True)
     inverse = (variance + norm.epsilon).rsqrt()  # b [r 1]
     first = inverse  # a [r 1]
-    if published and norm.centred:
+    if norm.centred:
         first = torch.where(variance > 0, variance, variance + norm.epsilon).rsqrt()
     zero = torch.zeros_like(x)
     columns = [-deviation * scale, -scale.expand_as(x) if norm.centred else zero]
@@ -106,7 +97,7 @@ def through_norm(relevance: Tensor, x: Tensor, norm: NormDetail, core: CoreRule,
         rows, outputs, _ = tile
         impact = torch.bmm(left[rows, outputs], right[rows])
         impact.diagonal(outputs.start, 1, 2).add_(diagonal[rows, outputs])
-        _accumulate(at_inputs, relevance, transition(impact, core), tile)
+        _accumulate(at_inputs, relevance, transition(impact, signed), tile)
     return at_inputs
 
 
@@ -190,12 +181,10 @@ AtInputs = tuple[Tensor | None, Tensor | None, Tensor]
 """Relevance at queries [p n t e], keys [p n s e] and values [p n s c]; None where none goes."""
 
 
-def core_attention(
-    relevance: Tensor, inputs: AttentionInputs, block: int, *, core: CoreRule, constant: bool
-) -> AtInputs:
+def core_attention(relevance: Tensor, inputs: AttentionInputs, block: int, *, signed: bool, constant: bool) -> AtInputs:
     """The core rule, rescaled per sentence and head; with `constant` weights all relevance goes to values."""
-    unscaled = through_core_rule(relevance, inputs, core, constant=constant, block=block)
-    size = sum(part.abs().sum(dim=(-1, -2), keepdim=True) for part in unscaled if part is not None) + core.epsilon
+    unscaled = through_core_rule(relevance, inputs, signed, constant=constant, block=block)
+    size = sum(part.abs().sum(dim=(-1, -2), keepdim=True) for part in unscaled if part is not None) + EPSILON
     factor = relevance.abs().sum(dim=(-1, -2), keepdim=True) / size  # [p n 1 1]
     queries, keys, values = (None if part is None else part * factor for part in unscaled)
     assert values is not None
@@ -203,17 +192,17 @@ def core_attention(
 
 
 def through_core_rule(
-    relevance: Tensor, inputs: AttentionInputs, core: CoreRule, *, constant: bool, block: int
+    relevance: Tensor, inputs: AttentionInputs, signed: bool, *, constant: bool, block: int
 ) -> AtInputs:
     """The core rule before rescaling, block of queries by block (at least one query each)."""
     if constant:
         values = inputs.value.new_zeros(*relevance.shape[:2], *inputs.value.shape[1:])
-        _add_values(values, relevance, inputs, core, _value_sums(inputs))
+        _add_values(values, relevance, inputs, signed, _value_sums(inputs))
         return None, None, values
     queries, keys, values = _zeros(relevance, inputs)
-    step = _signed if core.signed else _positive_and_negative
+    step = _signed if signed else _positive_and_negative
     for rows in query_blocks(relevance, inputs, block):
-        step((queries[:, :, rows], keys, values), relevance[:, :, rows], inputs.rows(rows), core)
+        step((queries[:, :, rows], keys, values), relevance[:, :, rows], inputs.rows(rows), signed)
     return queries, keys, values
 
 
@@ -241,15 +230,15 @@ def _value_sums(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
 
 
 def _add_values(
-    values: Tensor, relevance: Tensor, inputs: AttentionInputs, core: CoreRule, sums: tuple[Tensor, Tensor]
+    values: Tensor, relevance: Tensor, inputs: AttentionInputs, signed: bool, sums: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Add the values' part; `sums` are positive and negative impacts on each output. Returns [r⁺ r⁻] [2 p n t c]."""
-    if core.signed:
-        ratio = (relevance / stabilised(sums[0] + sums[1], core.epsilon))[None]
+    if signed:
+        ratio = (relevance / stabilised(sums[0] + sums[1], EPSILON))[None]
         values += inputs.weights.transpose(-1, -2) @ ratio[0] * inputs.value
         return ratio
-    plus = relevance * (core.alpha / (sums[0] + core.epsilon))
-    minus = relevance * (core.beta / (sums[1] - core.epsilon))
+    plus = relevance * (SHARE / (sums[0] + EPSILON))
+    minus = relevance * (SHARE / (sums[1] - EPSILON))
     back = inputs.weights.transpose(-1, -2)
     positive, negative = positive_and_negative(inputs.value)
     values += (back @ plus) * positive + (back @ minus) * negative
@@ -268,7 +257,7 @@ def _query_impacts(deviations: Tensor, inputs: AttentionInputs) -> Tensor:
 
 
 def _positive_and_negative(
-    into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, core: CoreRule
+    into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, signed: bool
 ) -> None:
     """One block of queries, positive and negative impacts normalised apart."""
     queries, keys, values = into
@@ -286,7 +275,7 @@ def _positive_and_negative(
         value_sums[0] + queries_up.sum(dim=-1) + of_keys[..., 0],
         value_sums[1] + queries_down.sum(dim=-1) + of_keys[..., 1],
     )
-    ratio = _add_values(values, relevance, inputs, core, sums).permute(2, 3, 0, 1, 4)  # [n t 2 p c]
+    ratio = _add_values(values, relevance, inputs, signed, sums).permute(2, 3, 0, 1, 4)  # [n t 2 p c]
     p, s = ratio.shape[3], inputs.key.shape[1]
     queries += (ratio[:, :, 0] @ queries_up + ratio[:, :, 1] @ queries_down).permute(2, 0, 1, 3)
     reached = ratio.flatten(2, 3) @ left  # [n t 2p 2s]
@@ -301,14 +290,14 @@ def _positive_and_negative(
     keys += summed[..., :e] * key_up + summed[..., e:] * key_down
 
 
-def _signed(into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, core: CoreRule) -> None:
+def _signed(into: tuple[Tensor, Tensor, Tensor], relevance: Tensor, inputs: AttentionInputs, signed: bool) -> None:
     """One block of queries, impacts with their signs: linear in z."""
     queries, keys, values = into
     deviations = _deviations(inputs)
     scores = inputs.query @ inputs.key.mT  # [n t s]
     twice = 2 * (deviations @ scores[..., None])[..., 0]  # queries and keys have the same sum
     sums = (inputs.context + twice, torch.zeros_like(twice))
-    ratio = _add_values(values, relevance, inputs, core, sums)[0]
+    ratio = _add_values(values, relevance, inputs, signed, sums)[0]
     reached = (ratio.permute(1, 2, 0, 3) @ deviations).permute(2, 0, 1, 3)  # Σ_c r U: [p n t s]
     queries += (reached @ inputs.key) * inputs.query
     keys += (reached.mT @ inputs.query) * inputs.key

@@ -21,7 +21,7 @@ from headscope.relevance.rulesets import Relevance
 from headscope.relevance.voita.rules import OutputUnits, VoitaRules, absolute_total
 from headscope.relevance.voita.trace import Step, Trace
 
-_THROUGH = frozenset(["move", "same", "add", "rms", "norm", "product"])
+_THROUGH = frozenset(["move", "same", "add", "norm", "product"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ def _sublayer(steps: list[Step], attention: Step) -> tuple[Tensor, Tensor] | Non
         if step.kind == "add" and sum(from_attention) == 1:
             entering = step.inputs[from_attention.index(False)]
             readers = [reader for reader in steps[number + 1 :] if any(part is step.output for part in reader.inputs)]
-            norms = [reader for reader in readers if reader.kind in ("norm", "rms")]
+            norms = [reader for reader in readers if reader.kind == "norm"]
             post = len(norms) == 1 and not any(reader.kind == "add" for reader in readers)
             return entering, norms[0].output if post else step.output
         if any(from_attention):
@@ -287,7 +287,6 @@ _UNDO: dict[str, Callable[[_Propagation, Step, Any], None]] = {
     "root": _Propagation._root,
     "linear": _Propagation._linear,
     "norm": _Propagation._norm,
-    "rms": _Propagation._norm,
     "add": _Propagation._two,
     "product": _Propagation._two,
     "mix": _Propagation._mix,

@@ -15,16 +15,17 @@ Activations hand relevance on unchanged in both versions, norms and the softmax 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headscope.errors import ConfigError
+from headscope.relevance.modules import NormParameters
 from headscope.relevance.voita.operations import (
-    CoreRule,
+    EPSILON,
+    SHARE,
     attention_inputs,
     by_group,
     by_head,
@@ -37,9 +38,6 @@ from headscope.relevance.voita.operations import (
     transition,
 )
 from headscope.relevance.voita.trace import AttentionDetail
-from headscope.relevance.voita.trace_functions import NormDetail
-
-ALLOWED = {"version": ("2021", "paper"), "mode": ("alpha-beta", "eps"), "norm_jacobian": ("published", "exact")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,30 +47,11 @@ class VoitaSettings:
     - `version` "2021": the program; "paper": the rule in the paper's appendix A, to which no other setting belongs.
     - `mode` "alpha-beta": positive and negative impacts are normalised apart; "eps": together.
     - `attention_constant`: attention weights are constants, so that relevance goes to values only.
-    - `norm_jacobian` "published" leaves the epsilon of a layer norm out of one factor, as the program does;
-      "exact" keeps it.
     """
 
     version: Literal["2021", "paper"] = "2021"
     mode: Literal["alpha-beta", "eps"] = "alpha-beta"
     attention_constant: bool = False
-    alpha: float = 0.5
-    beta: float = 0.5
-    epsilon: float = 1e-5
-    norm_jacobian: Literal["published", "exact"] = "published"
-
-    def __post_init__(self) -> None:
-        for name, allowed in ALLOWED.items():
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"voita {name} is {getattr(self, name)!r}; it must be one of {', '.join(allowed)}")
-        if not self.epsilon > 0:
-            raise ConfigError(f"voita epsilon is {self.epsilon}; it must be more than 0")
-        changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        if self.version != "2021" and changed != ["version"]:
-            raise ConfigError(
-                f"version {self.version!r} of voita has no settings; mode, attention_constant, alpha, beta, epsilon "
-                "and norm_jacobian belong to version '2021'"
-            )
 
 
 PAPER_EPSILON = 1e-9
@@ -127,28 +106,24 @@ class VoitaRules:
     """How relevance [p …] of an operation's output becomes that of its inputs, in one version.
 
     Inputs have the shapes without `p`. Totals are per sentence, as if each of the `sentences` went through the program
-    alone. `block` is the number of bytes that an intermediate of an attention may take. `core` says how impacts are
-    normalised; where it is None ("paper"), relevance is divided by their sum, and nothing is rescaled.
+    alone. `block` is the number of bytes that an intermediate of an attention may take. Of the `paper`'s rule
+    relevance is divided by the sum of impacts, and nothing is rescaled; of the program's `signed` mode it is, too.
     """
 
     def __init__(self, settings: VoitaSettings, *, sentences: int, dtype: torch.dtype, block: int) -> None:
         self.sentences, self.dtype, self.block = sentences, dtype, block
-        self.published_norm = settings.norm_jacobian == "published"
-        self.core: CoreRule | None = None
-        self.epsilon = PAPER_EPSILON
+        self.paper, self.signed = settings.version == "paper", settings.mode == "eps"
+        self.epsilon = PAPER_EPSILON if self.paper else EPSILON
         self.through_attention = partial(ratio_attention, epsilon=PAPER_EPSILON)
-        if settings.version == "2021":
-            self.epsilon = settings.epsilon
-            self.core = CoreRule(settings.alpha, settings.beta, self.epsilon, signed=settings.mode == "eps")
-            self.through_attention = partial(core_attention, core=self.core, constant=settings.attention_constant)
+        if not self.paper:
+            self.through_attention = partial(core_attention, signed=self.signed, constant=settings.attention_constant)
 
     def linear(self, relevance: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Through x·weightᵀ + bias; weight [o i]."""
-        core = self.core
         (states,), (weight, bias) = self._inputs(x), self._parameters(weight, bias)
         states, at_outputs = states.flatten(0, -2), relevance.flatten(1, -2)  # [r i], [p r o]
-        if core is not None and not core.signed:
-            at_inputs = through_linear(at_outputs, states, weight, bias, core)
+        if not (self.paper or self.signed):
+            at_inputs = through_linear(at_outputs, states, weight, bias, signed=False)
         else:  # linear in z, so that no impact is formed
             ratio = self._over(at_outputs, torch.nn.functional.linear(states, weight, bias))
             at_inputs = (ratio @ weight).mul_(states)
@@ -165,51 +140,50 @@ class VoitaRules:
         weight, bias = self._parameters(weight[start.classes], None if bias is None else bias[start.classes])
         impact = weight * states if bias is None else weight * states + bias[..., None] / x.shape[-1]
         at_units = start.values[..., None]
-        if self.core is None:
+        if self.paper:
             row = impact * self._over(at_units, impact.sum(dim=-1, keepdim=True))
         else:
-            (row,) = self._by_token(at_units, transition(impact, self.core) * at_units)
+            (row,) = self._by_token(at_units, transition(impact, self.signed) * at_units)
         at_inputs = row.new_zeros(p, *x.shape)
         at_inputs[torch.arange(p, device=x.device)[:, None], batch, start.tokens] = row
         return self._rescaled(at_units, at_inputs)[0]
 
-    def norm(self, relevance: Tensor, x: Tensor, norm: NormDetail) -> Tensor:
+    def norm(self, relevance: Tensor, x: Tensor, norm: NormParameters) -> Tensor:
         """Through a layer norm or RMS norm."""
-        if self.core is None:
+        if self.paper:
             return relevance
         rows = relevance.flatten(1, -2), x.to(self.dtype).flatten(0, -2)
-        at_inputs = through_norm(*rows, norm, self.core, published=self.published_norm).view_as(relevance)
+        at_inputs = through_norm(*rows, norm, self.signed).view_as(relevance)
         return self._rescaled(relevance, *self._by_token(relevance, at_inputs))[0]
 
     def add(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         """Through a + b."""
         a, b = self._inputs(a, b)
-        if self.core is None:
+        if self.paper:
             ratio = self._over(relevance, a + b)
             return self._rescaled(relevance, a * ratio, b * ratio)
-        left, right = transition(torch.stack([a, b], dim=-1), self.core).unbind(dim=-1)
+        left, right = transition(torch.stack([a, b], dim=-1), self.signed).unbind(dim=-1)
         parts = self._by_token(relevance, relevance * left, relevance * right)
         return [self._rescaled(part, part)[0] for part in parts]
 
     def product(self, relevance: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
         """Through a · b, element by element. The impacts of both factors are a·b: J_a a = J_b b."""
-        if self.core is None:  # in proportion to their values
+        if self.paper:  # in proportion to their values
             return self.add(relevance, a, b)
         impact = (a * b).to(self.dtype)
-        shares = transition(torch.stack([impact, impact], dim=-1), self.core)[..., 0] * relevance
+        shares = transition(torch.stack([impact, impact], dim=-1), self.signed)[..., 0] * relevance
         return self._by_token(relevance, shares, shares)
 
     def mix(self, relevance: Tensor, matrix: Tensor, x: Tensor) -> Tensor:
         """Through matrix · x, the matrix acting on the last axis but one; with bias 0 all impacts factor."""
-        core = self.core
         (x,), (matrix, _) = self._inputs(x), self._parameters(matrix, None)
         (up, down), (x_up, x_down) = positive_and_negative(matrix), positive_and_negative(x)
         positive, negative = up @ x_up + down @ x_down, up @ x_down + down @ x_up  # sums of impacts
-        if core is None or core.signed:
-            total = matrix @ x if core is None else positive + negative
+        if self.paper or self.signed:
+            total = matrix @ x if self.paper else positive + negative
             return self._rescaled(relevance, x * (matrix.mT @ self._over(relevance, total)))[0]
-        plus = relevance * (core.alpha / (positive + core.epsilon))
-        minus = relevance * (core.beta / (negative - core.epsilon))
+        plus = relevance * (SHARE / (positive + EPSILON))
+        minus = relevance * (SHARE / (negative - EPSILON))
         at_inputs = x_up * (up.mT @ plus + down.mT @ minus) + x_down * (down.mT @ plus + up.mT @ minus)
         return self._rescaled(relevance, at_inputs)[0]
 
@@ -229,14 +203,14 @@ class VoitaRules:
     def gather(self, parts: list[Tensor]) -> Tensor:
         """Join what reached one tensor on several paths."""
         total = torch.stack(parts).sum(dim=0)
-        if self.core is None:
+        if self.paper:
             return total
         arrived = sum((absolute_total(part, self.sentences) for part in parts), torch.zeros((), dtype=total.dtype))
         return _scaled(total, _ratio(arrived, absolute_total(total, self.sentences)))
 
     def joint(self, total: Tensor, query_relevance: Tensor, memory_relevance: Tensor) -> Tensor:
         """Factor [p b] for what a cross attention's sublayer hands on, `total` [p b] having come in."""
-        if self.core is None:
+        if self.paper:
             return torch.ones_like(total)
         return _ratio(
             total, absolute_total(query_relevance, self.sentences) + absolute_total(memory_relevance, self.sentences)
@@ -247,14 +221,14 @@ class VoitaRules:
 
     def _parameters(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """A weight and a bias as they count in impacts."""
-        return weight.to(self.dtype), bias.to(self.dtype) if bias is not None and self.core is not None else None
+        return weight.to(self.dtype), bias.to(self.dtype) if bias is not None and not self.paper else None
 
     def _over(self, relevance: Tensor, total: Tensor) -> Tensor:
         return relevance / stabilised(total, self.epsilon)
 
     def _by_token(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
         """Parts [p … d] rescaled together to the absolute total of the reference, per token."""
-        if self.core is None:
+        if self.paper:
             return list(parts)
         size = sum(part.abs().sum(dim=-1, keepdim=True) for part in parts) + self.epsilon
         factor = reference.abs().sum(dim=-1, keepdim=True) / size
@@ -262,7 +236,7 @@ class VoitaRules:
 
     def _rescaled(self, reference: Tensor, *parts: Tensor) -> list[Tensor]:
         """Parts rescaled together to the total of the reference, per sentence."""
-        if self.core is None:
+        if self.paper:
             return list(parts)
         size = sum(absolute_total(part, self.sentences) for part in parts) + self.epsilon
         return [_scaled(part, absolute_total(reference, self.sentences) / size) for part in parts]

@@ -9,31 +9,23 @@ refused only if relevance reaches it (`headscope.relevance.voita.propagation`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headscope.errors import CheckpointError
-from headscope.model.attention import AttentionCall, precise, tapped
+from headscope.model.attention import AttentionCall, tapped
 from headscope.model.discovery import AttentionSite, track_calls
 from headscope.model.mixing.base import Queries
 from headscope.model.mixing.experts import Experts, experts_of, weighted
-from headscope.relevance.rulesets import replaced_forwards
-from headscope.relevance.voita.trace_functions import (
-    CONSTANT,
-    FUNCTIONS,
-    LIKE,
-    OUT_OF_PLACE,
-    NormDetail,
-    Operation,
-    module_operations,
-)
+from headscope.relevance.modules import activation_classes, norm_of_call, norms_of, replaced_forwards
 
-Kind = Literal["root", "linear", "norm", "rms", "add", "product", "mix", "attention", "same", "move", "unknown"]
+Kind = Literal["root", "linear", "norm", "add", "product", "mix", "attention", "same", "move", "unknown"]
 
 
 @dataclass(eq=False)
@@ -87,6 +79,121 @@ class Trace:
         """Append a step; its output is from now on one that depends on a stack's input."""
         self.steps.append(step)
         self.tracked.add(id(step.output))
+
+
+Follows = Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a call computes: the kind of step, what undoing it needs, and its inputs (empty: all followed, in order)."""
+
+    kind: Any
+    detail: Any = None
+    inputs: tuple[Tensor, ...] = ()
+
+
+Recognise = Callable[[Follows, Any, Any, Tensor], Operation | None]
+
+
+def _linear(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    x, weight, bias = (*args, *kwargs.values(), None)[:3]
+    if not follows(x) or follows(weight) or follows(bias):
+        return None
+    return Operation("linear", (weight, bias), (x,))
+
+
+def _addmm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    if kwargs or len(args) != 3 or not follows(args[1]) or follows(args[0]) or follows(args[2]):
+        return None
+    return Operation("linear", (args[2].t(), args[0]), (args[1],))
+
+
+def _matmul(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    left, right = args[:2]
+    if follows(left) and not follows(right) and right.ndim == 2:
+        return Operation("linear", (right.t(), None), (left,))
+    if follows(right) and not follows(left) and left.ndim == 2 and right.ndim >= 2:
+        return Operation("mix", left, (right,))
+    return None
+
+
+def _add(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    a, b = args[:2]
+    if kwargs or not (follows(a) and follows(b)):
+        return _by_constant(follows, args, kwargs, output)
+    return Operation("add", None, (a, b)) if a.shape == b.shape else None
+
+
+def _multiply(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    a, b = args[:2]
+    if not (follows(a) and follows(b)):
+        return _by_constant(follows, args, kwargs, output)
+    return Operation("product", None, (a, b)) if a.shape == b.shape == output.shape else None
+
+
+def _by_constant(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    """A followed tensor and constants, element by element: relevance stays where it is."""
+    followed = [value for value in args if follows(value)]
+    fits = len(followed) == 1 and followed[0].shape == output.shape
+    return Operation("same", None, tuple(followed)) if fits else None
+
+
+def _division(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    return None if follows(args[1]) else _by_constant(follows, args, kwargs, output)
+
+
+def _norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    found = norm_of_call("layer_norm", args, kwargs)
+    return None if found is None else Operation("norm", found[1], (found[0],))
+
+
+def _rms_norm(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    found = norm_of_call("rms_norm", args, kwargs)
+    return None if found is None else Operation("norm", found[1], (found[0],))
+
+
+def _like(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    return Operation("same", None, (args[0],))
+
+
+def _move(follows: Follows, args: Any, kwargs: Any, output: Tensor) -> Operation | None:
+    return Operation("move")
+
+
+_NAMES: Mapping[Recognise, str] = {
+    _linear: "linear",
+    _addmm: "addmm",
+    _matmul: "matmul __matmul__",
+    _add: "add __add__ __radd__",
+    _multiply: "mul multiply __mul__ __rmul__",
+    _division: "div true_divide __truediv__",
+    _norm: "layer_norm",
+    _rms_norm: "rms_norm",
+    _by_constant: "relu gelu silu tanh sigmoid leaky_relu elu mish relu6 hardtanh dropout clone float double half "
+    "bfloat16 type contiguous detach neg __neg__ masked_fill clamp identity sub __sub__ __rsub__",
+    _like: "to type_as",
+    _move: "view reshape transpose swapaxes permute flatten unflatten squeeze unsqueeze __getitem__ narrow select "
+    "split chunk unbind tensor_split split_with_sizes index_select cat concat stack expand roll t movedim",
+}
+FUNCTIONS: Mapping[str, Recognise] = {name: recognise for recognise, names in _NAMES.items() for name in names.split()}
+
+OUT_OF_PLACE: Mapping[str, tuple[Callable[..., Any], str]] = {
+    "__iadd__": (torch.add, "add"),
+    "__isub__": (torch.sub, "sub"),
+    "__imul__": (torch.mul, "mul"),
+    "__itruediv__": (torch.div, "div"),
+}
+"""Assignments with an operator: recorded, and done, as the function that leaves its operands alone."""
+
+CONSTANT = frozenset(
+    [f"new_{kind}" for kind in ("zeros", "ones", "empty", "full", "tensor")]
+    + [f"{kind}_like" for kind in ("zeros", "ones", "empty", "full")]
+)
+"""Functions that read no value of their argument, only its shape and type."""
+
+LIKE = frozenset(["to", "type_as"])
+"""Functions that read nothing but the type of their second argument."""
 
 
 class _Recorder(TorchFunctionMode):
@@ -147,7 +254,7 @@ def traced(model: nn.Module) -> Iterator[Trace]:
 
     The trace keeps every tensor of the pass alive. Run it without gradients and in evaluation mode.
     """
-    trace = Trace()
+    trace, norms, activations = Trace(), norms_of(model), activation_classes()
     with ExitStack() as stack:
         tracker = stack.enter_context(track_calls(model))
         current: list[AttentionSite | None] = [None]
@@ -176,8 +283,11 @@ def traced(model: nn.Module) -> Iterator[Trace]:
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave).remove)
-            if (recognise := module_operations(module)) is not None:
-                stack.callback(module.register_forward_hook(_module_hook(trace, recognise)).remove)
+            if isinstance(module, activations):
+                stack.callback(module.register_forward_hook(_module_hook(trace, Operation("same"))).remove)
+            elif module in norms:
+                hook = _module_hook(trace, Operation("norm", norms[module]))
+                stack.callback(module.register_forward_hook(hook).remove)
         stack.enter_context(replaced_forwards({experts: _mixture(trace, experts) for experts in experts_of(model)}))
         stack.enter_context(tapped(core, before_mixing=True, first=True))
         stack.enter_context(tapped(read))
@@ -232,21 +342,9 @@ def _root_hook(trace: Trace, name: str) -> Callable[..., None]:
     return begin
 
 
-def _module_hook(trace: Trace, recognise: Callable[[Any], tuple[Operation, ...]]) -> Callable[..., None]:
+def _module_hook(trace: Trace, operation: Operation) -> Callable[..., None]:
     def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if args and trace.follows(args[0]) and isinstance(output, Tensor) and output is not args[0]:
-            for operation in recognise(module):
-                if operation.kind != "rms" or _is_rms(operation.detail, args[0], output):
-                    trace.add(Step(operation.kind, type(module).__name__, (args[0],), output, operation.detail))
-                    return
-            # else it computes something else under that name: it is seen function by function, and refused
+            trace.add(Step(operation.kind, type(module).__name__, (args[0],), output, operation.detail))
 
     return note
-
-
-def _is_rms(norm: NormDetail, x: Tensor, output: Tensor) -> bool:
-    wide = precise(x)
-    expected = wide * (wide.square().mean(dim=-1, keepdim=True) + norm.epsilon).rsqrt()
-    expected = expected if norm.scale is None else expected * norm.scale.to(wide.dtype)
-    tolerance = 1e-4 if wide is x else 0.05
-    return bool((expected - output).abs().max() <= tolerance * (output.abs().max() + 1e-6))

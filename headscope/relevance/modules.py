@@ -1,0 +1,112 @@
+"""Modules of several operations that have one rule together, norms and activations; and other forward functions.
+
+Activations are recognised by class (those of torch and of transformers), norms by what they compute: a module with
+"norm" in its class name is run on random numbers and compared with the formulas of LayerNorm and RMSNorm. What fits
+neither is left to its operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headscope.model.attention import is_half
+
+_TORCH = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.SELU, nn.CELU, nn.Mish, nn.Hardswish, nn.ReLU6)
+
+
+@dataclass(frozen=True)
+class NormParameters:
+    """(x − mean) / deviation · scale + bias over the last axis, or without mean if not `centred`; None is 1 and 0."""
+
+    scale: Tensor | None
+    bias: Tensor | None
+    epsilon: float
+    centred: bool = True
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """One over the deviation of x [… d]: [… 1]."""
+        centred_x = x - x.mean(dim=-1, keepdim=True) if self.centred else x
+        return torch.rsqrt(centred_x.square().mean(dim=-1, keepdim=True) + self.epsilon)
+
+
+def norm_of_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, NormParameters] | None:
+    """Input and norm of a call of `layer_norm` or `rms_norm`. Returns None if it is over several axes."""
+    names = ["input", "normalized_shape", "weight", "bias", "eps"]
+    if name == "rms_norm":
+        names.remove("bias")
+    call = dict(zip(names, args, strict=False)) | dict(kwargs)
+    x, epsilon = call["input"], call.get("eps")
+    if len(call["normalized_shape"]) != 1:
+        return None
+    if epsilon is None:
+        epsilon = 1e-5 if name == "layer_norm" else torch.finfo(x.dtype).eps
+    return x, NormParameters(call.get("weight"), call.get("bias"), float(epsilon), centred=name == "layer_norm")
+
+
+def activation_classes() -> tuple[type[nn.Module], ...]:
+    """The classes of activations of torch, and those of transformers."""
+    from transformers.activations import ACT2CLS
+
+    classes: Any = [entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values()]
+    return (*_TORCH, *classes)
+
+
+def norms_of(model: nn.Module) -> dict[nn.Module, NormParameters]:
+    """The norms of a model that are not calls of torch's own, by module."""
+    named = (module for module in model.modules() if "norm" in type(module).__name__.lower())
+    found = {module: _recognise(module) for module in named if not isinstance(module, nn.LayerNorm | nn.RMSNorm)}
+    return {module: norm for module, norm in found.items() if norm is not None}
+
+
+@torch.no_grad()
+def _recognise(module: nn.Module) -> NormParameters | None:
+    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+    given = isinstance(weight, Tensor)
+    if (given and (weight.ndim != 1 or weight.is_meta)) or any(True for _ in module.children()):
+        return None
+    names = ("variance_epsilon", "eps", "epsilon")
+    size = next((float(getattr(module, name)) for name in names if isinstance(getattr(module, name, None), float)), 0.0)
+    like = weight if given else torch.ones(8)
+    x = torch.randn(3, len(like), generator=torch.Generator().manual_seed(0)).to(like)
+    try:
+        y = module(x)
+    except Exception:  # its forward wants more than one tensor
+        return None
+    near = 0.02 if is_half(x.dtype) else 1e-5
+    bias = bias.detach() if isinstance(bias, Tensor) else None
+    for scale in (weight.detach(), weight.detach() + 1) if given else (None,):
+        for centred in (False, True):
+            norm = NormParameters(scale, bias, size, centred)
+            centred_x = (x - x.mean(dim=-1, keepdim=True) if centred else x).float()
+            expected = centred_x * norm.inverse(x.float())
+            expected = expected if scale is None else expected * scale.float()
+            expected = expected if bias is None else expected + bias.float()
+            if isinstance(y, Tensor) and torch.allclose(y.float(), expected, rtol=near, atol=near):
+                return norm
+    return None
+
+
+_ABSENT = object()
+
+
+@contextmanager
+def replaced_forwards(forwards: dict[nn.Module, Callable[..., Tensor]]) -> Iterator[None]:
+    """Within the block the modules run the given forward functions."""
+
+    def restore(module: nn.Module, before: object) -> None:
+        if before is _ABSENT:
+            del module.__dict__["forward"]
+        else:
+            module.__dict__["forward"] = before
+
+    with ExitStack() as stack:
+        for module, forward in forwards.items():
+            stack.callback(restore, module, module.__dict__.get("forward", _ABSENT))
+            module.__dict__["forward"] = forward
+        yield
