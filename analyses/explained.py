@@ -291,7 +291,9 @@ def _estimates(
         for place, heads in _split(laid, site):
             sums = GroupSums()
             sums.add(found.sentences, Ratio(gained[:, heads], room[:, heads]))
-            estimates.setdefault(name, {})[place] = bootstrap.ratio(sums)
+            share = bootstrap.ratio(sums)
+            ends = (np.clip(end, 0, 1) for end in (share.value, share.low, share.high))  # worse than even explains none
+            estimates.setdefault(name, {})[place] = Estimate(*ends)
     return estimates
 
 
