@@ -25,7 +25,7 @@ from headscope.errors import CheckpointError, DataError, reason_of
 from headscope.files.npz import native_numbers
 from headscope.files.reading import read_bytes
 from headscope.files.zips import has_checksums, zip_damage
-from headscope.formats.safe_pickle import BROKEN, MOST_STEPS, Machine, Refused, Storage, StoredTensor, StubType
+from headscope.formats.safe_pickle import BROKEN, MOST_STEPS, Refused, Storage, StoredTensor, StubType, Unpickler
 
 MOST_MATRICES = 2 << 30  # batches of matrices between heads grow with the corpus
 NUMBERS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "b1")
@@ -35,7 +35,7 @@ def read_pickle(path: Path, classes: Collection[str] = ()) -> Any:
     """What a pickle holds, objects of numpy and of `classes` as `StubType`; DataError in one line for anything else."""
     data = read_bytes(path, limit=MOST_MATRICES)
     try:
-        return Machine(data, names=classes, most_steps=max(len(data), MOST_STEPS)).run()
+        return Unpickler(data, names=classes, most_steps=max(len(data), MOST_STEPS)).load()
     except Refused as error:
         raise DataError(f"{path} is no pickle that headscope reads: {error}") from None
     except BROKEN as error:
@@ -146,9 +146,6 @@ def _read_zip(path: Path) -> Any:
             del info.CRC  # else zipfile would compare with zero
     if any(info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 for info in members.values()):
         raise Refused("it is a compressed or encrypted zip, which torch never writes; unpack it and zip it stored")
-    size = path.stat().st_size
-    if sum(info.file_size for info in members.values()) > size:
-        raise Refused(f"its members claim more bytes than the file has ({size:,}); it is broken or hostile")
     program = next((name for name in members if name.endswith("data.pkl")), None)
     if program is None:
         raise Refused("it is a zip without data.pkl, so torch.save did not write it")
@@ -165,7 +162,7 @@ def _read_zip(path: Path) -> Any:
         raise Refused(f"its pickle has {members[program].file_size:,} bytes; at most {MOST_BYTES:,} are read")
     if f"{root}byteorder" in members and archive.read(f"{root}byteorder") != b"little":
         raise Refused("it was written on a big-endian machine; save it anew on an ordinary one")
-    return Machine(archive.read(program), storage=storage).run()
+    return Unpickler(archive.read(program), storage=storage).load()
 
 
 def _read_legacy(path: Path) -> Any:
@@ -184,7 +181,7 @@ def _read_legacy(path: Path) -> Any:
         storages[key] = Storage(dtype, count, key, lambda: _slice(path, *spans[key]))
         return storages[key]
 
-    pickles = [Machine(head, storage=storage).run() for _ in range(5)]
+    pickles = [Unpickler(head, storage=storage).load() for _ in range(5)]
     if pickles[1] != 1001 or not isinstance(pickles[2], dict) or pickles[2].get("little_endian") is not True:
         raise Refused("it is a legacy file of an unknown version or of a big-endian machine; save it anew")
     keys = pickles[4]

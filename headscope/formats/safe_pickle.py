@@ -1,10 +1,9 @@
 """The one reader of pickles that others wrote: nothing that a file names is imported or called.
 
-A pickle is a program. `Machine` runs it with plain values, containers and a short list of names; a class is at most a
-`StubType` that keeps its name, arguments and state. Torch files (`torch_files`), the fork's results and vocabularies
-(`numpy_pickles`) are read with it. `torch.load(weights_only=True)` reads torch files alone, and breaks two promises: it
-does not bound the steps that a file takes (hashing one key can take for ever), and it refuses every class that is not
-installed and listed by name, as those of fairseq's and omegaconf's configs are.
+A pickle is a program. `Unpickler` is Python's own with a short list of instructions, names and steps; a class is at
+most a `StubType` that keeps its name, arguments and state. `torch.load(weights_only=True)` reads torch files alone, does
+not bound the steps that a file takes (hashing one key can take for ever), and refuses classes that are not installed and
+listed by name, as those of fairseq's and omegaconf's configs are.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import argparse
 import io
 import math
 import pickle
-import pickletools
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -48,7 +47,6 @@ INERT = {
 INERT_PACKAGES = ("fairseq.", "omegaconf.")
 PYTHON_2 = {"unicode": "str", "long": "int"}  # what the pickles of torch.save call them, in Python 3 too
 
-
 BROKEN = (
     *(pickle.UnpicklingError, struct.error, AttributeError, EOFError, IndexError, KeyError, MemoryError),
     *(NotImplementedError, OverflowError, RecursionError, TypeError, ValueError),
@@ -60,13 +58,6 @@ class Refused(Exception):
     """Why a file is not read."""
 
 
-@dataclass(frozen=True)
-class Name:
-    """A global that a pickle mentions, not imported."""
-
-    name: str
-
-
 @dataclass(eq=False)
 class StubType:
     """What a pickle would have made an object of: its class, arguments and state."""
@@ -74,6 +65,10 @@ class StubType:
     name: str
     args: tuple[Any, ...]
     state: Any = None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.state = self.state if isinstance(self.state, dict) else {}
+        self.state[key] = value
 
 
 @dataclass(eq=False)
@@ -111,26 +106,18 @@ class StoredTensor:
         return self.storage.numbers.as_strided(self.shape, self.stride, self.offset).contiguous()
 
 
-MARK = object()
-VALUES = {
-    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
-}
-FRESH: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None,
-    "NEWTRUE": lambda: True,
-    "NEWFALSE": lambda: False,
-    "EMPTY_DICT": dict,
-    "EMPTY_LIST": list,
-    "EMPTY_TUPLE": tuple,
-    "EMPTY_SET": set,
-    "MARK": lambda: MARK,
-}
-TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+@dataclass(frozen=True)
+class Name:
+    """A global that a pickle mentions, not imported; a call makes what `make` does, of its arguments."""
+
+    name: str
+    make: Callable[..., Any] = field(compare=False, repr=False)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.make(*args)
 
 
-class Machine:
+class Unpickler(pickle._Unpickler):
     """Runs one pickle and leaves what follows it unread.
 
     `names` may occur beside those of every file; `storage(dtype, key, count)` finds the numbers of tensors (None: there
@@ -145,137 +132,50 @@ class Machine:
         storage: Callable[[torch.dtype, str, int], Storage] | None = None,
         most_steps: int = MOST_STEPS,
     ) -> None:
-        self.handle = io.BytesIO(data) if isinstance(data, bytes) else data
+        super().__init__(io.BytesIO(data) if isinstance(data, bytes) else data, encoding="latin-1")
         self.names, self.storage, self.most_steps = names, storage, most_steps
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
         self.storages: dict[str, Storage] = {}
         self.spent = 0
 
-    def run(self) -> Any:
-        """The value that the pickle makes."""
-        for opcode, argument, _ in pickletools.genops(self.handle):
-            self._spend(1)
-            name = opcode.name
-            if name == "STOP":
-                return self.stack.pop()
-            if name in VALUES:
-                self.stack.append(argument)
-            elif name in FRESH:
-                self.stack.append(FRESH[name]())
-            elif name in TUPLES:
-                self.stack[-TUPLES[name] :] = [tuple(self.stack[-TUPLES[name] :])]
-            elif name not in ("PROTO", "FRAME"):
-                step = getattr(self, f"_{name.lower()}", None)
-                if step is None:
-                    raise Refused(f"its pickle uses {name}, which torch.save never writes; {ADVICE}")
-                step(argument)
-        raise Refused("its pickle has no end; copy it again")
-
-    def _spend(self, steps: int) -> None:
+    def spend(self, steps: int) -> None:
+        """Count steps; Refused beyond `most_steps`."""
         self.spent += steps
         if self.spent > self.most_steps:
             raise Refused(f"its pickle takes more than {self.most_steps:,} steps; it is broken or hostile")
 
-    def _since_mark(self) -> list[Any]:
-        mark = next(n for n in range(len(self.stack) - 1, -2, -1) if n < 0 or self.stack[n] is MARK)
-        if mark < 0:
-            raise Refused("its pickle is broken; copy it again")
-        values = self.stack[mark + 1 :]
-        del self.stack[mark:]
-        return values
-
-    def _pop(self, argument: Any) -> None:
-        self.stack.pop()
-
-    def _put(self, number: int) -> None:
-        self.memo[number] = self.stack[-1]
-
-    _binput = _long_binput = _put
-
-    def _memoize(self, argument: Any) -> None:
-        self.memo[len(self.memo)] = self.stack[-1]
-
-    def _get(self, number: int) -> None:
-        self.stack.append(self.memo[number])
-
-    _binget = _long_binget = _get
-
-    def _tuple(self, argument: Any) -> None:
-        self.stack.append(tuple(self._since_mark()))
-
-    def _list(self, argument: Any) -> None:
-        self.stack.append(self._since_mark())
-
-    def _dict(self, argument: Any) -> None:
-        values = self._since_mark()
-        self.stack.append({})
-        self._fill(values)
-
-    def _append(self, argument: Any) -> None:
-        value = self.stack.pop()
-        _as(list, self.stack[-1]).append(value)
-
-    def _appends(self, argument: Any) -> None:
-        values = self._since_mark()
-        _as(list, self.stack[-1]).extend(values)
-
-    def _additems(self, argument: Any) -> None:
-        values = self._since_mark()
-        _as(set, self.stack[-1]).update(map(_key, values))
-
-    def _setitem(self, argument: Any) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._fill([key, value])
-
-    def _setitems(self, argument: Any) -> None:
-        self._fill(self._since_mark())
-
-    def _fill(self, values: list[Any]) -> None:
-        """Put keys and values, one after the other, into the dictionary or the record on top of the stack."""
-        target = self.stack[-1]
-        if isinstance(target, StubType):
-            target.state = target.state if isinstance(target.state, dict) else {}
-            target = target.state
-        if len(values) % 2:
-            raise Refused("its pickle is broken; copy it again")
-        for key, value in zip(values[::2], values[1::2], strict=True):
-            _as(dict, target)[_key(key)] = value
-
-    def _global(self, argument: str) -> None:
-        self.stack.append(self._name(*argument.split(" ", 1)))
-
-    def _stack_global(self, argument: Any) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(self._name(_as(str, module), _as(str, name)))
-
-    def _name(self, module: str, name: str) -> Name:
+    def find_class(self, module: str, name: str) -> Name:
         full = f"{module}.{name}" if module != "__builtin__" else f"builtins.{PYTHON_2.get(name, name)}"
-        if full in CALLED or full in INERT or full.startswith(INERT_PACKAGES) or full in self.names:
-            return Name(full)
+        if full in MAPPINGS:
+            return Name(full, self._mapping)
+        if full in ("builtins.set", "builtins.frozenset"):
+            return Name(full, self._set)
+        if full == "_codecs.encode":
+            return Name(full, self._encoded)
+        if full in CALLED:
+            return Name(full, CALLED[full])
+        if full in INERT or full.startswith(INERT_PACKAGES) or full in self.names:
+            return Name(full, lambda *args: StubType(full, args))
         shown = "".join(c if c.isprintable() else "?" for c in full)[:80]
         raise Refused(f"its pickle asks for {shown}, which a checkpoint has no need of; {ADVICE}")
 
-    def _reduce(self, argument: Any) -> None:
-        args, function = self.stack.pop(), self.stack.pop()
-        self.stack.append(self._made(_as(Name, function).name, _as(tuple, args)))
+    def _mapping(self, pairs: Any = (), *_: Any) -> dict[Any, Any]:
+        pairs = list(pairs.items()) if isinstance(pairs, dict) else pairs if isinstance(pairs, list) else []
+        self.spend(len(pairs))
+        check_keys(key for key, _ in pairs)
+        return dict(pairs)
 
-    _newobj = _reduce
+    def _set(self, values: Any = ()) -> set[Any]:
+        self.spend(len(values))
+        check_keys(values)
+        return set(values)
 
-    def _build(self, argument: Any) -> None:
-        state = self.stack.pop()
-        target = self.stack[-1]
-        if isinstance(target, argparse.Namespace):
-            state = _as(dict, state)
-            self._spend(len(state))
-            vars(target).update({_as(str, key): value for key, value in state.items()})
-        elif isinstance(target, StubType):
-            target.state = state
-        elif not isinstance(target, (dict, StoredTensor)):  # an OrderedDict's or tensor's extra attributes
-            raise Refused(f"its pickle sets the state of a {type(target).__name__}; {ADVICE}")
+    def _encoded(self, text: Any, *_: Any) -> bytes:
+        self.spend(len(_as(str, text)) // 16)
+        encoded: bytes = text.encode("latin-1")
+        return encoded
 
-    def _binpersid(self, argument: Any) -> None:
-        kind, name, key, _, count = cast("tuple[Any, ...]", _as(tuple, self.stack.pop()))[:5]
+    def persistent_load(self, pid: Any) -> Storage:
+        kind, name, key, _, count = cast("tuple[Any, ...]", _as(tuple, pid))[:5]
         dtype = STORAGES.get(_as(Name, name).name)
         if kind != "storage" or self.storage is None or dtype is None or type(count) is not int or count < 0:
             raise Refused("its pickle refers to something that is no storage of numbers; the file is broken")
@@ -284,39 +184,28 @@ class Machine:
         storage = self.storages[key]
         if (storage.dtype, storage.count) != (dtype, count):
             raise Refused(f"storage {key[:40]!r} is used with two sizes or types; the file is broken")
-        self.stack.append(storage)
+        return storage
 
-    def _made(self, name: str, args: tuple[Any, ...]) -> Any:
-        """What calling a name would make; never a call."""
-        if name in ("torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor"):
-            return _tensor(*args[:4])
-        if name in ("torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state"):
-            return _as(StoredTensor, args[0])
-        if name == "argparse.Namespace":
-            return argparse.Namespace()
-        if name in ("collections.OrderedDict", "collections.Counter", "collections.defaultdict", "builtins.dict"):
-            pairs = args[0] if args and isinstance(args[0], (list, dict)) else []
-            self._spend(len(pairs))
-            return {_key(key): value for key, value in (pairs.items() if isinstance(pairs, dict) else pairs)}
-        if name in ("builtins.set", "builtins.frozenset"):
-            self._spend(len(_as(list, args[0])) if args else 0)
-            return set(map(_key, args[0] if args else ()))
-        if name == "torch.Size":
-            return _as(tuple, args[0])
-        if name == "_codecs.encode":
-            self._spend(len(_as(str, args[0])) // 16)
-            return args[0].encode("latin-1")
-        if name.endswith("multiarray.scalar"):
-            return _scalar(*args)
-        return StubType(name, args)
+    def build(self) -> None:
+        """Set the state of what is on top: never by a method, nor of anything but a record."""
+        state = self.stack.pop()
+        target = self.stack[-1]
+        if isinstance(target, argparse.Namespace):
+            self.spend(len(_as(dict, state)))
+            vars(target).update({_as(str, key): value for key, value in state.items()})
+        elif isinstance(target, StubType):
+            target.state = state
+        elif not isinstance(target, (dict, StoredTensor)):  # an OrderedDict's or tensor's extra attributes
+            raise Refused(f"its pickle sets the state of a {type(target).__name__}; {ADVICE}")
 
 
-CALLED = {
-    *(f"torch._utils._rebuild_{kind}" for kind in ("tensor_v2", "tensor", "parameter", "parameter_with_state")),
-    *(f"collections.{kind}" for kind in ("OrderedDict", "Counter", "defaultdict")),
-    *("argparse.Namespace", "builtins.set", "builtins.frozenset", "torch.Size", "_codecs.encode"),
-    *("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"),
-}
+def check_keys(keys: Iterable[Any]) -> None:
+    """Refused for a key that cannot be hashed at once: tuples within tuples can be made to take for ever."""
+    plain = (str, int, float, bytes, type(None), StubType, Name)
+    for key in keys:
+        parts = key if isinstance(key, tuple) and len(key) < 64 else (key,)
+        if not all(isinstance(part, plain) for part in parts):
+            raise Refused(f"its pickle has a {type(key).__name__} as a key; the file is broken or hostile")
 
 
 def _as(kind: type, value: Any) -> Any:
@@ -325,34 +214,20 @@ def _as(kind: type, value: Any) -> Any:
     raise Refused(f"its pickle has a {type(value).__name__} where a {kind.__name__} must be; the file is broken")
 
 
-def _key(value: Any) -> Any:
-    """A key that can be hashed at once: tuples within tuples can be made to take forever."""
-    plain = (str, int, float, bytes, type(None), StubType, Name)
-    if isinstance(value, plain) or (
-        isinstance(value, tuple) and len(value) < 64 and all(isinstance(part, plain) for part in value)
-    ):
-        return value
-    raise Refused(f"its pickle has a {type(value).__name__} as a key; the file is broken or hostile")
-
-
-def _tensor(storage: Any, offset: Any, shape: Any, stride: Any) -> StoredTensor:
+def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *_: Any) -> StoredTensor:
     numbers = (offset, *_as(tuple, shape), *_as(tuple, stride))
     if len(shape) != len(stride) or len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise Refused("its pickle has a tensor without a proper shape; the file is broken")
-    _as(Storage, storage)
+    count = _as(Storage, storage).count
     total = math.prod(shape)
     last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True)) if total else 0
-    if total and (last >= storage.count or total > storage.count):
-        raise Refused(
-            f"a tensor of {total:,} numbers lies outside its storage of {storage.count:,}; the file is broken"
-        )
+    if total and (last >= count or total > count):
+        raise Refused(f"a tensor of {total:,} numbers lies outside its storage of {count:,}; the file is broken")
     return StoredTensor(storage, offset if total else 0, shape, stride)
 
 
 def _scalar(dtype: Any, data: Any = b"") -> int | float | bool | StubType:
     """A numpy number as a Python one."""
-    import numpy
-
     kind: Sequence[Any] = _as(StubType, dtype).args
     spelled = kind[0] if kind else None
     if not isinstance(spelled, str) or spelled not in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u1", "b1"):
@@ -361,3 +236,55 @@ def _scalar(dtype: Any, data: Any = b"") -> int | float | bool | StubType:
         raise Refused("its pickle has a number of the wrong length; the file is broken")
     number: int | float | bool = numpy.frombuffer(data, dtype=f"<{spelled}")[0].item()
     return number
+
+
+MAPPINGS = {"builtins.dict", *(f"collections.{kind}" for kind in ("OrderedDict", "Counter", "defaultdict"))}
+CALLED: dict[str, Callable[..., Any]] = {
+    **{f"torch._utils._rebuild_{kind}": _tensor for kind in ("tensor", "tensor_v2")},
+    **{
+        f"torch._utils._rebuild_{kind}": lambda tensor, *_: _as(StoredTensor, tensor)
+        for kind in ("parameter", "parameter_with_state")
+    },
+    "argparse.Namespace": lambda *_: argparse.Namespace(),
+    "torch.Size": lambda sizes: _as(tuple, sizes),
+    **{f"{core}.multiarray.scalar": _scalar for core in ("numpy.core", "numpy._core")},
+}
+"""What calling a name makes, where that is more than a `StubType`; never a call of what it names."""
+
+
+class _Instructions(dict[int, Callable[[Any], None]]):
+    def __missing__(self, code: int) -> Any:
+        raise Refused(f"its pickle uses the instruction {code}, which torch.save never writes; {ADVICE}")
+
+
+def _guarded(run: Callable[[Any], None], keys: slice | None) -> Callable[[Any], None]:
+    """An instruction that counts as a step, after a check of the keys among the values since the last mark."""
+
+    def step(machine: Unpickler) -> None:
+        machine.spend(1)
+        if keys is not None:
+            check_keys(machine.stack[keys])
+        run(machine)
+
+    return step
+
+
+_KEYS = {
+    **{pickle.SETITEM: slice(-2, -1), pickle.SETITEMS: slice(None, None, 2), pickle.DICT: slice(None, None, 2)},
+    pickle.ADDITEMS: slice(None),
+}
+_PLAIN = (
+    "PROTO FRAME STOP MARK POP NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT UNICODE "
+    "BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINSTRING SHORT_BINSTRING BINBYTES SHORT_BINBYTES BINBYTES8 EMPTY_DICT "
+    "EMPTY_LIST EMPTY_TUPLE EMPTY_SET LIST TUPLE TUPLE1 TUPLE2 TUPLE3 APPEND APPENDS PUT BINPUT LONG_BINPUT MEMOIZE GET "
+    "BINGET LONG_BINGET GLOBAL STACK_GLOBAL REDUCE BINPERSID"
+)
+_OURS = pickle._Unpickler.dispatch
+Unpickler.dispatch = _Instructions(
+    {
+        **{code[0]: _guarded(_OURS[code[0]], None) for name in _PLAIN.split() for code in (getattr(pickle, name),)},
+        **{code[0]: _guarded(_OURS[code[0]], keys) for code, keys in _KEYS.items()},
+        ord(pickle.NEWOBJ): _guarded(_OURS[ord(pickle.REDUCE)], None),
+        ord(pickle.BUILD): _guarded(Unpickler.build, None),
+    }
+)
